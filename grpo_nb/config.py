@@ -1,0 +1,379 @@
+"""The settings of a run: frozen, validated, each field with its sentence; presets are functions.
+
+A configuration is data and nothing else: `config.json` restores it. Values that a person may change
+while a run trains (each beta, temperature, learning rate) start from here and then live in `knobs.json`.
+"""
+
+import difflib
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ConfigError(ValueError):
+    """A setting is wrong: the message says what was found, what is needed and what to change."""
+
+
+class Settings(BaseModel):
+    """Base of every settings group: frozen, unknown keys refused, field sentences kept as descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(Settings):
+    """Which model, in which precision, and which of its weights learn."""
+
+    name: str = "demo"
+    """`demo` (built in, no download), a hub id, a local folder, or a .gguf file."""
+    train: Literal["auto", "lora", "full"] = "auto"
+    """Weights that learn: `lora` adapters, `full` model, or `auto`: full below 20 M parameters."""
+    lora_rank: Count = 16
+    """Rank r of the LoRA adapters."""
+
+    # advanced
+    lora_alpha: Positive = 32
+    """LoRA scale: the adapter's output is multiplied by alpha / rank."""
+    lora_targets: tuple[str, ...] | Literal["auto"] = "auto"
+    """Module names that get an adapter; `auto` is every linear layer but the output head."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights' type; `auto` is bfloat16 on a GPU that has it, float32 on CPU and elsewhere."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
+
+
+class ObjectiveConfig(Settings):
+    """One thing to get better at: its data, its weight, and how far it may drift from the reference."""
+
+    task: str
+    """Name of a built-in task (`bbq`, `halueval_qa`) or any name whose task is passed to `grpo()`."""
+    data: str | None = None
+    """`demo` for the built-in world, else a file or folder in the task's public format."""
+    weight: Positive = 1.0
+    """Share of this objective in the combined gradient (`sum` uses it as it is)."""
+    beta: Annotated[float, Field(ge=0)] = 0.04
+    """Weight of the KL penalty at the start; a knob while training."""
+    kl_band: tuple[float, float] | None = (0.01, 0.10)
+    """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
+
+    # advanced
+    beta_bounds: tuple[float, float] = (1e-4, 1.0)
+    """The controller never moves beta outside these."""
+
+    @model_validator(mode="after")
+    def _bands_are_ordered(self) -> Self:
+        if self.kl_band is not None and not 0 <= self.kl_band[0] < self.kl_band[1]:
+            raise ValueError(f"kl_band={self.kl_band} is no band; needs 0 <= low < high, e.g. (0.01, 0.1), or null")
+        if not 0 < self.beta_bounds[0] < self.beta_bounds[1]:
+            raise ValueError(f"beta_bounds={self.beta_bounds}; needs 0 < low < high")
+        return self
+
+
+class SFTConfig(Settings):
+    """Supervised warm-up before GRPO: the model learns the format of an answer."""
+
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Optimizer steps; 0 skips SFT, and GRPO starts from the model as loaded."""
+    batch: Count = 16
+    """Examples per optimizer step."""
+    learning_rate: Positive = 2e-5
+    """Peak learning rate of AdamW."""
+    data: str | None = None
+    """JSON lines of `messages`, or of `prompt` and `completion`; `demo`; null: the tasks' gold answers."""
+
+    # advanced
+    micro_batch: Count = 8
+    """Examples per forward and backward pass; changes memory, never the gradient."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 10
+    """Linear rise of the learning rate to its peak; afterwards it falls linearly to a tenth."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this global norm."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 100
+    """Steps between checkpoints of SFT itself; 0: only at the end."""
+
+
+class SamplingConfig(Settings):
+    """How completions are drawn. Temperature 1 and nothing else keeps sampler and learner equal."""
+
+    temperature: Positive = 1.0
+    """Divides the logits when sampling and in every log-prob; a knob while training."""
+    max_completion: Count = 256
+    """Cap on completion length in tokens, terminator included."""
+    max_prompt: Count = 1024
+    """Prompts longer than this are an error before any work: they are never cut."""
+
+    # advanced
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; below 1 the sampler differs from the scored policy: measured and warned about."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest tokens; 0 keeps all. Same warning."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop tokens below this share of the likeliest; 0 drops none. Same warning."""
+    repetition_penalty: Positive = 1.0
+    """Above 1 penalises tokens already present, the prompt's too. Same warning."""
+
+    @property
+    def changes_policy(self) -> bool:
+        """Whether anything but temperature shapes the sampler, so that it is not the scored policy."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+
+
+class BatchConfig(Settings):
+    """The geometry of a step in plain words: prompts x group, cut into updates, cut into micro-batches."""
+
+    prompts: Count = 8
+    """Prompts per step, over all objectives together, shared equally."""
+    group_size: int = 8
+    """Completions per prompt (K): an answer is judged against the others of its group."""
+    micro_batch: Count = 8
+    """Completions per forward and backward pass; changes memory, never the gradient."""
+
+    # advanced
+    train_batch: Count | None = None
+    """Completions per optimizer update; null: all of the step's, so that training stays on-policy."""
+    inner_epochs: Count = 1
+    """Passes over each step's completions (mu); above 1 the ratio leaves 1 and clipping acts."""
+
+    @property
+    def completions(self) -> int:
+        """Completions per step: prompts x group_size."""
+        return self.prompts * self.group_size
+
+    @property
+    def update_size(self) -> int:
+        """Completions per optimizer update."""
+        return self.train_batch or self.completions
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Optimizer updates per step: inner_epochs x (completions / train_batch)."""
+        return self.inner_epochs * (self.completions // self.update_size)
+
+    @property
+    def micro_batches_per_update(self) -> int:
+        return -(-self.update_size // self.micro_batch)
+
+    @property
+    def on_policy(self) -> bool:
+        """One update per rollout: the ratio is exactly 1 and clipping never acts."""
+        return self.updates_per_rollout == 1
+
+    def describe(self) -> str:
+        """The geometry as one sentence."""
+        policy = "on-policy, clipping inactive" if self.on_policy else "off-policy after the first, clipping active"
+        return (
+            f"{self.prompts} prompts x {self.group_size} completions = {self.completions} per step; "
+            f"{self.updates_per_rollout} update(s) of {self.update_size} per step ({policy}); "
+            f"{self.micro_batches_per_update} micro-batch(es) of {min(self.micro_batch, self.update_size)} per update"
+        )
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size}: an answer is compared with the others of its group, so every "
+                "advantage would be 0; needs 2 or more, 8 is usual"
+            )
+        if self.update_size > self.completions:
+            raise ValueError(
+                f"train_batch={self.update_size} is more than the {self.completions} completions of a step "
+                f"({self.prompts} prompts x {self.group_size}); lower train_batch or raise prompts"
+            )
+        if self.completions % self.update_size:
+            raise ValueError(
+                f"train_batch={self.update_size} does not divide the {self.completions} completions of a step; "
+                f"use one of {_divisors(self.completions)}"
+            )
+        if self.update_size % self.micro_batch and self.micro_batch < self.update_size:
+            raise ValueError(
+                f"micro_batch={self.micro_batch} does not divide an update of {self.update_size} completions; "
+                f"use one of {_divisors(self.update_size)}"
+            )
+        return self
+
+
+class AlgorithmConfig(Settings):
+    """The loss, its clipping, the KL estimator, and how objectives are combined."""
+
+    loss: Literal["grpo", "dr_grpo", "dapo"] = "dapo"
+    """`grpo`: mean of each answer's token mean; `dapo`: mean over all tokens; `dr_grpo`: constant length, no std."""
+    learning_rate: Positive = 1e-6
+    """Peak learning rate of AdamW; a knob while training."""
+    combine: Literal["sum", "pcgrad"] = "sum"
+    """Objectives' gradients: `sum` weighs and adds; `pcgrad` first removes what conflicts (Yu et al. 2020)."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this global norm."""
+
+    # advanced
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """PPO's lower clip: the ratio's gain stops at 1 - clip_low."""
+    clip_high: Positive = 0.2
+    """PPO's upper clip, 1 + clip_high; DAPO's clip-higher is 0.28."""
+    kl: Literal["k2", "k3"] = "k3"
+    """KL estimator of the penalty, per token: k2 has the gradient of KL(policy || reference), k3 the unbiased value."""
+    skip_grad_norm: Positive | None = 100.0
+    """An update whose gradient norm is above this, or not finite, is skipped and logged; null: only not finite."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear rise of the learning rate at the start; constant afterwards."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay."""
+    advantage_clip: Positive | None = 10.0
+    """Advantages are cut at +- this; null never cuts."""
+    log_ratio_clamp: Positive = 20.0
+    """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
+    mask_truncated: bool = False
+    """Leave completions that hit the cap out of the loss (numerator and denominator)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _k1_is_no_loss(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("kl") == "k1":
+            raise ValueError(
+                "kl='k1': as a loss its expected gradient is zero (it would penalise nothing); use 'k2' or 'k3'"
+            )
+        return data
+
+
+class RunConfig(Settings):
+    """How long, how often, and from which seed."""
+
+    steps: Annotated[int, Field(ge=0)] = 100
+    """GRPO steps in total; a resumed run goes on to this number."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Every random draw is a function of (seed, step, stream)."""
+    checkpoint_every: Count = 20
+    """Steps between checkpoints."""
+
+    # advanced
+    keep_checkpoints: Count = 3
+    """The newest so many are kept."""
+    deterministic: bool | Literal["auto"] = "auto"
+    """Only algorithms that give the same bits each time; `auto`: on CPU."""
+    samples_per_step: Annotated[int, Field(ge=0)] = 8
+    """Completions a step written to samples.jsonl."""
+    eval_examples: Count = 200
+    """Held-out examples per objective that an evaluation uses, at most."""
+
+
+class Config(Settings):
+    """Everything a run is made from. `presets.demo()` and its neighbours return one; `replace` changes one."""
+
+    model: ModelConfig = ModelConfig()
+    objectives: dict[str, ObjectiveConfig] = Field(
+        default_factory=lambda: {
+            "fairness": ObjectiveConfig(task="bbq", data="demo"),
+            "hallucination": ObjectiveConfig(task="halueval_qa", data="demo"),
+        }
+    )
+    """Objectives by name; the name is used in metrics, knobs and colours."""
+    sft: SFTConfig = SFTConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    batch: BatchConfig = BatchConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _objectives_share_the_prompts(self) -> Self:
+        n = len(self.objectives)
+        if n == 0:
+            raise ValueError("objectives is empty; needs at least one, e.g. {'fairness': {'task': 'bbq', 'data': ...}}")
+        if self.batch.prompts % n:
+            raise ValueError(
+                f"batch.prompts={self.batch.prompts} cannot be shared equally by {n} objectives; use a multiple of {n}"
+            )
+        return self
+
+    @property
+    def prompts_per_objective(self) -> int:
+        return self.batch.prompts // len(self.objectives)
+
+    def replace(self, **changes: Any) -> "Config":
+        """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.
+
+        Raises:
+            ConfigError: an unknown name, or a value that does not validate.
+        """
+        tree = self.model_dump(mode="json")
+        for dotted, value in changes.items():
+            _set(tree, dotted.split("."), value, dotted)
+        return parse(tree)
+
+    def differences(self, other: "Config") -> dict[str, tuple[Any, Any]]:
+        """Dotted names whose values differ, with (mine, other's)."""
+        mine, theirs = _flatten(self.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
+        keys = sorted(mine.keys() | theirs.keys())
+        return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
+
+
+def parse(tree: Any) -> Config:
+    """A Config from plain data (as in config.json).
+
+    Raises:
+        ConfigError: one message that lists every wrong setting.
+    """
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def check_data_size(config: Config, examples: dict[str, int]) -> None:
+    """Refuse a geometry that the data cannot fill (`examples`: training examples per objective).
+
+    Raises:
+        ConfigError: an objective has fewer training prompts than a step takes from it.
+    """
+    need = config.prompts_per_objective
+    for name, have in examples.items():
+        if have < need:
+            raise ConfigError(
+                f"objective '{name}' has {have} training prompts, a step takes {need} of them "
+                f"(batch.prompts={config.batch.prompts} over {len(examples)} objectives); lower it or add data"
+            )
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {k: v for key, sub in tree.items() for k, v in _flatten(sub, f"{prefix}.{key}" if prefix else key).items()}
+
+
+def _set(tree: dict[str, Any], path: list[str], value: Any, dotted: str) -> None:
+    *parents, leaf = path
+    for name in parents:
+        tree = _descend(tree, name, dotted)
+    if leaf not in tree:
+        raise ConfigError(_unknown(dotted, leaf, list(tree)))
+    tree[leaf] = value
+
+
+def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
+    if not isinstance(tree.get(name), dict):
+        raise ConfigError(_unknown(dotted, name, list(tree)))
+    sub: dict[str, Any] = tree[name]
+    return sub
+
+
+def _unknown(dotted: str, name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
+    return f"unknown setting '{dotted}' ('{name}'): {hint}"
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"unknown setting '{where}': remove it or correct its name"
+    message = item["msg"].removeprefix("Value error, ")
+    found = "" if item["type"] == "value_error" else f" (found {item['input']!r})"
+    return f"{where}: {message}{found}" if where else message

@@ -1,0 +1,170 @@
+"""The records that pass between floors: what each stage hands to the next.
+
+Data goes one way: task -> Example -> Rollouts -> Score -> Batch -> StepStats -> a row of metrics.jsonl.
+Ragged things are plain Python lists, one entry a prompt (P) or a completion (B = P * K, prompt-major:
+the K completions of prompt p are rows p*K ... p*K + K - 1). Rectangular things are tensors.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Message = Mapping[str, str]
+"""One chat turn, `{"role": "user", "content": "..."}`."""
+
+Prompt = str | Sequence[Message]
+"""A plain string, or chat turns that the tokenizer's template renders."""
+
+StopReason = Literal["stop", "length"]
+"""`stop`: a terminator was sampled (and is the last id); `length`: the cap was reached first."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt of one task, with what its scorer needs.
+
+    >>> Example(id="Age/12", prompt=[{"role": "user", "content": "Who was late?"}],
+    ...         target="Answer: The grandson", columns={"label": 1}).columns["label"]
+    1
+    """
+
+    id: str
+    """Unique within its task; evaluations are paired by it."""
+    prompt: Prompt
+    target: str | None = None
+    """The gold completion: what SFT trains on when no SFT data is given. None: the task has no gold."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else a reward function may ask for by name (JSON values only)."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The verdict on one completion.
+
+    >>> Score(value=1.0, label="correct", parts={"answer": 1.0}).scored
+    True
+    >>> Score(value=None, cause="judge timed out after 15 s").scored
+    False
+    """
+
+    value: float | None
+    """The reward, or None where it could not be scored: never a number that stands for a failure."""
+    label: str = ""
+    """The class of the answer, e.g. `correct`, `wrong`, `unknown`, `unparsed`; used by evaluation."""
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    """Value of each reward function by name, before weighting."""
+    cause: str = ""
+    """Why `value` is None."""
+
+    @property
+    def scored(self) -> bool:
+        return self.value is not None
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """K completions for each of P prompts, prompt-major, as they were sampled.
+
+    Two prompts, K = 2: `completion_ids[0:2]` answer `prompt_ids[0]`, `completion_ids[2:4]` answer
+    `prompt_ids[1]`. A completion holds its terminator as last id when `stop_reasons` says `stop`.
+    """
+
+    prompt_ids: Sequence[Sequence[int]]
+    """[P] token ids, no padding."""
+    completion_ids: Sequence[Sequence[int]]
+    """[B] token ids, no padding; never re-tokenised."""
+    logprobs: Sequence[Sequence[float]]
+    """[B] log-probability, in nats, of each completion id under the distribution it was sampled from."""
+    stop_reasons: Sequence[StopReason]
+    """[B]"""
+    texts: Sequence[str]
+    """[B] decoded without special tokens."""
+    group_size: int
+    """K"""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that go through the model together: prompt left-padded, completion right-padded.
+
+    `input_ids[:, -T:]` is the completion part, so the log-probs of a batch are `[batch, token]` with
+    token = T; `completion_mask` is true on sampled ids up to and including the first terminator.
+    """
+
+    input_ids: Int[Tensor, "batch sequence"]
+    attention_mask: Int[Tensor, "batch sequence"]
+    completion_mask: Bool[Tensor, "batch token"]
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    def __getitem__(self, rows: Int[Tensor, "rows"] | slice) -> "Batch":
+        return Batch(self.input_ids[rows], self.attention_mask[rows], self.completion_mask[rows])
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """What one forward pass says of a batch's completion tokens, at the sampling temperature."""
+
+    logprobs: Float[Tensor, "batch token"]
+    """log pi(token) in nats; 0 outside the completion mask."""
+    entropy: Float[Tensor, "batch token"]
+    """Entropy of the predicted distribution in nats, detached; 0 outside the completion mask."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One training step as the log has it.
+
+    >>> StepStats(step=3, metrics={"reward/fairness": 0.7}, status="ok")["reward/fairness"]
+    0.7
+    """
+
+    step: int
+    metrics: Mapping[str, float | int | str | None]
+    """Flat keys `group/name` or `group/name/objective`, exactly the row in metrics.jsonl."""
+    status: Literal["ok", "clipped", "skipped"] = "ok"
+
+    def __getitem__(self, key: str) -> float | int | str | None:
+        return self.metrics[key]
+
+
+Steps = Generator[StepStats, None, None]
+"""What `sft()` and `grpo()` are: iterate to train, close (or break out of the loop) to save and stop."""
+
+
+@dataclass
+class Experience:
+    """What one step learns from: B completions with everything about them that no longer changes.
+
+    All tensors are detached; rows of groups that could not be scored are False in `kept` and train nothing.
+    """
+
+    objectives: Sequence[str]
+    """[B] name of the objective each row belongs to."""
+    prompt_ids: Sequence[Sequence[int]]
+    completion_ids: Sequence[Sequence[int]]
+    temperature: float
+    """At which the completions were drawn and at which every log-prob of the step is taken."""
+    advantages: Float[Tensor, "batch"]
+    kept: Bool[Tensor, "batch"]
+    logprobs_old: Float[Tensor, "batch token"]
+    """log pi_old; where `old_known` is False, the step's only update fills it from its own forward pass."""
+    old_known: bool
+    logprobs_reference: Float[Tensor, "batch token"] | None
+    """log pi_ref, or None where no objective looks at the KL."""
+    entropy: Float[Tensor, "batch token"]
+    lengths: Int[Tensor, "batch"]
+    """Trained tokens of each row: its completion, or 0 where truncated answers are masked."""
+
+    def rows_of(self, objective: str) -> list[int]:
+        """Kept rows of one objective."""
+        return [i for i, name in enumerate(self.objectives) if name == objective and self.kept[i]]
+
+    def mask(self) -> Bool[Tensor, "batch token"]:
+        """True on every trained token."""
+        return torch.arange(self.logprobs_old.shape[1])[None, :] < self.lengths[:, None]
