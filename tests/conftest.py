@@ -1,0 +1,26 @@
+"""Every shape in a signature is checked while testing; property tests draw the same examples each time."""
+
+from pathlib import Path
+
+import jaxtyping
+import pytest
+from hypothesis import settings
+
+from tests import checker
+
+# Before anything imports the package: modules loaded earlier would go unchecked.
+jaxtyping.install_import_hook("grpo_nb", f"{checker.__name__}.check")
+
+settings.register_profile("grpo_nb", derandomize=True, deadline=None, database=None)
+settings.load_profile("grpo_nb")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets beside the repository; tests that need it are skipped where it is absent."""
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}")
+    return folder
