@@ -225,7 +225,7 @@ class AlgorithmConfig(Settings):
     """AdamW's decoupled weight decay."""
     advantage_clip: Positive | None = 10.0
     """Advantages are cut at +- this; null never cuts."""
-    log_ratio_clamp: Positive = 20.0
+    log_ratio_clamp: Annotated[float, Field(gt=0, le=80)] = 20.0
     """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
     mask_truncated: bool = False
     """Leave completions that hit the cap out of the loss (numerator and denominator)."""

@@ -34,8 +34,10 @@ def permutation(n: int, seed: int, epoch: int, stream: str) -> list[int]:
 def seeded(seed: int, step: int, stream: str) -> Iterator[None]:
     """Torch's global CPU generator holds this stream inside the block, and its old state again after it.
 
+    No other thread may draw meanwhile: it would draw from this stream.
+
     For code that takes no generator, such as the initialisation of a module's weights.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, step, stream))
+        torch.default_generator.manual_seed(derived_seed(seed, step, stream))
         yield

@@ -1,0 +1,164 @@
+"""The doctor: what is wrong with a run (`diagnose`), with this machine (`environment`), behind an error (`explain`).
+
+A diagnosis reads files only, so it can be made of a run that trains elsewhere, died, or ended last week.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from grpo_nb import rules, symptoms
+from grpo_nb.doctor.errors import explain, explain_text
+from grpo_nb.doctor.machine import Check, environment
+from grpo_nb.findings import Finding, Rows
+from grpo_nb.journal import Journal
+from grpo_nb.run import Run, RunError, RunStatus
+
+__all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
+
+
+def diagnose(run: Run) -> list[Finding]:
+    """Everything the rules find in a run's log, and what is wrong with its files; worst first."""
+    rows, events, status = run.rows("metrics"), run.rows("events"), run.status()
+    found = rules.post_mortem(rows, run.config)
+    found += _tricked(run, rows) if rows else []
+    found += _ending(run, status, events)
+    found += _checkpoints(run, status)
+    found += _logs(run, status)
+    found += _knobs(run)
+    found += _code(events)
+    return rules.worst_first(found)
+
+
+def _tricked(run: Run, rows: Rows) -> list[Finding]:
+    evaluations = run.rows("evaluations")
+    asked = (symptoms.reward_without_accuracy(rows, run.config, name, evaluations) for name in run.config.objectives)
+    return [finding for finding in asked if finding]
+
+
+def _ending(run: Run, status: RunStatus, events: Rows) -> Iterator[Finding]:
+    """How training ended, where it did not end well."""
+    where, newest = _progress(run, status)
+    if status.state == "dead":
+        yield Finding(
+            "dead_owner",
+            "warning",
+            status.step,
+            f"its trainer ({status.owner}) vanished without a word, as a killed kernel does, {where}.",
+            {"owner": str(status.owner), "checkpoint": newest},
+            "start it again: it takes the lock over and goes on from the checkpoint. If it keeps dying, look at the "
+            "machine's memory",
+        )
+    failure = next((e for e in reversed(events) if e.get("kind") == "failed"), None)
+    if status.state == "failed" and failure is not None:
+        text = str(failure.get("error", "an error that was not recorded"))
+        yield Finding(
+            "failed",
+            "error",
+            status.step,
+            f"training ended with {text.rstrip('.')}, {where}.",
+            {"error": text, "checkpoint": newest},
+            (explain_text(text) or "change what the message names, then start it again: it resumes").rstrip("."),
+        )
+
+
+def _progress(run: Run, status: RunStatus) -> tuple[str, int]:
+    """How far it came and where it would go on, in words; and the step of that checkpoint. SFT's before GRPO began."""
+    warm = status.step == 0 and not run.checkpoints.steps()
+    rows = run.rows("sft") if warm else []
+    step, total = (len(rows), run.config.sft.steps) if warm else (status.step, status.steps)
+    whole, _ = (run.sft_checkpoints if warm else run.checkpoints).latest()
+    newest = whole.step if whole else 0
+    again = max(step - newest, 0)
+    verb = "SFT" if warm else "GRPO"
+    return f"at step {step} of {total} of {verb}; a resume goes on from step {newest} and redoes {again}", newest
+
+
+def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
+    """Checkpoints that do not verify, and a run that has none to go on from."""
+    whole = 0
+    for folder, label in ((run.checkpoints, "GRPO"), (run.sft_checkpoints, "SFT")):
+        for step in folder.steps():
+            try:
+                folder.load(step)
+                whole += label == "GRPO"
+            except RunError as error:
+                yield Finding(
+                    "checkpoint_damaged",
+                    "error",
+                    step,
+                    f"a {label} checkpoint cannot be used: {str(error).partition(';')[0]}.",
+                    {"folder": label, "step": step},
+                    "a resume takes the newest whole one by itself; look at the disk, and delete the damaged folder",
+                )
+    if status.step > 0 and not whole:
+        yield Finding(
+            "no_checkpoint",
+            "error",
+            status.step,
+            f"the log has {status.step} steps, but there is no whole checkpoint: the run cannot go on.",
+            {},
+            "restore its checkpoints folder from a copy, or begin a new run",
+        )
+
+
+def _logs(run: Run, status: RunStatus) -> Iterator[Finding]:
+    """Lines of the logs that cannot be read."""
+    for path in sorted(run.path.glob("*.jsonl")):
+        journal = Journal(path)
+        journal.read()
+        if journal.bad_lines:
+            yield Finding(
+                "log_damaged",
+                "warning",
+                None,
+                f"{path.name} has {journal.bad_lines} line(s) that are no JSON object; they are left out everywhere.",
+                {"file": path.name, "lines": journal.bad_lines},
+                "only an editor writes such lines, or two trainers on a disk without file locks; restore them from a "
+                "copy if they matter",
+            )
+        if status.state not in ("running", "paused") and _torn(path.read_bytes()):
+            yield Finding(
+                "log_torn",
+                "info",
+                None,
+                f"the last line of {path.name} is cut off, as a kill in the middle of a write leaves it.",
+                {"file": path.name},
+                "nothing: readers pass over it and the next write removes it",
+                "none",
+            )
+
+
+def _torn(data: bytes) -> bool:
+    tail = data.rpartition(b"\n")[2].strip()
+    return bool(tail) and not tail.endswith(b"}")
+
+
+def _knobs(run: Run) -> Iterator[Finding]:
+    problem = run.knobs.snapshot().problem
+    if problem:
+        yield Finding(
+            "knobs_unreadable",
+            "warning",
+            None,
+            f"{problem.rstrip('.')}.",
+            {"file": "knobs.json"},
+            "turn any knob: the file is written anew. Until then the last good values are in use",
+        )
+
+
+def _code(events: Rows) -> Iterator[Finding]:
+    """The package's sources changed between two starts of the run."""
+    starts = [e for e in events if e.get("kind") in ("start", "resume") and e.get("fingerprint")]
+    changed = [e for before, e in pairwise(starts) if before["fingerprint"] != e["fingerprint"]]
+    if changed:
+        steps = [e.get("step") for e in changed]
+        yield Finding(
+            "code_changed",
+            "info",
+            steps[-1],
+            f"the run went on with other code than before, after step {', '.join(map(str, steps))}: a curve that bends "
+            "there may owe it to that.",
+            {"fingerprints": [e["fingerprint"] for e in starts]},
+            "nothing, if that was meant; a comparison needs runs of one fingerprint",
+            "none",
+        )

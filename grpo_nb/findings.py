@@ -1,0 +1,90 @@
+"""Finding, the record of one trouble, and how rules read metric rows.
+
+Rows are dictionaries as in metrics.jsonl, oldest first. A value that a row lacks was not measured: it reads as None,
+and no rule fires on it.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grpo_nb.config import Config
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+Severity = Literal["info", "warning", "error"]
+Action = Literal["none", "warn", "skip", "stop"]
+
+FIRST_STEP = 1
+WINDOW = 10
+"""Rows a level is averaged over: short enough to react within a demo run, long enough to smooth a batch's noise."""
+ENOUGH = 3
+"""Rows a level needs before it is judged: one bad batch is no trend."""
+BASELINE = 5
+"""Rows at the start of the run that later rows are compared with: absolute levels differ between models."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong (or needs explaining): what, why, and what to change, with its numbers.
+
+    >>> print(Finding("truncation", "warning", 40, "32% of answers hit the cap.", {"share": 0.32}, "raise the cap"))
+    warning: truncation at step 40: 32% of answers hit the cap. What to do: raise the cap.
+    """
+
+    rule: str
+    severity: Severity
+    step: int | None
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    advice: str = ""
+    action: Action = "warn"
+    """What the trainer does about it: go on, log it, leave the update out, or stop the run."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Rule and objective: a finding with the same key is the same trouble going on."""
+        return self.rule, str(self.evidence.get("objective", ""))
+
+    def __str__(self) -> str:
+        where = "" if self.step is None else f" at step {self.step}"
+        return f"{self.severity}: {self.rule}{where}: {self.message}" + (
+            f" What to do: {self.advice}." if self.advice else ""
+        )
+
+
+Rule = Callable[[Rows, Config], Finding | None]
+ObjectiveRule = Callable[[Rows, Config, str], Finding | None]
+
+
+def number(row: Row, key: str) -> float | None:
+    """The row's value as a float (it may be nan or inf); None where it was not measured."""
+    value = row.get(key)
+    if isinstance(value, str):
+        return float(value) if value.lstrip("+-").lower() in ("nan", "inf", "infinity") else None
+    return None if value is None else float(value)
+
+
+def series(rows: Iterable[Row], key: str) -> list[float]:
+    """The finite values of a key, oldest first."""
+    values = (number(row, key) for row in rows)
+    return [v for v in values if v is not None and math.isfinite(v)]
+
+
+def level(rows: Rows, key: str) -> float | None:
+    """Mean over the last WINDOW rows; None with fewer than ENOUGH values."""
+    values = series(rows[-WINDOW:], key)
+    return statistics.fmean(values) if len(values) >= ENOUGH else None
+
+
+def start(rows: Rows, key: str) -> float | None:
+    """Mean over the first BASELINE rows."""
+    values = series(rows[:BASELINE], key)
+    return statistics.fmean(values) if values else None
+
+
+def newest(rows: Rows) -> int:
+    """Step of the last row."""
+    return int(rows[-1]["step"])

@@ -1,0 +1,67 @@
+"""The rules at work while a run trains: findings go into the log as they come, and the worst of them stop it."""
+
+from collections.abc import Sequence
+
+from grpo_nb import metrics, rules
+from grpo_nb.findings import Finding
+from grpo_nb.training import Training
+from grpo_nb.types import Experience, Rollouts
+
+
+class TrainingError(RuntimeError):
+    """Training must not go on; the message says what was found and what to change."""
+
+
+def check_rollouts(rollouts: Rollouts, terminators: Sequence[int]) -> None:
+    """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained.
+
+    Raises:
+        TrainingError: an engine returned something else.
+    """
+    ends = set(terminators)
+    for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
+        if not ids or (ids[-1] in ends) != (reason == "stop") or ends & set(ids[:-1]):
+            raise TrainingError(
+                f"completion {i} ({len(ids)} ids, stop reason '{reason}') does not end with its first terminator; "
+                f"the engine must cut there and keep it (terminators: {sorted(ends)})"
+            )
+
+
+def check_masks(rollouts: Rollouts, experience: Experience, mask_truncated: bool) -> None:
+    """The trained tokens of a row are its sampled tokens, terminator included.
+
+    Raises:
+        TrainingError: a mask is longer or shorter than what was sampled.
+    """
+    for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
+        wanted = 0 if mask_truncated and reason == "length" else len(ids)
+        if int(experience.mask()[i].sum()) != wanted:
+            raise TrainingError(f"completion {i}: {wanted} tokens were sampled, the mask trains another number of them")
+
+
+def watch(state: Training, row: metrics.Row) -> None:
+    """Log what the rules find in the newest row.
+
+    Raises:
+        TrainingError: a finding whose action is to stop.
+    """
+    skip = rules.before_update([*state.rows, row], state.config) if row["status"] == "skipped" else None
+    state.rows.append(row)
+    found = ([skip] if skip else []) + rules.after_step(state.rows, state.config)
+    for finding in found:
+        state.run.log_event("finding", **as_event(finding))
+    if stops := [finding for finding in found if finding.action == "stop"]:
+        raise TrainingError("\n".join(str(finding) for finding in stops))
+
+
+def as_event(finding: Finding) -> dict[str, object]:
+    """A finding as plain JSON values."""
+    return {
+        "step": finding.step,
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "message": finding.message,
+        "advice": finding.advice,
+        "action": finding.action,
+        "evidence": dict(finding.evidence),
+    }

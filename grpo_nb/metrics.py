@@ -1,0 +1,134 @@
+"""A step in numbers: the flat row of metrics.jsonl from what the step saw."""
+
+import math
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from grpo_nb import losses
+from grpo_nb.gradients import GradientStats
+from grpo_nb.optim import Update
+from grpo_nb.types import Experience, Rollouts, Score
+
+Row = dict[str, float | int | str | None]
+
+
+class Clock:
+    """Seconds by phase: `with clock("rollout"): ...`."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.phases: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
+
+    def row(self) -> Row:
+        phases: Row = {f"time/{name}": seconds for name, seconds in self.phases.items()}
+        return phases | {"time/step": time.perf_counter() - self.began}
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Peak memory in MiB: of the GPU allocator, or of this process on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
+    """Loss, ratio, clipping and gradient over the step's optimizer updates; the ratio is the first update's."""
+    if not updates:
+        return {"status": "skipped", "loss": None, "grad/norm": None, "grad/update": 0.0}
+    first = updates[0][0]
+    tokens = max(sum(g.tokens for g, _ in updates), 1)
+    statuses = [u.status for _, u in updates]
+    cosines = [g.cosine for g, _ in updates if g.cosine is not None]
+    return {
+        "status": next((s for s in ("skipped", "clipped") if s in statuses), "ok"),
+        "loss": fmean(g.loss for g, _ in updates),
+        "ratio/max_dev": first.ratio_deviation,
+        "clip/low": sum(g.clipped_low for g, _ in updates) / tokens,
+        "clip/high": sum(g.clipped_high for g, _ in updates) / tokens,
+        "grad/norm": max((u.norm for _, u in updates), key=lambda n: (not math.isfinite(n), n)),
+        "grad/update": sum(u.moved for _, u in updates),
+        "grad/cosine": min(cosines) if cosines else None,
+        **{f"grad/norm/{name}": norm for name, norm in first.norms.items()},
+    }
+
+
+def reward_row(objective: str, scores: Sequence[Score], rewards: Float[Tensor, "prompt group"]) -> Row:
+    """Rewards of one objective: mean, spread inside the groups, dead and unscored groups, labels, parts."""
+    scored = [s for s in scores if s.value is not None]
+    whole = rewards[~rewards.isnan().any(dim=1)]
+    spread = whole.std(dim=1) if len(whole) else whole.new_zeros(0)
+    labels = Counter(s.label for s in scores if s.label)
+    return {
+        f"reward/{objective}": _mean([s.value for s in scored if s.value is not None]),
+        f"reward_std/{objective}": float(spread.mean()) if len(whole) else None,
+        f"scored/{objective}": len(scored) / len(scores),
+        f"dead_groups/{objective}": float((spread < losses.DEGENERATE_STD).float().mean()) if len(whole) else None,
+        f"unscored_groups/{objective}": len(rewards) - len(whole),
+        **{f"reward_part/{objective}/{name}": value for name, value in _part_means(scores).items()},
+        **{f"label/{objective}/{name}": count / len(scores) for name, count in sorted(labels.items())},
+    }
+
+
+def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
+    """Completion lengths in tokens, terminator included, and the share that hit the cap."""
+    lengths = torch.tensor([float(len(rollouts.completion_ids[i])) for i in rows])
+    truncated = sum(rollouts.stop_reasons[i] == "length" for i in rows)
+    return {
+        f"length/{objective}/mean": float(lengths.mean()),
+        f"length/{objective}/p50": float(lengths.quantile(0.5)),
+        f"length/{objective}/p95": float(lengths.quantile(0.95)),
+        f"truncation/{objective}": truncated / len(rows),
+    }
+
+
+def policy_row(objective: str, experience: Experience, kl_name: str, log_ratio_clamp: float) -> Row:
+    """KL to the reference and entropy of one objective, in nats per token, before the step's first update."""
+    rows = experience.rows_of(objective)
+    if not rows:
+        return {f"kl/{objective}": None, f"kl_k1/{objective}": None, f"entropy/{objective}": None}
+    mask = experience.mask()[rows]
+    row: Row = {f"entropy/{objective}": float(losses.masked_mean(experience.entropy[rows], mask))}
+    if experience.logprobs_reference is None:
+        return row | {f"kl/{objective}": None, f"kl_k1/{objective}": None}
+    new, reference = experience.logprobs_old[rows], experience.logprobs_reference[rows]
+    for key, name in (("kl", kl_name), ("kl_k1", "k1")):
+        row[f"{key}/{objective}"] = float(losses.masked_mean(losses.KL[name](new, reference, log_ratio_clamp), mask))
+    return row
+
+
+def sampler_gap(experience: Experience, rollouts: Rollouts) -> float | None:
+    """Mean |log pi_old - log-prob reported by the sampler| in nats per trained token."""
+    mask = experience.mask() & experience.kept[:, None]
+    if not mask.any():
+        return None
+    sampled = torch.zeros_like(experience.logprobs_old)
+    for i, values in enumerate(rollouts.logprobs):
+        sampled[i, : len(values)] = torch.tensor(values, dtype=sampled.dtype)
+    return float(losses.masked_mean((experience.logprobs_old - sampled).abs(), mask))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _part_means(scores: Sequence[Score]) -> dict[str, float | None]:
+    names = list(dict.fromkeys(name for s in scores for name in s.parts))
+    return {name: _mean([v for s in scores if (v := s.parts.get(name)) is not None]) for name in names}

@@ -1,0 +1,117 @@
+"""One optimizer step: made, guarded, applied, saved. SFT and GRPO share it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+Parameters = Mapping[str, Parameter]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step did."""
+
+    norm: float
+    """Global L2 norm of the gradient before clipping."""
+    moved: float
+    """Relative size of the change, ||new - old|| / ||old||; 0 where the step was skipped."""
+    status: Literal["ok", "clipped", "skipped"]
+
+
+def adamw(parameters: Parameters, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters in their stable order (Loshchilov & Hutter 2019)."""
+    return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, weight_decay=weight_decay, foreach=False)
+
+
+def apply(
+    parameters: Parameters,
+    optimizer: torch.optim.Optimizer,
+    *,
+    learning_rate: float,
+    max_norm: float,
+    skip_above: float | None = None,
+) -> Update:
+    """Guard, clip and step once on what `.grad` has accumulated, then clear it.
+
+    A gradient that is not finite, or whose norm is above `skip_above`, changes nothing but the status.
+
+    Raises:
+        FloatingPointError: a parameter is not finite after the step; nothing must be saved from here on.
+    """
+    gradients = [p.grad for p in parameters.values() if p.grad is not None]
+    norm = global_norm(gradients)
+    if gradient_refused(norm, skip_above):
+        optimizer.zero_grad(set_to_none=True)
+        return Update(norm=norm, moved=0.0, status="skipped")
+    if norm > max_norm:
+        torch._foreach_mul_(gradients, max_norm / norm)
+    before = [p.detach().clone() for p in parameters.values()]
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    _assert_finite(parameters)
+    return Update(norm=norm, moved=_relative_change(parameters, before), status="clipped" if norm > max_norm else "ok")
+
+
+def gradient_refused(norm: float, skip_above: float | None) -> bool:
+    """Whether an update with this gradient norm must be skipped: written so that NaN is refused too."""
+    return not math.isfinite(norm) or (skip_above is not None and not norm <= skip_above)
+
+
+def global_norm(tensors: list[Tensor]) -> float:
+    """L2 norm over all tensors together, accumulated in float64."""
+    if not tensors:
+        return 0.0
+    return math.sqrt(sum(float(t.detach().double().pow(2).sum()) for t in tensors))
+
+
+def warmup(step: int, steps: int) -> float:
+    """Factor of the learning rate at 1-based `step`: a linear rise over `steps`, then 1."""
+    return min(1.0, step / steps) if steps else 1.0
+
+
+def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's memory as flat tensors, `parameter.name/exp_avg` and so on."""
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous()
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Undo `state_tensors`, bit for bit.
+
+    Raises:
+        ValueError: a tensor belongs to no trainable parameter.
+    """
+    unknown = {key.rsplit("/", 1)[0] for key in tensors} - set(parameters)
+    if unknown:
+        raise ValueError(
+            f"optimizer state of unknown parameters {sorted(unknown)[:3]}: the model is not the run's model"
+        )
+    for key, value in tensors.items():
+        name, slot = key.rsplit("/", 1)
+        parameter = parameters[name]
+        home = "cpu" if slot == "step" else parameter.device
+        optimizer.state[parameter][slot] = value.clone().to(home)
+
+
+def _assert_finite(parameters: Parameters) -> None:
+    for name, parameter in parameters.items():
+        if not torch.isfinite(parameter).all():
+            raise FloatingPointError(
+                f"parameter {name} is not finite after the update; nothing was saved. Resume from the last checkpoint "
+                "with a lower learning_rate, or float32/bfloat16 in place of float16"
+            )
+
+
+def _relative_change(parameters: Parameters, before: list[Tensor]) -> float:
+    change = global_norm([p.detach() - old for p, old in zip(parameters.values(), before, strict=True)])
+    return change / max(global_norm(before), 1e-12)

@@ -1,0 +1,188 @@
+"""What every picture is drawn with: the lock, the palette, axes with plain numbers, lines that smooth when long."""
+
+import io
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+# Made once for the process: a reload of this module must not make a second lock beside one that is held.
+RENDER_LOCK: Any = globals().setdefault("RENDER_LOCK", threading.RLock())
+"""Held while any figure is built or drawn; reentrant."""
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31")
+"""Okabe & Ito's colours, told apart with any colour vision; objectives take them in the order of the config."""
+INK, MUTED, FAINT, GRID, PAPER, ALARM = "#1F2328", "#656D76", "#AEB5BD", "#E7EAED", "#FFFFFF", "#B3261E"
+DOTS, DASHES, SHORT_DASHES = (0, (1, 2)), (0, (4, 3)), (0, (4, 2))
+MOST_POINTS = 2000
+LONG = 30
+"""From so many steps on, the raw line steps back behind a smoothed one."""
+AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500)
+"""The step axis grows from one of these to the next, so that it does not move with every step."""
+
+
+class Picture(Figure):
+    """A Figure that a notebook shows as a picture, without pyplot and under the lock."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as PNG bytes, drawn by Agg under the lock."""
+    with RENDER_LOCK:
+        for text in figure.findobj(Text):
+            text.set_parse_math(False)  # a run named "a$b$" is a name; and mathtext is not safe between threads
+        buffer = io.BytesIO()
+        FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]
+        return buffer.getvalue()
+
+
+def new(width: float, height: float) -> Picture:
+    """An empty picture of so many inches, at 100 dots an inch."""
+    return Picture(figsize=(width, height), dpi=100, facecolor=PAPER)
+
+
+def colours(objectives: Iterable[str]) -> dict[str, str]:
+    """The fixed colour of each objective, by its place in the configuration."""
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(objectives)}
+
+
+# Rows
+
+
+def ordered(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows by step, the last of each, thinned to MOST_POINTS or so; skipped steps and the newest row stay."""
+    if frame.empty or "step" not in frame:
+        return pd.DataFrame({"step": pd.Series(dtype=float)})
+    frame = frame.sort_values("step", kind="stable").drop_duplicates("step", keep="last").reset_index(drop=True)
+    stride = math.ceil(len(frame) / MOST_POINTS)
+    keep = (frame.index % stride == 0) | (frame.index == len(frame) - 1) | (status(frame) == "skipped")
+    return frame if stride == 1 else frame[keep].reset_index(drop=True)
+
+
+def column(rows: pd.DataFrame, key: str) -> pd.Series:
+    """A key's finite values, nan elsewhere; all nan where no row has it."""
+    if key not in rows:
+        return pd.Series(np.nan, index=rows.index, dtype=float)
+    values = pd.to_numeric(rows[key], errors="coerce").astype(float)
+    return values.where(np.isfinite(values))
+
+
+def status(rows: pd.DataFrame) -> pd.Series:
+    return rows["status"] if "status" in rows else pd.Series("ok", index=rows.index)
+
+
+def smooth(values: pd.Series, how: Literal["mean", "median"] = "mean") -> pd.Series:
+    """A centred rolling mean (or median) over a twentieth of a long series; a short one as it is."""
+    window = max(5, len(values) // 20) if len(values) >= LONG else 1
+    return getattr(values.rolling(window, min_periods=1, center=True), how)()
+
+
+# Axes
+
+
+def dress(axis: Axes, grid: Literal["x", "y"] = "y") -> None:
+    """Quiet spines, faint grid, plain numbers."""
+    axis.set_facecolor(PAPER)
+    axis.grid(axis=grid, color=GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+    axis.spines["bottom"].set_color(FAINT)
+    axis.tick_params(colors=MUTED, labelsize=8.5, length=3)
+    for part in (axis.xaxis, axis.yaxis):
+        part.set_major_formatter(FuncFormatter(plain))
+
+
+def title(axis: Axes, text: str, unit: str) -> None:
+    """A bold title, and under it in small what is drawn, with its unit."""
+    axis.set_title(text, loc="left", pad=22, size=11, weight="bold", color=INK)
+    axis.annotate(unit, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", size=8.5, color=MUTED)
+
+
+def plain(value: float, position: int | None = None) -> str:
+    """A number without powers of ten as far as that stays short: matplotlib's own would write mathtext."""
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.6g}"
+
+
+def percent_axis(axis: Axes, foot: float = -0.02) -> None:
+    axis.set_ylim(foot, 1.02)
+    axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+
+
+def log_axis(axis: Axes, low: float, high: float) -> None:
+    """A logarithmic y axis from `low` to `high` with plain numbers."""
+    axis.set_yscale("log")
+    axis.set_ylim(low, high)
+    fine = math.log10(high / low) < 3
+    axis.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if fine else (1.0,), numticks=8))
+    axis.yaxis.set_major_formatter(FuncFormatter(plain))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.tick_params(axis="y", which="minor", length=0)
+
+
+def step_axis(axis: Axes, rows: pd.DataFrame, total: int = 0, resumed: Sequence[int] = ()) -> None:
+    """Steps along the foot, with a dotted line where a run was resumed."""
+    last = int(rows["step"].iloc[-1]) if len(rows) else 0
+    end = next((n for n in AXIS_ENDS if n >= last), math.ceil(last / 5000) * 5000)
+    axis.set_xlim(0, max(last, min(end, total) if total else end, 1))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axis.set_xlabel("step", size=8.5, color=MUTED, labelpad=1)
+    for step in resumed:
+        axis.axvline(step + 0.5, color=MUTED, linewidth=1, linestyle=DOTS, zorder=1)
+    if rows.empty:
+        axis.text(
+            0.5, 0.5, "no steps yet", transform=axis.transAxes, ha="center", va="center", size=10, color=FAINT,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 2},
+        )  # fmt: skip
+
+
+# Lines
+
+
+def line(
+    axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str, how: Literal["mean", "median"] = "mean"
+) -> None:
+    """One curve; when long, the raw values stay faint behind a smoothed line."""
+    if len(rows) >= LONG:
+        axis.plot(rows["step"], values, color=colour, linewidth=0.8, alpha=0.3)
+    dot = "o" if len(rows) == 1 else None
+    axis.plot(rows["step"], smooth(values, how), color=colour, linewidth=2, marker=dot, markersize=5)
+
+
+def dashed(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> None:
+    """A companion of a curve: thinner, dashed, smoothed."""
+    dot = "o" if len(rows) == 1 else None
+    axis.plot(
+        rows["step"], smooth(values), color=colour, linewidth=1.3, linestyle=SHORT_DASHES, alpha=0.85, marker=dot,
+        markersize=5, markerfacecolor=PAPER,
+    )  # fmt: skip
+
+
+def limit_line(axis: Axes, value: float, text: str, *, right: bool = False) -> None:
+    """A dotted limit across the panel, with its name on it."""
+    axis.axhline(value, color=MUTED, linewidth=1, linestyle=DOTS, zorder=1)
+    axis.text(
+        0.992 if right else 0.008, value, text, transform=axis.get_yaxis_transform(), va="bottom",
+        ha="right" if right else "left", size=8, color=MUTED,
+    )  # fmt: skip
+
+
+def marks(
+    axis: Axes, steps: Sequence[float] | pd.Series, marker: str, colour: str, height: float, width: float
+) -> None:
+    """Marks at a height of the panel, as a fraction of it: for what has no place on the axis."""
+    axis.plot(
+        steps, np.full(len(steps), height), transform=axis.get_xaxis_transform(), linestyle="none", marker=marker,
+        color=colour, markersize=7, markeredgewidth=width, clip_on=False, zorder=5,
+    )  # fmt: skip

@@ -1,0 +1,313 @@
+"""What can go wrong in a run, written once: the trainer's guards and the doctor's findings are these functions.
+
+A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
+the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. Rules about
+the learning signal and the answers are in symptoms.py; here are those about numbers, weights, KL and beta.
+"""
+
+import math
+import statistics
+from dataclasses import replace
+
+from grpo_nb import symptoms
+from grpo_nb.config import Config
+from grpo_nb.findings import (
+    BASELINE,
+    ENOUGH,
+    FIRST_STEP,
+    WINDOW,
+    Finding,
+    ObjectiveRule,
+    Row,
+    Rows,
+    Rule,
+    level,
+    newest,
+    number,
+    series,
+    start,
+)
+from grpo_nb.optim import gradient_refused
+
+SKIPS_TO_STOP = 3
+"""Skips in a row after which the run stops: a lone outlier recovers, three mean the weights are damaged."""
+FROZEN_STEPS = 3
+"""Steps with a gradient but no change of the weights: rounding may swallow one, not three."""
+RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.2
+"""max |ratio - 1| of the first update: float32 stays under the first, half precision under the second."""
+KL_START_NOISE, KL_START_BROKEN = 1e-3, 0.02
+"""KL at step 1, when policy and reference are the same weights: rounding, and a wrong reference."""
+KL_ZERO, KL_ZERO_STEPS = 1e-10, 5
+"""Nats per token that count as no distance, and how long: half precision hides the first small steps."""
+KL_EXPLODED_FACTOR, KL_EXPLODED = 3.0, 1.0
+"""Median KL above 3 x the band's top is beyond what beta's 15% moves mend soon; 1 nat where there is no band."""
+PINNED_STEPS = 5
+"""Steps at a bound of beta: one window of the controller."""
+STATIC_STEPS, STATIC_KL_SHARE, STATIC_REWARD = 30, 0.1, 0.02
+"""After 30 steps KL is below a tenth of its band and no reward moved by 0.02: the steps are too small."""
+
+
+# Guards of one step
+
+
+def non_finite(rows: Rows, config: Config) -> Finding | None:
+    """Loss, KL or gradient is nan or infinite: applying it would poison every weight at once."""
+    row = rows[-1]
+    watched = [k for k in row if k == "loss" or k.startswith(("grad/norm", "kl/", "loss/"))]
+    bad = {k: str(v) for k in watched if (v := number(row, k)) is not None and not math.isfinite(v)}
+    if not bad:
+        return None
+    return Finding(
+        "non_finite",
+        "error",
+        newest(rows),
+        f"{', '.join(f'{k} = {v}' for k, v in bad.items())}: applying this update would turn all weights into nan, "
+        "so it is left out.",
+        {"values": bad, "norms_before": series(rows[-4:-1], "grad/norm")},
+        f"lower algorithm.learning_rate (now {_rate(row, config):g}); use bfloat16 or float32 instead of float16; "
+        "read this step's samples for a degenerate answer",
+        "skip",
+    )
+
+
+def grad_spike(rows: Rows, config: Config) -> Finding | None:
+    """The gradient norm is above algorithm.skip_grad_norm: one such update can end a run."""
+    norm, limit = number(rows[-1], "grad/norm"), config.algorithm.skip_grad_norm
+    if norm is None or limit is None or not math.isfinite(norm) or not gradient_refused(norm, limit):
+        return None
+    usual = statistics.median(series(rows[-WINDOW - 1 : -1], "grad/norm") or [math.nan])
+    return Finding(
+        "grad_spike",
+        "warning",
+        newest(rows),
+        f"gradient norm {norm:.4g} is above skip_grad_norm {limit:g} (usual here: {usual:.3g}): update left out.",
+        {"norm": norm, "limit": limit, "usual": usual},
+        f"nothing while it stays alone; if it comes back, lower the learning rate ({_rate(rows[-1], config):g} now)",
+        "skip",
+    )
+
+
+def repeated_skips(rows: Rows, config: Config) -> Finding | None:
+    """Several updates in a row were skipped: waiting will not help."""
+    tail = rows[-SKIPS_TO_STOP:]
+    if len(tail) < SKIPS_TO_STOP or any(row.get("status") != "skipped" for row in tail):
+        return None
+    return Finding(
+        "repeated_skips",
+        "error",
+        newest(rows),
+        f"the last {SKIPS_TO_STOP} updates were all skipped: nothing is learnt, and the cause does not go by itself.",
+        {"norms": [str(number(row, "grad/norm")) for row in tail]},
+        f"go on from the checkpoint before the first skip with half the learning rate (now {_rate(rows[-1], config):g})"
+        if any(number(row, "grad/norm") is not None for row in tail)
+        else "no group was scored whole, so there was nothing to learn from: read `cause` in samples.jsonl",
+        "stop",
+    )
+
+
+def params_frozen(rows: Rows, config: Config) -> Finding | None:
+    """There is a gradient, but the weights do not change."""
+    tail = rows[-FROZEN_STEPS:]
+    frozen = [row for row in tail if _meant_to_move(row) and number(row, "grad/update") == 0]
+    if len(frozen) < FROZEN_STEPS:
+        return None
+    norm = number(rows[-1], "grad/norm")
+    return Finding(
+        "params_frozen",
+        "error",
+        newest(rows),
+        f"for {FROZEN_STEPS} steps the gradient was not zero (norm {norm:.3g}) but no weight changed: the optimizer "
+        "holds other parameters than the model, or the updates are lost in rounding.",
+        {"norm": norm, "update": 0.0, "learning_rate": _rate(rows[-1], config)},
+        f"train LoRA or float32 weights (model.train, model.dtype) or raise algorithm.learning_rate (now "
+        f"{_rate(rows[-1], config):g}): a bfloat16 weight ignores changes below 0.4% of itself",
+        "stop",
+    )
+
+
+def step_one(rows: Rows, config: Config) -> Finding | None:
+    """Before the first update the ratio is 1 and the KL 0, and the update moves the weights; else code is wrong."""
+    row = rows[-1]
+    if row["step"] != FIRST_STEP:
+        return None
+    limits = {"ratio/max_dev": (RATIO_NOISE, RATIO_BROKEN)}
+    limits |= {f"kl/{name}": (KL_START_NOISE, KL_START_BROKEN) for name in config.objectives}
+    values = {key: v for key in limits if (v := number(row, key)) is not None and not abs(v) <= limits[key][0]}
+    frozen = _meant_to_move(row) and number(row, "grad/update") == 0
+    if not values and not frozen:
+        return None
+    broken = frozen or any(not abs(v) <= limits[key][1] for key, v in values.items())
+    wrong = [f"{k} is {v:.3g} and should be 0" for k, v in values.items()]
+    wrong += ["grad/update is 0 although there is a gradient"] if frozen else []
+    return Finding(
+        "step_one",
+        "error" if broken else "warning",
+        FIRST_STEP,
+        f"what must hold before the first update does not: {'; '.join(wrong)}.",
+        {"values": {**values, "grad/update": number(row, "grad/update")}},
+        "see that log-probs are taken in eval mode, at the sampling temperature, from the weights that sampled; that "
+        "the reference is the policy GRPO started from, and that trainable parameters reach the optimizer"
+        if broken
+        else "nothing if the model runs in half precision: this is its rounding",
+        "stop" if broken else "warn",
+    )
+
+
+# KL and beta
+
+
+def kl_zero(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """KL reads 0 while the weights move: the measure is blind."""
+    tail = [row for row in rows[-KL_ZERO_STEPS:] if row["step"] > FIRST_STEP]
+    kl, moved = series(tail, f"kl/{objective}"), sum(series(rows[-KL_ZERO_STEPS - 1 : -1], "grad/update"))
+    if len(kl) < KL_ZERO_STEPS or max(map(abs, kl)) > KL_ZERO or moved == 0:
+        return None
+    return Finding(
+        "kl_zero",
+        "error",
+        newest(rows),
+        f"KL of {objective} has read 0 for {len(kl)} steps although the weights moved (by {moved:.2g} of their norm): "
+        "the reference moves along with the policy, or the updates vanish in half precision.",
+        {"objective": objective, "kl": kl, "moved": moved},
+        "see that the reference is a frozen copy; if it is, raise algorithm.learning_rate (now "
+        f"{_rate(rows[-1], config):g})",
+    )
+
+
+def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """The policy is far outside its KL band, and beta will not bring it back soon."""
+    band = config.objectives[objective].kl_band
+    limit = KL_EXPLODED_FACTOR * band[1] if band else KL_EXPLODED
+    values = series(rows[-BASELINE:], f"kl/{objective}")
+    if len(values) < ENOUGH or (kl := statistics.median(values)) <= limit:
+        return None
+    beta = number(rows[-1], f"beta/{objective}") or config.objectives[objective].beta
+    return Finding(
+        "kl_exploded",
+        "error" if kl > 3 * limit else "warning",
+        newest(rows),
+        f"KL of {objective} is {kl:.3g} nats per token ({f'its band ends at {band[1]:g}' if band else 'no band'})"
+        ": that far from the reference, text falls apart and rewards are easily tricked.",
+        {"objective": objective, "kl": kl, "limit": limit, "beta": beta},
+        f"raise the knob beta/{objective} from {beta:.3g} to {4 * beta or 0.04:.3g}, halve the learning rate (now "
+        f"{_rate(rows[-1], config):g}), and read the newest samples",
+    )
+
+
+def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Beta is at a bound and KL asks for more: the controller has nothing left."""
+    settings, tail = config.objectives[objective], rows[-PINNED_STEPS:]
+    betas, kls = series(tail, f"beta/{objective}"), series(tail, f"kl/{objective}")
+    by_hand = any(row.get(f"beta_mode/{objective}") == "manual" for row in tail)
+    if settings.kl_band is None or by_hand or min(len(betas), len(kls)) < PINNED_STEPS:
+        return None
+    kl, (low, high), (floor, ceiling) = statistics.median(kls), settings.kl_band, settings.beta_bounds
+    at_ceiling = min(betas) >= ceiling * (1 - 1e-6) and kl > high
+    if not at_ceiling and not (max(betas) <= floor * (1 + 1e-6) and kl < low):
+        return None
+    return Finding(
+        "beta_pinned",
+        "warning" if at_ceiling else "info",
+        newest(rows),
+        f"beta of {objective} has stood at its {'upper' if at_ceiling else 'lower'} bound {betas[-1]:g} for "
+        f"{PINNED_STEPS} steps with KL {kl:.3g} {'above' if at_ceiling else 'below'} its band ({low:g} to {high:g}): "
+        "the controller has nothing left.",
+        {"objective": objective, "beta": betas[-1], "kl": kl, "band": [low, high]},
+        f"halve the learning rate (now {_rate(rows[-1], config):g}), or widen objectives.{objective}.kl_band"
+        if at_ceiling
+        else "nothing if the reward rises: the penalty is as good as off; else raise algorithm.learning_rate",
+        "warn" if at_ceiling else "none",
+    )
+
+
+def policy_static(rows: Rows, config: Config) -> Finding | None:
+    """After many steps neither KL nor reward has moved: the updates are too small."""
+    if len(rows) < STATIC_STEPS or not all(_static(rows, config, name) for name in config.objectives):
+        return None
+    rate = _rate(rows[-1], config)
+    return Finding(
+        "policy_static",
+        "warning",
+        newest(rows),
+        f"after {len(rows)} steps every KL is below a tenth of its band and no reward has changed by {STATIC_REWARD:g}"
+        ": the policy hardly moves.",
+        {"steps": len(rows), "learning_rate": rate, "kl": {o: level(rows, f"kl/{o}") for o in config.objectives}},
+        f"raise the learning rate (now {rate:g}) about five-fold; LoRA usually wants 1e-5 or more",
+    )
+
+
+def _static(rows: Rows, config: Config, objective: str) -> bool:
+    low = (config.objectives[objective].kl_band or (0.01, 0.1))[0]
+    kl, before, now = (
+        level(rows, f"kl/{objective}"),
+        start(rows, f"reward/{objective}"),
+        level(rows, f"reward/{objective}"),
+    )
+    if kl is None or before is None or now is None:
+        return False
+    return kl < STATIC_KL_SHARE * low and abs(now - before) < STATIC_REWARD
+
+
+def _meant_to_move(row: Row) -> bool:
+    return (number(row, "grad/norm") or 0) > 0 and number(row, "lr") != 0 and row.get("status") != "skipped"
+
+
+def _rate(row: Row, config: Config) -> float:
+    return number(row, "lr") or config.algorithm.learning_rate
+
+
+# Asking the rules
+
+SKIP_RULES: tuple[Rule, ...] = (non_finite, grad_spike)
+"""Asked before an update, of a row that has the loss and gradient norms already."""
+MOMENT_RULES: tuple[Rule, ...] = (repeated_skips, params_frozen, step_one)
+"""True of one moment, so a post-mortem looks for them in the whole log."""
+RULES: tuple[Rule, ...] = (policy_static, *symptoms.RULES)
+OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (kl_zero, kl_exploded, beta_pinned, *symptoms.OBJECTIVE_RULES)
+"""True of a stretch of time, judged at its end."""
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+_REACH = max(WINDOW + 1, SKIPS_TO_STOP, FROZEN_STEPS)
+
+
+def before_update(rows: Rows, config: Config) -> Finding | None:
+    """The reason to leave the newest row's update out, if there is one; `rows[-1]` is the step in progress."""
+    return next((finding for rule in SKIP_RULES if (finding := rule(rows, config))), None)
+
+
+def after_step(rows: Rows, config: Config) -> list[Finding]:
+    """Findings that became true with the newest row; the run stops if one's action is `stop`."""
+    if not rows:
+        return []
+    known = {finding.key for finding in check(rows[:-1], config)}
+    return [f for f in check(rows, config) if f.key not in known]
+
+
+def check(rows: Rows, config: Config) -> list[Finding]:
+    """Everything but the skip rules, as of the newest row; worst first."""
+    if not rows:
+        return []
+    found = [rule(rows, config) for rule in (*MOMENT_RULES, *RULES)]
+    found += [rule(rows, config, name) for rule in OBJECTIVE_RULES for name in config.objectives]
+    return worst_first([finding for finding in found if finding])
+
+
+def post_mortem(rows: Rows, config: Config) -> list[Finding]:
+    """All findings of a log: moments wherever they happened, levels as they stood at the end; worst first."""
+    moments = [_replay(rule, rows, config) for rule in (*SKIP_RULES, *MOMENT_RULES)]
+    found = {f.key: f for f in check(rows, config)} | {f.key: f for f in moments if f}
+    return worst_first(list(found.values()))
+
+
+def worst_first(findings: list[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda f: (_ORDER[f.severity], f.step or 0, f.key))
+
+
+def _replay(rule: Rule, rows: Rows, config: Config) -> Finding | None:
+    hits = [f for i in range(1, len(rows) + 1) if (f := rule(rows[max(0, i - _REACH) : i], config))]
+    if len(hits) < 2:
+        return hits[0] if hits else None
+    steps = [hit.step for hit in hits]
+    shown = ", ".join(map(str, steps[:8])) + (", ..." if len(steps) > 8 else "")
+    message = f"{hits[0].message} {len(hits)} times in this run: steps {shown}."
+    return replace(hits[0], message=message, evidence={**hits[0].evidence, "steps": steps})

@@ -1,0 +1,208 @@
+"""Supervised warm-up: the model learns the form of an answer, its terminator included.
+
+`for step in sft(run): ...` trains and saves; like `grpo()` it resumes by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_nb import metrics, optim, seeding, training
+from grpo_nb.config import Config, ConfigError
+from grpo_nb.gradients import chunks
+from grpo_nb.model import Policy, load_policy
+from grpo_nb.run import Run, RunError
+from grpo_nb.tasks import DataError, Task, demo, records
+from grpo_nb.types import Prompt, Steps, StepStats
+
+HELD_OUT = 64
+"""Pairs kept apart to measure the loss before and after, at most (and never more than a tenth)."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and the completion to learn, as token ids; the completion ends with a terminator."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+
+
+def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | None = None) -> Steps:
+    """Train on gold completions for `sft.steps` steps, yielding each; the result is saved in the run.
+
+    The loss is the mean over completion tokens of the whole batch, terminator included, prompt excluded.
+    Loss on held-out pairs before and after goes to events.jsonl as `sft_eval`.
+
+    Raises:
+        ConfigError, ModelError, DataError: before any work.
+        RunError: GRPO has begun in this run, so its reference must not change any more.
+    """
+    config = run.config
+    if run.checkpoints.latest()[0] is not None:
+        raise RunError(
+            f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
+            "more SFT needs a new run directory"
+        )
+    with run.lock():
+        policy = policy or load_policy(config.model, config.run.seed)
+        pairs = [
+            Pair(policy.encode(prompt), policy.encode_target(target))
+            for prompt, target in load_pairs(config, run.path, tasks)
+        ]
+        _check_lengths(pairs, policy.context)
+        with training.deterministic(config, policy.device), closing(_steps(run, policy, pairs)) as walk:
+            yield from walk
+
+
+def finished(run: Run) -> bool:
+    """Whether nothing is left of SFT: it has reached its steps, or none were asked for."""
+    newest, _ = run.sft_checkpoints.latest()
+    return run.config.sft.steps == 0 or (newest is not None and newest.step >= run.config.sft.steps)
+
+
+def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = None) -> list[tuple[Prompt, str]]:
+    """Prompts with the completions to learn: from `sft.data`, or the tasks' gold answers where it is null.
+
+    Raises:
+        DataError: a file that is missing, empty or broken, with the line and what is wrong with it.
+        ConfigError: a task without gold answers and no `sft.data`.
+    """
+    if config.sft.data == "demo":
+        return read_pairs(demo.ensure(folder / "data", config.run.seed).sft)
+    if config.sft.data:
+        return read_pairs(Path(config.sft.data))
+    pairs = []
+    for name, task in training.load_tasks(config, folder, tasks).items():
+        gold = [(e.prompt, e.target) for e in task.examples("train") if e.target is not None]
+        if not gold:
+            raise ConfigError(f"the task of objective '{name}' has no gold answers; set sft.data, or sft.steps=0")
+        pairs += gold
+    return pairs
+
+
+def read_pairs(path: Path) -> list[tuple[Prompt, str]]:
+    """JSON lines of `{"messages": [..., assistant]}` or `{"prompt": ..., "completion": ...}`."""
+    return [_pair(row) for row in records.read_rows(records.find_files(path, ("*.jsonl",)), {})]
+
+
+def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int) -> float:
+    """Mean negative log-likelihood of the completions, nats per token."""
+    total, tokens = 0.0, 0
+    with policy.scoring():
+        for rows in chunks(range(len(pairs)), micro_batch):
+            batch = policy.collate([pairs[i].prompt_ids for i in rows], [pairs[i].completion_ids for i in rows])
+            total -= float(policy.logprobs(batch).logprobs.double().sum())
+            tokens += int(batch.completion_mask.sum())
+    return total / tokens
+
+
+def _steps(run: Run, policy: Policy, pairs: Sequence[Pair]) -> Steps:
+    settings, seed = run.config.sft, run.config.run.seed
+    order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
+    held = min(HELD_OUT, len(pairs) // 10)
+    held_out, train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
+    parameters = policy.parameters_by_name()
+    optimizer = optim.adamw(parameters, settings.learning_rate, settings.weight_decay)
+    step = saved = _resume(run, policy, optimizer)
+    if held_out and step == 0:
+        run.log_event("sft_eval", step=0, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
+    try:
+        while step < settings.steps:
+            stats = sft_step(policy, optimizer, train, run.config, step + 1)
+            step += 1
+            run.log_sft(dict(stats.metrics))
+            if settings.checkpoint_every and step % settings.checkpoint_every == 0:
+                saved = _save(run, policy, optimizer, step)
+            yield stats
+        if held_out:
+            run.log_event("sft_eval", step=step, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
+    finally:
+        if saved < step:
+            _save(run, policy, optimizer, step)
+
+
+def sft_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, pairs: Sequence[Pair], config: Config, step: int
+) -> StepStats:
+    """One optimizer step on the token-mean loss of one batch; micro-batches change memory, not the gradient."""
+    settings, clock = config.sft, metrics.Clock()
+    batch_ids = training.draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")
+    tokens = sum(len(pairs[i].completion_ids) for i in batch_ids)
+    total = 0.0
+    for micro in chunks(batch_ids, settings.micro_batch):
+        batch = policy.collate([pairs[i].prompt_ids for i in micro], [pairs[i].completion_ids for i in micro])
+        loss = -policy.logprobs(batch).logprobs.sum() / tokens
+        loss.backward()
+        total += loss.item()
+    rate = settings.learning_rate * schedule(step, settings.warmup_steps, settings.steps)
+    update = optim.apply(policy.parameters_by_name(), optimizer, learning_rate=rate, max_norm=settings.max_grad_norm)
+    row: dict[str, Any] = {
+        "step": step,
+        "status": update.status,
+        "loss": total,
+        "lr": rate,
+        "grad/norm": update.norm,
+        "grad/update": update.moved,
+        "tokens": tokens,
+        "memory/peak_mib": metrics.peak_memory_mib(policy.device),
+    }
+    return StepStats(step=step, metrics=row | clock.row(), status=update.status)
+
+
+def schedule(step: int, warmup_steps: int, steps: int) -> float:
+    """Factor of the learning rate: up over the warm-up, then linearly down to a tenth at the last step."""
+    if step <= warmup_steps:
+        return optim.warmup(step, warmup_steps)
+    return 1.0 - 0.9 * (step - warmup_steps) / max(steps - warmup_steps, 1)
+
+
+def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+    newest, damaged = run.sft_checkpoints.latest()
+    for path, reason in damaged:
+        run.log_event("checkpoint_damaged", path=path.name, reason=reason)
+    if newest is None:
+        run.rewind_sft(0)
+        return 0
+    policy.load_state(newest.tensors("policy"))
+    optim.load_state_tensors(policy.parameters_by_name(), optimizer, newest.tensors("optimizer"))
+    run.rewind_sft(newest.step)
+    if newest.step < run.config.sft.steps:
+        run.log_event("sft_resume", step=newest.step, **training.surroundings(policy))
+    return newest.step
+
+
+def _save(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> int:
+    tensors = {
+        "policy": policy.state(),
+        "optimizer": optim.state_tensors(policy.parameters_by_name(), optimizer),
+    }
+    run.sft_checkpoints.save(step, tensors, {"step": step, "fingerprint": training.fingerprint()})
+    run.sft_checkpoints.prune(1)
+    return step
+
+
+def _check_lengths(pairs: Sequence[Pair], context: int) -> None:
+    longest = max(len(p.prompt_ids) + len(p.completion_ids) for p in pairs)
+    if longest > context:
+        raise ConfigError(
+            f"the longest SFT example has {longest} tokens, the model's context is {context}; "
+            "shorten the data (examples are never cut) or take a model with a longer context"
+        )
+
+
+def _pair(row: records.Row) -> tuple[Prompt, str]:
+    match row.data:
+        case {"messages": [*prompt, {"role": "assistant", "content": str(completion)}]} if prompt:
+            return prompt, completion
+        case {"prompt": str() | list() as prompt, "completion": str(completion)}:
+            return prompt, completion
+        case {"prompt": list() as prompt, "completion": [{"role": "assistant", "content": str(completion)}]}:
+            return prompt, completion
+    raise DataError(
+        f"{row.where}: found fields {', '.join(row.data) or 'none'}; needs 'messages' that end with the assistant's "
+        "turn, or 'prompt' and 'completion'"
+    )

@@ -1,0 +1,312 @@
+"""Rules about what the policy learns and writes: signal, length, entropy, parsing, sampler, conflict, memory.
+
+Asked through rules.py; each judges a stretch of rows at its end.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo_nb.config import Config
+from grpo_nb.findings import ENOUGH, WINDOW, Finding, ObjectiveRule, Rows, Rule, level, newest, number, series, start
+
+DEAD_SHARE = 0.7
+"""Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
+SOLVED, FAILED = 0.9, 0.1
+"""Share of `correct` above (below) which groups are dead because the task is solved (out of reach)."""
+TRUNCATED, TRUNCATED_BADLY = 0.15, 0.5
+"""A truncated answer is mostly judged wrong whatever it knew: from 15% on the reward measures the cap as well."""
+COLLAPSED_LENGTH, LENGTH_FACTOR = 2, 3
+"""Median length in tokens, terminator included, and how many times longer answers were at the start."""
+ENTROPY_FACTOR, LOW_ENTROPY = 0.1, 0.05
+"""Entropy against the run's own start; and, in nats per token, a start so low that groups are near copies."""
+SAMPLER_GAP, SAMPLER_GAP_STALE = 0.05, 0.1
+"""Mean |difference of log-probs| in nats: above half precision's rounding; and what only other weights explain."""
+UNSCORED, UNSCORED_BADLY = 0.05, 0.5
+UNPARSED = 0.2
+"""Share without a readable answer: from a fifth on the reward teaches format more than the task."""
+CONFLICT_COSINE, CONFLICT_ROWS, CONFLICT_SHARE = -0.1, 20, 0.8
+"""Objectives pull apart in 80% of the last 20 steps; a single negative cosine is the noise of a batch."""
+NEAR_ZERO_LOSS = 0.02
+MEMORY_ROWS, MEMORY_SLOPE_MIB, MEMORY_SLOPE_SHARE = 20, 1.0, 0.002
+"""Growth in both halves of the last 20 steps, by 1 MiB and 0.2% a step; warm-up is one jump, a leak goes on."""
+REWARD_UP, ACCURACY_UP = 0.1, 0.02
+"""Training reward rose by more than the first while held-out accuracy rose by less than the second."""
+
+
+def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Most groups have no spread of reward, so they give no gradient; split by why."""
+    dead, right = level(rows, f"dead_groups/{objective}"), _label(rows, objective, "correct")
+    if dead is None or dead < DEAD_SHARE:
+        return None
+    solved, failed = right is not None and right >= SOLVED, right is not None and right <= FAILED
+    why = (
+        f"{right:.0%} of answers are correct, so there is little left to learn"
+        if solved
+        else f"only {right:.0%} of answers are correct: no answer is better than its neighbours"
+        if failed
+        else "the answers of a group all earn the same, right or wrong"
+    )
+    advice = (
+        "nothing; add harder prompts if the run should go on"
+        if solved
+        else "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts"
+        if failed
+        else f"raise sampling.temperature (now {number(rows[-1], 'temperature') or config.sampling.temperature:g}) or "
+        f"batch.group_size (now {config.batch.group_size}), or make the reward finer"
+    )
+    return Finding(
+        "dead_groups",
+        "info" if solved else "error" if dead >= 0.999 else "warning",
+        newest(rows),
+        f"{dead:.0%} of the {objective} groups of the last steps give no learning signal: {why}.",
+        {"objective": objective, "dead_share": dead, "correct_share": right},
+        advice,
+        "none" if solved else "warn",
+    )
+
+
+def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Answers hit the cap before they end."""
+    share = level(rows, f"truncation/{objective}")
+    if share is None or share <= TRUNCATED:
+        return None
+    cap = config.sampling.max_completion
+    never_ends = share > 0.95
+    return Finding(
+        "truncation",
+        "error" if share > TRUNCATED_BADLY else "warning",
+        newest(rows),
+        f"{share:.0%} of {objective} answers hit the cap of {cap} tokens, so their reward is that of an unfinished text"
+        + (": hardly any ever ends." if never_ends else "."),
+        {"objective": objective, "share": share, "cap": cap, "p95": level(rows, f"length/{objective}/p95")},
+        f"raise sampling.max_completion from {cap} to {2 * cap}"
+        + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
+        + "; algorithm.mask_truncated=true leaves such answers out of the loss",
+    )
+
+
+def length_collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Answers shrank to almost nothing: only the terminator, or one token before it."""
+    lengths, before = series(rows[-ENOUGH:], f"length/{objective}/p50"), start(rows, f"length/{objective}/p50")
+    if len(lengths) < ENOUGH or before is None:
+        return None
+    empty = max(lengths) <= 1
+    if not empty and not (max(lengths) <= COLLAPSED_LENGTH and before >= LENGTH_FACTOR * max(lengths)):
+        return None
+    return Finding(
+        "length_collapse",
+        "error" if empty else "warning",
+        newest(rows),
+        f"half of the {objective} answers have {lengths[-1]:g} token{'' if lengths[-1] == 1 else 's'} or fewer, the "
+        f"terminator included (at the start: {before:g}).",
+        {"objective": objective, "p50": lengths, "p50_start": before},
+        f"see what an empty answer earns: it must earn least; raise beta/{objective} and go back to a checkpoint from "
+        "before the fall",
+    )
+
+
+def entropy_collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Entropy fell to a tenth of this run's own start before the task was solved."""
+    now, before, right = level(rows, f"entropy/{objective}"), start(rows, f"entropy/{objective}"), None
+    if now is None or before is None or now >= ENTROPY_FACTOR * before:
+        return None
+    right = _label(rows, objective, "correct")
+    if right is not None and right >= SOLVED:
+        return None
+    return Finding(
+        "entropy_collapse",
+        "warning",
+        newest(rows),
+        f"entropy of {objective} fell from {before:.3g} to {now:.3g} nats per token"
+        + (f" with {right:.0%} of answers correct" if right is not None else "")
+        + ": the policy has made up its mind, and groups of equal answers teach nothing.",
+        {"objective": objective, "entropy": now, "entropy_start": before, "correct_share": right},
+        f"raise algorithm.clip_high to 0.28 or beta/{objective}, or lower the learning rate, from a checkpoint before "
+        "the fall; a higher temperature alone only hides it",
+    )
+
+
+def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Entropy is near zero before the first update: that is SFT's doing or the sampler's, not GRPO's."""
+    before, dead = start(rows, f"entropy/{objective}"), level(rows, f"dead_groups/{objective}")
+    if before is None or before >= LOW_ENTROPY or dead is None or dead < DEAD_SHARE:
+        return None
+    if (_label(rows, objective, "correct") or 0) >= SOLVED:
+        return None
+    return Finding(
+        "low_entropy_start",
+        "warning",
+        newest(rows),
+        f"{objective} began with an entropy of {before:.3g} nats per token: the model was this certain before "
+        "the first update, and a group holds near copies of one answer.",
+        {"objective": objective, "entropy_start": before, "dead_share": dead},
+        f"fewer sft.steps (now {config.sft.steps}) or more varied SFT answers; then a temperature above "
+        f"{config.sampling.temperature:g}",
+    )
+
+
+def unscored(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Answers without a verdict: their groups drop out of the gradient."""
+    scored = level(rows, f"scored/{objective}")
+    if scored is None or 1 - scored <= UNSCORED:
+        return None
+    return Finding(
+        "unscored",
+        "error" if 1 - scored > UNSCORED_BADLY else "warning",
+        newest(rows),
+        f"{1 - scored:.0%} of {objective} answers got no score; a group with one such answer is left out whole.",
+        {"objective": objective, "scored": scored, "groups": level(rows, f"unscored_groups/{objective}")},
+        "read `cause` in samples.jsonl: it says which reward function or judge gave none, and why",
+    )
+
+
+def unparsed(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Answers in which no choice can be read."""
+    share = _label(rows, objective, "unparsed")
+    if share is None or share <= UNPARSED:
+        return None
+    return Finding(
+        "unparsed",
+        "warning",
+        newest(rows),
+        f"{share:.0%} of {objective} answers cannot be read as an answer, so the reward mostly teaches the format.",
+        {"objective": objective, "share": share, "truncated": level(rows, f"truncation/{objective}")},
+        f"more sft.steps (now {config.sft.steps}) teach the format sooner; look at samples, and at truncation first",
+    )
+
+
+def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
+    """Tokens are drawn from another distribution than the one they are scored under."""
+    values = series(rows[-WINDOW:], "sampler_gap")
+    if len(values) < ENOUGH or (gap := statistics.median(values)) <= SAMPLER_GAP:
+        return None
+    shaped = _shaping(config)
+    why, advice = (
+        (f"{', '.join(shaped)} shape{'s' if len(shaped) == 1 else ''} the sampler only", "set them back to neutral")
+        if shaped
+        else ("nothing in `sampling` explains it", "see that the engine has the newest weights and the same precision")
+    )
+    return Finding(
+        "sampler_mismatch",
+        "error" if not shaped and gap > SAMPLER_GAP_STALE else "warning",
+        newest(rows),
+        f"sampled tokens differ by {gap:.3g} nats from the scored policy: {why}. The gradient is biased by that much.",
+        {"gap": gap, "settings": shaped},
+        f"{advice}; a little of it only costs accuracy of the gradient",
+    )
+
+
+def gradient_conflict(rows: Rows, config: Config) -> Finding | None:
+    """The objectives' gradients point against each other most of the time."""
+    cosines = series(rows[-CONFLICT_ROWS:], "grad/cosine")
+    against = [c for c in cosines if c < CONFLICT_COSINE]
+    if len(cosines) < CONFLICT_ROWS or len(against) < CONFLICT_SHARE * len(cosines):
+        return None
+    surgery = config.algorithm.combine != "sum"
+    return Finding(
+        "gradient_conflict",
+        "info" if surgery else "warning",
+        newest(rows),
+        f"in {len(against)} of the last {len(cosines)} steps the objectives pulled apart (median cosine "
+        f"{statistics.median(cosines):.2f}): what one gains the other loses.",
+        {"cosine": statistics.median(cosines), "share": len(against) / len(cosines)},
+        f"{config.algorithm.combine} already removes the conflicting part; weigh the objectives by what matters"
+        if surgery
+        else "try algorithm.combine='pcgrad', or weigh the objectives by what matters",
+        "none" if surgery else "warn",
+    )
+
+
+def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
+    """The loss reads about 0, as it must on-policy: said before anybody asks."""
+    losses, norms = series(rows[-WINDOW:], "loss"), series(rows[-WINDOW:], "grad/norm")
+    if not config.batch.on_policy or len(losses) < ENOUGH or max(map(abs, losses)) > NEAR_ZERO_LOSS or not any(norms):
+        return None
+    return Finding(
+        "loss_near_zero",
+        "info",
+        newest(rows),
+        f"the loss reads {losses[-1]:.2g}: with one update per rollout the ratio is 1 and advantages sum to 0, so only "
+        f"beta x KL is left of its value. Its gradient is not 0 (norm {norms[-1]:.3g}).",
+        {"loss": losses[-1], "norm": norms[-1]},
+        "watch the reward and the held-out accuracy instead",
+        "none",
+    )
+
+
+def memory_trend(rows: Rows, config: Config) -> Finding | None:
+    """Memory grows step by step, and keeps growing: a leak, or answers that get longer."""
+    used = series(rows[-MEMORY_ROWS:], "memory/peak_mib")
+    if len(used) < MEMORY_ROWS:
+        return None
+    half = MEMORY_ROWS // 2
+    slopes = [statistics.linear_regression(range(half), part).slope for part in (used[:half], used[half:])]
+    limit = max(MEMORY_SLOPE_MIB, MEMORY_SLOPE_SHARE * used[0])
+    if min(slopes) <= limit:
+        return None
+    return Finding(
+        "memory_trend",
+        "warning",
+        newest(rows),
+        f"peak memory grows by {statistics.fmean(slopes):.3g} MiB a step (now {used[-1]:.0f} MiB) and goes on growing.",
+        {"slopes": slopes, "now_mib": used[-1]},
+        "look whether lengths grow too (then lower sampling.max_completion); else something keeps tensors: own reward "
+        "functions are the first suspect",
+    )
+
+
+def reward_without_accuracy(
+    rows: Rows, config: Config, objective: str, evaluations: Sequence[Mapping[str, Any]]
+) -> Finding | None:
+    """Training reward rose, held-out accuracy did not: the reward is being tricked, or the prompts learnt by heart."""
+    before, now = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
+    scored = [e for e in evaluations if e.get("objective") == objective and "accuracy" in (e.get("metrics") or {})]
+    if before is None or now is None or len(scored) < 2:
+        return None
+    earlier = [e for e in scored if e["stage"] in ("base", "sft") and _alike(e, scored[-1])]
+    if not earlier or scored[-1]["stage"] in ("base", "sft"):
+        return None
+    was, is_now = (e["metrics"]["accuracy"]["value"] for e in (earlier[-1], scored[-1]))
+    if was is None or is_now is None or now - before <= REWARD_UP or is_now - was >= ACCURACY_UP:
+        return None
+    return Finding(
+        "reward_without_accuracy",
+        "warning",
+        newest(rows),
+        f"the training reward of {objective} rose from {before:.2f} to {now:.2f}, but held-out accuracy went from "
+        f"{was:.2f} ({earlier[-1]['stage']}) to {is_now:.2f}: the reward is tricked, or prompts are known by heart.",
+        {"objective": objective, "reward": [before, now], "accuracy": [was, is_now]},
+        "read the best-paid samples of the last steps; make the reward ask for what the evaluation asks",
+    )
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in ("split", "mode", "pool"))
+
+
+def _label(rows: Rows, objective: str, label: str) -> float | None:
+    """Mean share of a label over the window; 0 where other labels were counted, None where none were."""
+    prefix = f"label/{objective}/"
+    labelled = [row for row in rows[-WINDOW:] if any(key.startswith(prefix) for key in row)]
+    if len(labelled) < ENOUGH:
+        return None
+    return statistics.fmean(number(row, prefix + label) or 0.0 for row in labelled)
+
+
+def _shaping(config: Config) -> list[str]:
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    values = {name: getattr(config.sampling, name) for name in neutral}
+    return [f"sampling.{name}={value:g}" for name, value in values.items() if value != neutral[name]]
+
+
+RULES: tuple[Rule, ...] = (sampler_mismatch, gradient_conflict, loss_near_zero, memory_trend)
+OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
+    dead_groups,
+    truncation,
+    length_collapse,
+    entropy_collapse,
+    low_entropy_start,
+    unscored,
+    unparsed,
+)

@@ -1,0 +1,312 @@
+"""GRPO, one step a screen: sample, score, compare, refer, differentiate, combine, guard, apply.
+
+`for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from grpo_nb import control, guards, losses, metrics, optim, seeding, training
+from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
+from grpo_nb.guards import TrainingError
+from grpo_nb.knobs import KnobSnapshot
+from grpo_nb.model import Policy
+from grpo_nb.rewards import score
+from grpo_nb.rollout import Engine
+from grpo_nb.rollout import engine as engine_named
+from grpo_nb.run import Run
+from grpo_nb.tasks import Task
+from grpo_nb.training import Drawn, Rewards, Training
+from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
+
+__all__ = ["TrainingError", "grpo", "grpo_step"]
+
+POLL_SECONDS = 0.2
+
+
+def grpo(
+    run: Run,
+    *,
+    policy: Policy | None = None,
+    tasks: Mapping[str, Task] | None = None,
+    rewards: Rewards | None = None,
+    engine: Engine | str = "eager",
+    steps: int | None = None,
+) -> Steps:
+    """Train `run` to `steps` in total (its own number by default), yielding each step; resumes by itself.
+
+    `tasks` and `rewards` give an objective, by name, a task of your own or extra reward functions with TRL's
+    signature `f(prompts, completions, **columns) -> list[float | None]`; on resuming, give the same again.
+    A checkpoint is saved every `run.checkpoint_every` steps and when the generator ends or is closed.
+
+    Raises:
+        ConfigError, RunError, ModelError, DataError: before any work.
+        TrainingError: an invariant of the first step fails, or three updates in a row were refused.
+    """
+    goal = run.config.run.steps if steps is None else steps
+    built = engine_named(engine) if isinstance(engine, str) else engine
+    with run.lock() as lock:
+        state = training.prepare(run, built, policy=policy, tasks=tasks, rewards=rewards)
+        if lock.took_over:
+            run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
+        run.knobs.request("run")
+        with training.deterministic(run.config, state.policy.device), closing(_steps(state, goal)) as walk:
+            yield from walk
+
+
+def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
+    """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
+    config, policy, clock = state.config, state.policy, metrics.Clock()
+    step, settings = state.step + 1, _settings(state, knobs)
+    with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns
+        drawn_P = training.draw_prompts(state, step)
+        rollouts = _rollouts(state, drawn_P, step, settings.temperature)
+    with clock("score"):  # 2. a reward for each, None where there is no verdict
+        scores = _scores(state, drawn_P, rollouts)
+    experience = _experience(state, drawn_P, rollouts, scores, settings)  # 3. compared within its group
+    with clock("reference"), policy.scoring():  # 4. the same tokens under the old and the starting policy
+        if experience.old_known:
+            experience.logprobs_old, experience.entropy = token_stats(policy, experience, config.batch.micro_batch)
+        if settings.needs_reference:
+            with policy.as_reference():
+                experience.logprobs_reference, _ = token_stats(policy, experience, config.batch.micro_batch)
+    updates: list[tuple[GradientStats, optim.Update]] = []
+    with clock("train"):
+        for rows in _updates(state, experience, step):
+            state.torn = True
+            gradient = _gradient(state, experience, rows, settings, step)  # 5. per objective, conflicts settled
+            updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
+    row = _row(state, step, settings, rollouts, scores, experience, updates) | clock.row()
+    return _finish(state, row, drawn_P, rollouts, scores, experience)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs as one step uses them: a single snapshot, taken before any work."""
+
+    temperature: float
+    learning_rate: float
+    betas: Mapping[str, float]
+    needs_reference: bool
+
+
+def _steps(state: Training, goal: int) -> Steps:
+    run, saved = state.run, state.step
+    knobs = run.knobs.snapshot()
+    try:
+        while state.step < goal:
+            knobs = _obey(state, knobs)
+            if knobs.command == "stop":
+                run.log_event("stopped", step=state.step)
+                break
+            stats = grpo_step(state, knobs)
+            if state.step % run.config.run.checkpoint_every == 0:
+                training.save(state)
+                saved = state.step
+            yield stats
+        else:
+            run.log_event("done", step=state.step)
+    except Exception as error:
+        run.log_event("failed", step=state.step, error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if state.torn:
+            run.log_event("torn", step=state.step, resumes_from=saved)
+        elif saved < state.step:
+            training.save(state)
+
+
+def _obey(state: Training, before: KnobSnapshot) -> KnobSnapshot:
+    """The knobs for the next step, once nobody asks for a pause; every turn goes into the log."""
+    run, paused = state.run, False
+    while True:
+        now = run.knobs.snapshot()
+        if now.command != "pause":
+            break
+        if not paused:
+            run.log_event("paused", step=state.step)
+            paused = True
+        time.sleep(POLL_SECONDS)
+    for turn in now.changes_since(before):
+        run.log_event("knob", step=state.step + 1, **turn)
+    for name, objective in state.objectives.items():
+        key = f"beta/{name}"
+        if now.modes[key] == "manual":
+            objective.beta = control.set_manual(objective.beta, now.values[key])
+        elif objective.beta.mode == "manual":
+            objective.beta = control.set_auto(objective.beta)
+    return now
+
+
+def _settings(state: Training, knobs: KnobSnapshot) -> Settings:
+    betas = {name: o.beta.value for name, o in state.objectives.items()}
+    watched = any(o.config.kl_band for o in state.objectives.values())
+    return Settings(
+        temperature=knobs.values["temperature"],
+        learning_rate=knobs.values["learning_rate"],
+        betas=betas,
+        needs_reference=watched or any(beta > 0 for beta in betas.values()),
+    )
+
+
+def _rollouts(state: Training, drawn_P: Sequence[Drawn], step: int, temperature: float) -> Rollouts:
+    config = state.config
+    rows = len(drawn_P) * config.batch.group_size
+    generator = seeding.generator(config.run.seed, step, "rollout")
+    uniforms = torch.rand(rows, config.sampling.max_completion, dtype=torch.float64, generator=generator)
+    prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
+    rollouts = state.engine.generate(
+        state.policy, prompt_ids_P, config.batch.group_size, config.sampling, temperature, uniforms
+    )
+    guards.check_rollouts(rollouts, state.policy.terminators)
+    return rollouts
+
+
+def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> list[Score]:
+    """Scores in the order of the completions; each objective's own rubric judges its own rows."""
+    group = rollouts.group_size
+    scores: list[Score] = []
+    for name, objective in state.objectives.items():
+        rows = [i for i in range(len(drawn_P) * group) if drawn_P[i // group].objective == name]
+        scores += score(
+            objective.rubric,
+            [drawn_P[i // group].example for i in rows],
+            [rollouts.texts[i] for i in rows],
+            [rollouts.completion_ids[i] for i in rows],
+        )
+    return scores
+
+
+def _experience(
+    state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scores: Sequence[Score], settings: Settings
+) -> Experience:
+    algorithm, group = state.config.algorithm, rollouts.group_size
+    rewards = torch.tensor([float("nan") if s.value is None else s.value for s in scores]).view(-1, group)
+    advantages = losses.group_advantages(
+        rewards, scale=losses.ALGORITHMS[algorithm.loss].scale, clip=algorithm.advantage_clip
+    )
+    lengths = torch.tensor([len(ids) for ids in rollouts.completion_ids])
+    if algorithm.mask_truncated:
+        lengths *= torch.tensor([reason == "stop" for reason in rollouts.stop_reasons])
+    blank = torch.zeros(len(scores), max(len(ids) for ids in rollouts.completion_ids))
+    experience = Experience(
+        objectives=[drawn_P[i // group].objective for i in range(len(scores))],
+        prompt_ids=[rollouts.prompt_ids[i // group] for i in range(len(scores))],
+        completion_ids=rollouts.completion_ids,
+        temperature=settings.temperature,
+        advantages=advantages.flatten(),
+        kept=(~rewards.isnan().any(dim=1)).repeat_interleave(group),
+        logprobs_old=blank,
+        old_known=not state.config.batch.on_policy or state.step == 0,
+        logprobs_reference=None,
+        entropy=blank.clone(),
+        lengths=lengths,
+    )
+    guards.check_masks(rollouts, experience, algorithm.mask_truncated)
+    return experience
+
+
+def _updates(state: Training, experience: Experience, step: int) -> Iterator[dict[str, list[int]]]:
+    """Rows of each optimizer update, by objective: every epoch deals each objective's rows evenly."""
+    batch, seed = state.config.batch, state.config.run.seed
+    per_epoch = batch.updates_per_rollout // batch.inner_epochs
+    for epoch in range(batch.inner_epochs):
+        dealt: list[dict[str, list[int]]] = [{} for _ in range(per_epoch)]
+        for name in state.objectives:
+            rows = experience.rows_of(name)
+            if per_epoch > 1:
+                order = seeding.permutation(len(rows), seed, step, f"update/{name}/{epoch}")
+                rows = [rows[i] for i in order]
+            for k, update in enumerate(dealt):
+                if share := rows[k::per_epoch]:
+                    update[name] = share
+        yield from (update for update in dealt if update)
+
+
+def _gradient(
+    state: Training, experience: Experience, rows: Mapping[str, list[int]], settings: Settings, step: int
+) -> GradientStats:
+    config = state.config
+    return objective_gradients(
+        state.policy,
+        experience,
+        rows,
+        settings.betas,
+        {name: o.config.weight for name, o in state.objectives.items()},
+        config.algorithm,
+        micro_batch=config.batch.micro_batch,
+        max_completion=config.sampling.max_completion,
+        generator=seeding.generator(config.run.seed, step, "combine"),
+    )
+
+
+def _apply(state: Training, settings: Settings) -> optim.Update:
+    algorithm = state.config.algorithm
+    return optim.apply(
+        state.policy.parameters_by_name(),
+        state.optimizer,
+        learning_rate=settings.learning_rate * optim.warmup(state.step + 1, algorithm.warmup_steps),
+        max_norm=algorithm.max_grad_norm,
+        skip_above=algorithm.skip_grad_norm,
+    )
+
+
+def _row(
+    state: Training,
+    step: int,
+    settings: Settings,
+    rollouts: Rollouts,
+    scores: Sequence[Score],
+    experience: Experience,
+    updates: Sequence[tuple[GradientStats, optim.Update]],
+) -> metrics.Row:
+    algorithm = state.config.algorithm
+    row: metrics.Row = {"step": step} | metrics.update_row(updates)
+    for name, objective in state.objectives.items():
+        rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
+        rewards = torch.tensor([float("nan") if (v := scores[i].value) is None else v for i in rows])
+        row |= metrics.reward_row(name, [scores[i] for i in rows], rewards.view(-1, rollouts.group_size))
+        row |= metrics.policy_row(name, experience, algorithm.kl, algorithm.log_ratio_clamp)
+        row |= {f"beta/{name}": settings.betas[name], f"beta_mode/{name}": objective.beta.mode}
+        row |= metrics.length_row(name, rollouts, rows)
+    return row | {
+        "sampler_gap": metrics.sampler_gap(experience, rollouts),
+        "lr": settings.learning_rate * optim.warmup(step, algorithm.warmup_steps),
+        "temperature": settings.temperature,
+        "tokens": sum(len(ids) for ids in rollouts.completion_ids),
+        "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),
+    }
+
+
+def _finish(
+    state: Training,
+    row: metrics.Row,
+    drawn_P: Sequence[Drawn],
+    rollouts: Rollouts,
+    scores: Sequence[Score],
+    experience: Experience,
+) -> StepStats:
+    """Check, move the betas, log: after this the step exists."""
+    run, step = state.run, state.step + 1
+    for name, objective in state.objectives.items():
+        if objective.config.kl_band and objective.beta.mode == "auto":
+            kl = row[f"kl/{name}"]
+            objective.beta, moved = control.band_rule(
+                objective.beta,
+                kl if isinstance(kl, float) else None,
+                objective.config.kl_band,
+                objective.config.beta_bounds,
+                name=name,
+            )
+            if moved:
+                run.log_event("beta", step=step, objective=name, message=moved)
+    run.log_samples(training.sample_rows(state, step, drawn_P, rollouts, scores, experience))
+    run.log_metrics(row)
+    guards.watch(state, row)
+    state.step, state.torn = step, False
+    status = str(row["status"])
+    return StepStats(step=step, metrics=row, status=status)  # type: ignore[arg-type]

@@ -1,0 +1,300 @@
+"""What a GRPO run holds in memory while it trains: prepared from its directory, saved back into it."""
+
+import hashlib
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo_nb import optim, seeding
+from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
+from grpo_nb.control import BetaState
+from grpo_nb.model import Policy, load_policy
+from grpo_nb.rewards import RewardFunction, Rubric
+from grpo_nb.rollout import Engine
+from grpo_nb.run import Run, RunError
+from grpo_nb.tasks import Task, load_task
+from grpo_nb.types import Example, Experience, Rollouts, Score
+
+log = logging.getLogger(__name__)
+
+Rewards = Mapping[str, Sequence[RewardFunction | tuple[RewardFunction, float]]]
+
+
+@dataclass
+class Objective:
+    """One objective ready to train: its settings, how it scores, its prompts, its beta."""
+
+    name: str
+    config: ObjectiveConfig
+    rubric: Rubric
+    examples: list[Example]
+    beta: BetaState
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A training prompt of this step and the objective it belongs to."""
+
+    objective: str
+    example: Example
+
+
+@dataclass
+class Training:
+    """The whole changing state of a run; everything else is a function of the configuration."""
+
+    run: Run
+    policy: Policy
+    optimizer: torch.optim.AdamW
+    engine: Engine
+    objectives: dict[str, Objective]
+    step: int = 0
+    """Steps done."""
+    torn: bool = False
+    """The weights are between two step boundaries, so they must not be saved."""
+    prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """Token ids of a prompt by (objective, example id)."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """The run's metric rows so far: what the guards look back on."""
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
+
+    def encode(self, objective: str, example: Example) -> list[int]:
+        key = (objective, example.id)
+        if key not in self.prompt_cache:
+            self.prompt_cache[key] = self.policy.encode(example.prompt)
+        return self.prompt_cache[key]
+
+
+def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = None) -> dict[str, Task]:
+    """The task of every objective: the one given by hand, else the built-in one its configuration names.
+
+    Raises:
+        ConfigError: a task is given for an objective that the configuration does not have.
+    """
+    given = given or {}
+    if strangers := given.keys() - config.objectives.keys():
+        raise ConfigError(
+            f"tasks given for {sorted(strangers)}, which the configuration does not have; "
+            f"its objectives are {sorted(config.objectives)}"
+        )
+    return {
+        name: given[name] if name in given else load_task(objective, folder, config.run.seed)
+        for name, objective in config.objectives.items()
+    }
+
+
+def prepare(
+    run: Run,
+    engine: Engine,
+    *,
+    policy: Policy | None = None,
+    tasks: Mapping[str, Task] | None = None,
+    rewards: Rewards | None = None,
+) -> Training:
+    """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
+
+    Raises:
+        ConfigError: too little data, or a prompt or completion that does not fit; found before any work.
+        RunError: the run's checkpoints do not fit its model.
+    """
+    config = run.config
+    policy = policy or load_policy(config.model, config.run.seed)
+    objectives = _objectives(config, load_tasks(config, run.path, tasks), rewards or {})
+    optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
+    training = Training(run, policy, optimizer, engine, objectives)
+    check_data_size(config, {name: len(o.examples) for name, o in objectives.items()})
+    _check_prompts(training)
+    _restore(training)
+    return training
+
+
+def save(training: Training) -> Path:
+    """Write a checkpoint of this step boundary and retire the oldest ones."""
+    parameters = training.policy.parameters_by_name()
+    tensors = {
+        "policy": training.policy.state(),
+        "optimizer": optim.state_tensors(parameters, training.optimizer),
+    }
+    state = {
+        "step": training.step,
+        "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
+        "fingerprint": fingerprint(),
+    }
+    path = training.run.checkpoints.save(training.step, tensors, state)
+    training.run.checkpoints.prune(training.config.run.keep_checkpoints)
+    training.run.log_event("checkpoint", step=training.step, path=path.name)
+    return path
+
+
+@contextmanager
+def deterministic(config: Config, device: torch.device) -> Iterator[None]:
+    """Only algorithms that give the same bits each time, where asked for (`auto`: on CPU)."""
+    wanted = config.run.deterministic
+    on = device.type == "cpu" if wanted == "auto" else wanted
+    before = torch.are_deterministic_algorithms_enabled()
+    if on and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(on or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def fingerprint() -> str:
+    """Hash of the package's sources: two runs with one fingerprint ran the same code."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def surroundings(policy: Policy) -> dict[str, object]:
+    """What else the bits depend on: versions, device, threads; goes into the log at every start."""
+    packages = {name: version(name) for name in ("torch", "transformers", "peft")}
+    return {
+        "fingerprint": fingerprint(),
+        "python": platform.python_version(),
+        **packages,
+        "device": str(policy.device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def draw_prompts(training: Training, step: int) -> list[Drawn]:
+    """The prompts of 1-based `step`: the same number of every objective, objective by objective."""
+    count, seed = training.config.prompts_per_objective, training.config.run.seed
+    return [
+        Drawn(name, objective.examples[i])
+        for name, objective in training.objectives.items()
+        for i in draw(len(objective.examples), count, step, seed, f"prompts/{name}")
+    ]
+
+
+def draw(n: int, count: int, step: int, seed: int, stream: str) -> list[int]:
+    """`count` of `n` indices for 1-based `step`: consecutive in an endless row of seeded permutations."""
+    positions = range((step - 1) * count, step * count)
+    orders = {epoch: seeding.permutation(n, seed, epoch, stream) for epoch in {p // n for p in positions}}
+    return [orders[p // n][p % n] for p in positions]
+
+
+def sample_rows(
+    training: Training,
+    step: int,
+    drawn_P: Sequence[Drawn],
+    rollouts: Rollouts,
+    scores: Sequence[Score],
+    experience: Experience,
+) -> list[dict[str, object]]:
+    """Rows for samples.jsonl: the first completions of each objective's first prompt."""
+    each = training.config.run.samples_per_step // len(training.objectives)
+    count, group = training.config.prompts_per_objective, rollouts.group_size
+    first_rows = [p * count * group for p in range(len(training.objectives))]
+    return [
+        {
+            "step": step,
+            "objective": experience.objectives[i],
+            "example": drawn_P[i // group].example.id,
+            "completion_index": i % group,
+            "prompt": training.policy.decode(list(experience.prompt_ids[i])),
+            "completion": rollouts.texts[i],
+            "target": drawn_P[i // group].example.target,
+            "reward": scores[i].value,
+            "label": scores[i].label,
+            "parts": dict(scores[i].parts),
+            "cause": scores[i].cause,
+            "advantage": float(experience.advantages[i]),
+            "stop_reason": rollouts.stop_reasons[i],
+            "tokens": len(rollouts.completion_ids[i]),
+        }
+        for first in first_rows
+        for i in range(first, first + min(each, group))
+    ]
+
+
+def _objectives(config: Config, tasks: Mapping[str, Task], rewards: Rewards) -> dict[str, Objective]:
+    if strangers := rewards.keys() - config.objectives.keys():
+        raise ConfigError(f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}")
+    return {
+        name: Objective(
+            name=name,
+            config=objective,
+            rubric=Rubric(tasks[name], rewards.get(name, ())),
+            examples=tasks[name].examples("train"),
+            beta=BetaState(value=objective.beta, mode="auto" if objective.kl_band else "manual"),
+        )
+        for name, objective in config.objectives.items()
+    }
+
+
+def _check_prompts(training: Training) -> None:
+    sampling, context = training.config.sampling, training.policy.context
+    longest, where = max(
+        (len(training.encode(name, example)), f"{name}/{example.id}")
+        for name, objective in training.objectives.items()
+        for example in objective.examples
+    )
+    if longest > sampling.max_prompt:
+        raise ConfigError(
+            f"prompt {where} has {longest} tokens, sampling.max_prompt is {sampling.max_prompt}; "
+            "raise it or shorten the data (prompts are never cut)"
+        )
+    if longest + sampling.max_completion > context:
+        raise ConfigError(
+            f"prompt {where} ({longest} tokens) and sampling.max_completion={sampling.max_completion} "
+            f"do not fit the model's context of {context}; lower max_completion or take shorter prompts"
+        )
+
+
+def _restore(training: Training) -> None:
+    """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
+    run, policy = training.run, training.policy
+    newest, damaged = run.checkpoints.latest()
+    for path, reason in damaged:
+        run.log_event("checkpoint_damaged", path=str(path.name), reason=reason)
+        log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
+    if newest is None:
+        _start(training)
+        return
+    policy.load_state(run.checkpoints.load(0).tensors("policy"))
+    policy.freeze_reference()
+    policy.load_state(newest.tensors("policy"))
+    optim.load_state_tensors(policy.parameters_by_name(), training.optimizer, newest.tensors("optimizer"))
+    state = newest.state()
+    training.step = int(state["step"])
+    for name, objective in training.objectives.items():
+        objective.beta = BetaState.from_dict(state["betas"][name])
+    run.rewind(training.step)
+    training.rows = run.metric_rows()
+    run.log_event("resume", step=training.step, **surroundings(policy))
+
+
+def _start(training: Training) -> None:
+    run, policy = training.run, training.policy
+    if (last := run.last_step()) is not None and last > 0:
+        raise RunError(
+            f"{run.path} has metrics up to step {last} but no checkpoint that verifies, so it cannot go on; "
+            "restore its checkpoints folder or begin a new run"
+        )
+    warm, damaged = run.sft_checkpoints.latest()
+    if damaged:
+        raise RunError(f"the SFT result in {run.path} is damaged ({damaged[0][1]}); run SFT again before GRPO")
+    if warm is not None:
+        policy.load_state(warm.tensors("policy"))
+    policy.freeze_reference()
+    run.log_event(
+        "start", step=0, from_sft=warm is not None, geometry=run.config.batch.describe(), **surroundings(policy)
+    )
+    save(training)

@@ -1,0 +1,315 @@
+"""Pictures show what the rows say, from nothing to thousands of steps, without pyplot, mathtext or overlaps."""
+
+import math
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import matplotlib.mathtext
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from grpo_nb import plots, presets
+from grpo_nb.config import Config
+from grpo_nb.plots import canvas
+from tests.made_rows import ill
+
+CONFIG = presets.demo()
+F, H = "fairness", "hallucination"
+EVENTS = pd.DataFrame(
+    [
+        {"kind": "start", "step": 0, "time": 1.0},
+        {"kind": "resume", "step": 20},
+        {"kind": "knob", "step": 30, "key": f"beta/{H}", "old": "auto", "new": 0.08, "by": "user"},
+        {"kind": "checkpoint", "step": 40},
+    ]
+)
+
+
+def frame(steps: int = 47, change: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: {}) -> pd.DataFrame:
+    return pd.DataFrame(ill(change, steps))
+
+
+def sick(row: dict[str, Any]) -> dict[str, Any]:
+    exploded = {"grad/norm": 1.1e8, "status": "skipped"} if row["step"] == 40 else {}
+    lost = {"grad/norm": math.nan, "loss": math.nan, "status": "skipped"} if row["step"] == 22 else {}
+    beta = {f"beta/{F}": min(1.0, 0.04 * 1.15 ** (row["step"] // 3)), f"kl/{F}": 0.01 * 1.08 ** row["step"]}
+    return beta | {f"truncation/{F}": min(1.0, row["step"] / 60)} | exploded | lost
+
+
+def compared() -> pd.DataFrame:
+    metrics = {
+        F: ["accuracy", "accuracy_disambiguated", "bias_ambiguous"],
+        H: ["accuracy_unanswerable", "unparsed_rate"],
+    }
+    rows = []
+    for name, names in metrics.items():
+        for i, metric in enumerate(names):
+            row: dict[str, Any] = {"objective": name, "metric": metric, "differs": i == 0, "n": 200}
+            for stage, value in (("base", math.nan), ("sft", 0.4), ("latest", 0.9), ("difference", 0.5)):
+                row |= {stage: value, f"{stage}_low": value - 0.1, f"{stage}_high": value + 0.05}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def dashboard(rows: pd.DataFrame, config: Config = CONFIG, **more: Any) -> plots.Picture:
+    return plots.dashboard(rows, config, EVENTS, name="demo-run", updated=datetime(2026, 1, 2, 12, 31, 7), **more)
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "healthy": lambda: dashboard(frame()),
+    "sick": lambda: dashboard(frame(70, sick)),
+    "empty": lambda: plots.dashboard(pd.DataFrame(), CONFIG, pd.DataFrame()),
+    "first step": lambda: plots.dashboard(frame(1), CONFIG),
+    "few steps": lambda: plots.dashboard(frame(4), CONFIG),
+    "rewards": lambda: plots.reward_curves(frame(), CONFIG),
+    "rewards, empty": lambda: plots.reward_curves(pd.DataFrame(), CONFIG),
+    "answers": lambda: plots.answers(frame(), CONFIG),
+    "answers, empty": lambda: plots.answers(pd.DataFrame(), CONFIG),
+    "sft": lambda: plots.sft(frame()),
+    "sft, empty": lambda: plots.sft(pd.DataFrame()),
+    "before and after": lambda: plots.before_after(compared()),
+    "before and after, empty": lambda: plots.before_after(compared().head(0)),
+}
+each_picture = pytest.mark.parametrize("name", PICTURES)
+
+
+def panel(figure: Figure, title: str) -> Axes:
+    return next(a for a in figure.axes if a.get_title(loc="left").startswith(title))
+
+
+def texts(figure: Figure) -> list[Text]:
+    """All that can be read; ticks beyond the end of their axis exist, but are not drawn."""
+    beyond = {id(label) for axis in figure.axes for label in _labels_beyond(axis)}
+    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and id(t) not in beyond]
+
+
+def _labels_beyond(axis: Axes) -> list[Text]:
+    sides = ((axis.xaxis, sorted(axis.get_xlim())), (axis.yaxis, sorted(axis.get_ylim())))
+    ticks = [(tick, low, high) for side, (low, high) in sides for tick in side.get_major_ticks()]
+    return [tick.label1 for tick, low, high in ticks if not low <= tick.get_loc() <= high]
+
+
+def curve(axis: Axes, colour: str) -> Any:
+    """The bold line of a colour."""
+    return next(line for line in axis.lines if line.get_color() == colour and line.get_linewidth() == 2)
+
+
+# All pictures
+
+
+@each_picture
+def test_every_picture_is_a_png_of_its_size(name: str) -> None:
+    figure = PICTURES[name]()
+    png = plots.to_png(figure)
+    width, height = struct.unpack(">II", png[16:24])
+    assert png.startswith(b"\x89PNG") and (width, height) == pytest.approx(figure.get_size_inches() * 100, abs=1)
+    assert len(png) < 250_000
+    assert figure._repr_png_() == png  # type: ignore[attr-defined]
+
+
+@each_picture
+def test_no_text_overlaps_another_or_leaves_the_picture(name: str) -> None:
+    figure = PICTURES[name]()
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts(figure)]
+    width, height = figure.get_size_inches() * figure.dpi
+    outside = [text for text, b in boxes if b.x0 < 0 or b.y0 < 0 or b.x1 > width or b.y1 > height]
+    assert not outside
+    clashes = [(one, other) for i, (one, a) in enumerate(boxes) for other, b in boxes[:i] if _overlap(a, b) > 1.5]
+    assert not clashes
+
+
+def _overlap(a: Any, b: Any) -> float:
+    """Pixels by which two boxes overlap in the direction in which they do least."""
+    return min(min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0))
+
+
+@each_picture
+def test_nothing_is_set_as_mathtext(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("mathtext was parsed")
+
+    monkeypatch.setattr(matplotlib.mathtext.MathTextParser, "parse", refuse)
+    figure = PICTURES[name]()
+    plots.to_png(figure)
+    assert not [t.get_text() for t in texts(figure) if "$" in t.get_text()]  # what would be, and is shown raw now
+
+
+def test_a_name_with_dollars_is_a_name() -> None:
+    config = CONFIG.replace(objectives={"a$b$": {"task": "bbq", "data": "demo"}})
+    plots.to_png(plots.dashboard(pd.DataFrame(), config, None, name="$x^$ run"))
+
+
+def test_threads_may_draw_at_once() -> None:
+    failures: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            for _ in range(1):
+                plots.to_png(dashboard(frame(70, sick)))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_pyplot_is_never_imported() -> None:
+    code = (
+        "import sys, pandas as pd; from grpo_nb import plots, presets; "
+        "plots.to_png(plots.dashboard(pd.DataFrame(), presets.demo())); sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_lock_survives_a_reload() -> None:
+    source = compile(Path(canvas.__file__).read_text(encoding="utf-8"), canvas.__file__, "exec")
+    namespace = dict(vars(canvas))
+    exec(source, namespace)
+    assert namespace["RENDER_LOCK"] is canvas.RENDER_LOCK is plots.RENDER_LOCK
+
+
+# What the dashboard says
+
+
+def test_the_header_says_run_step_time_and_newest_reward() -> None:
+    said = [t.get_text() for t in texts(dashboard(frame()))]
+    assert "demo-run" in said and "step 47 of 60   last update 12:31:07" in said
+    assert [s for s in said if s.startswith(f"{F}   reward 0.8")]
+
+
+def test_objectives_keep_their_colours_in_the_order_of_the_config() -> None:
+    assert plots.colours([F, H]) == {F: canvas.PALETTE[0], H: canvas.PALETTE[1]}
+    assert len(set(canvas.PALETTE)) == 8
+    figure = dashboard(frame(10)[[c for c in frame(1).columns if F not in c]])  # the first objective has no data
+    axis = panel(figure, "KL")
+    assert curve(axis, canvas.PALETTE[1]).get_ydata()[-1] == pytest.approx(frame(10)[f"kl/{H}"].iloc[-1])
+
+
+def test_kl_is_drawn_over_its_band() -> None:
+    axis = panel(dashboard(frame(20)), "KL")
+    assert {0.01, 0.1} <= {line.get_ydata()[0] for line in axis.lines if line.get_linestyle() == "--"}
+    own = CONFIG.replace(**{f"objectives.{H}.kl_band": [0.2, 0.4]})
+    assert len(panel(dashboard(frame(20), own), "KL").patches) == 2
+    none = CONFIG.replace(**{f"objectives.{o}.kl_band": None for o in (F, H)})
+    assert not panel(dashboard(frame(20), none), "KL").patches
+
+
+def test_beta_goes_in_steps_with_a_mark_where_a_person_turned_it() -> None:
+    rows = frame(47, lambda row: {f"beta/{H}": 0.08, f"beta_mode/{H}": "manual"} if row["step"] >= 30 else {})
+    for events in (EVENTS, None):
+        axis = panel(plots.dashboard(rows, CONFIG, events), "β")
+        assert {line.get_drawstyle() for line in axis.lines if line.get_linewidth() == 2} == {"steps-post"}
+        (marks,) = [line for line in axis.lines if line.get_marker() == "v" and len(line.get_xdata())]
+        assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([30], [0.08])
+
+
+def test_beta_over_decades_gets_a_log_axis() -> None:
+    assert panel(dashboard(frame(70, sick)), "β").get_yscale() == "log"
+    assert panel(dashboard(frame(47)), "β").get_yscale() == "linear"
+
+
+def test_length_is_drawn_against_the_cap() -> None:
+    axis = panel(dashboard(frame(20)), "Completion length")
+    cap = CONFIG.sampling.max_completion
+    assert f"cap {cap}" in [t.get_text() for t in axis.texts] and axis.get_ylim()[1] > cap
+
+
+def test_skipped_steps_are_crosses_and_clipped_ones_ticks() -> None:
+    axis = panel(dashboard(frame(70, sick)), "Gradient")
+    crosses = [x for line in axis.lines if line.get_marker() == "x" for x in line.get_xdata()]
+    ticks = [x for line in axis.lines if line.get_marker() == "|" for x in line.get_xdata()]
+    assert sorted(crosses) == [22, 40] and sorted(ticks) == [17, 34, 51, 68]
+    assert axis.get_ylim()[1] < 10  # the skipped 1.1e8 does not flatten the rest
+
+
+def test_gradients_over_decades_get_a_log_axis() -> None:
+    axis = panel(dashboard(frame(47, lambda row: {"grad/norm": 10.0 ** (row["step"] % 5)})), "Gradient")
+    assert axis.get_yscale() == "log"
+
+
+def test_a_resume_is_marked_in_every_panel() -> None:
+    figure = dashboard(frame())
+    for axis in figure.axes:
+        assert [20.5, 20.5] in [list(line.get_xdata()) for line in axis.lines]
+    assert "resumed here" in [t.get_text() for t in texts(figure)]
+
+
+def test_an_empty_run_says_so_and_shows_its_targets() -> None:
+    figure = PICTURES["empty"]()
+    assert [t.get_text() for t in texts(figure)].count("no steps yet") == 6
+    assert panel(figure, "KL").patches and "step 0 of 60" in [t.get_text() for t in texts(figure)]
+
+
+# Lines
+
+
+def test_a_long_line_is_smoothed_over_its_faint_raw_values() -> None:
+    axis = panel(dashboard(frame(47)), "Reward")
+    widths = sorted(line.get_linewidth() for line in axis.lines if line.get_color() == canvas.PALETTE[0])
+    assert widths.count(2) == 1 and widths.count(0.8) == 3
+    raw, bold = frame(47)[f"reward/{F}"], curve(axis, canvas.PALETTE[0]).get_ydata()
+    assert np.diff(bold).std() < 0.5 * np.diff(raw).std()
+    short = panel(dashboard(frame(10)), "Reward")
+    assert list(curve(short, canvas.PALETTE[0]).get_ydata()) == pytest.approx(list(frame(10)[f"reward/{F}"]))
+
+
+def test_thousands_of_steps_are_thinned_but_keep_the_newest_and_the_skipped() -> None:
+    rows = pd.DataFrame({"step": range(1, 9002), "status": "ok", "grad/norm": 0.5})
+    rows.loc[4321, "status"] = "skipped"
+    kept = canvas.ordered(rows)
+    assert len(kept) < 2 * canvas.MOST_POINTS and {1, 4322, 9001} <= set(kept["step"])
+
+
+def test_rows_out_of_order_and_twice_are_put_right() -> None:
+    rows = pd.DataFrame({"step": [3, 1, 2, 2], "loss": [3.0, 1.0, 9.0, 2.0]})
+    assert list(canvas.ordered(rows)["loss"]) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(("last", "total", "end"), [(0, 60, 10), (8, 60, 10), (47, 60, 50), (60, 60, 60), (70, 60, 70)])
+def test_the_step_axis_grows_in_strides_up_to_the_total(last: int, total: int, end: int) -> None:
+    axis = canvas.new(2, 2).subplots()
+    canvas.step_axis(axis, pd.DataFrame({"step": range(1, last + 1)}), total)
+    assert axis.get_xlim() == (0, end)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.04, "0.04"), (1e-4, "0.0001"), (1.0, "1"), (123456.0, "123,456"), (1e8, "1e+08"), (-0.5, "-0.5")],
+)
+def test_numbers_are_plain(value: float, text: str) -> None:
+    assert canvas.plain(value) == text
+
+
+def test_the_change_is_bold_where_it_is_sure() -> None:
+    figure = plots.before_after(compared())
+    weights = {t.get_text(): t.get_weight() for t in figure.axes[0].texts if "[" in t.get_text()}
+    assert weights == {"+0.50  [+0.40, +0.55]": "normal"} or set(weights.values()) == {"bold", "normal"}
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == [
+        "accuracy",
+        "accuracy, disambiguated",
+        "bias, ambiguous",
+    ]
+
+
+def test_labels_at_the_end_of_the_curves_keep_apart_and_in_order() -> None:
+    same = {f"reward/{F}": 0.8, f"reward/{H}": 0.801}
+    figure = plots.reward_curves(frame(40, lambda row: same), CONFIG)
+    heights = {t.get_text().split("\n")[0]: t.get_position()[1] for t in figure.axes[0].texts if "\n" in t.get_text()}
+    assert heights[H] - heights[F] >= 0.14 - 1e-9

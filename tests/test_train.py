@@ -1,0 +1,263 @@
+"""GRPO end to end on the tiny demo: determinism, resume, knobs, invariance, guards, own rewards."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_nb import train, training
+from grpo_nb.config import ConfigError
+from grpo_nb.rewards import RewardError
+from grpo_nb.run import Run, RunError
+from grpo_nb.sft import sft
+from grpo_nb.train import TrainingError
+from grpo_nb.train import grpo as product_grpo
+from grpo_nb.types import Example, Score, StepStats
+from tests.tiny import REWARDS, rows, small_tasks, stable, tiny_run, weights
+
+
+def grpo(run: Run, **options: Any) -> Iterator[StepStats]:
+    return product_grpo(run, **{"rewards": REWARDS, "tasks": small_tasks()} | options)
+
+
+def straight(folder: Path, name: str = "tiny", **changes: Any) -> tuple[Run, list[dict[str, Any]]]:
+    run = tiny_run(folder, name, **changes)
+    return run, rows(list(grpo(run)))
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_one_seed_gives_one_run(tmp_path: Path) -> None:
+    first, first_rows = straight(tmp_path, "a")
+    second, second_rows = straight(tmp_path, "b")
+    assert first_rows == second_rows
+    assert equal(weights(first), weights(second))
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    assert straight(tmp_path, "a")[1] != straight(tmp_path, "b", run__seed=1)[1]
+
+
+@pytest.mark.parametrize(
+    "geometry", [{}, {"batch__inner_epochs": 2}, {"batch__train_batch": 8, "batch__micro_batch": 4}]
+)
+def test_a_broken_off_run_resumes_to_the_same_bits(tmp_path: Path, geometry: dict[str, Any]) -> None:
+    run, expected = straight(tmp_path, "straight", **geometry)
+    broken = tiny_run(tmp_path, "broken", **geometry)
+    for step in grpo(broken):
+        if step.step == 3:
+            break
+    list(grpo(broken))
+    logged = [stable(row) for row in map(json.loads, (broken.path / "metrics.jsonl").read_text().splitlines())]
+    assert logged == json.loads(json.dumps(expected))
+    assert equal(weights(run), weights(broken))
+
+
+def test_rows_past_the_checkpoint_are_moved_aside(tmp_path: Path) -> None:
+    run, expected = straight(tmp_path)
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None and newest.step == 4
+    next(iter(newest.path.glob("policy*"))).write_bytes(b"torn")
+    resumed = list(grpo(run))
+    assert [step.step for step in resumed] == [3, 4]
+    assert rows(resumed) == expected[2:]
+    assert (run.path / "metrics.discarded.jsonl").read_text().count("\n") == 2
+    assert "checkpoint_damaged" in set(run.events()["kind"])
+
+
+def test_the_reference_is_the_sft_result_also_after_a_resume(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    list(sft(run))
+    first = next(iter(grpo(run)))
+    assert first["kl/fairness"] == pytest.approx(0.0, abs=1e-6)
+    later = list(grpo(run))
+    assert later[0].step == 2
+    assert later[-1]["kl/fairness"] > 1e-7  # type: ignore[operator]
+    assert equal(run.checkpoints.load(0).tensors("policy"), run.sft_checkpoints.latest()[0].tensors("policy"))  # type: ignore[union-attr]
+
+
+def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
+    first = next(iter(grpo(tiny_run(tmp_path))))
+    assert first["ratio/max_dev"] < 1e-4  # type: ignore[operator]
+    assert first["sampler_gap"] < 1e-4  # type: ignore[operator]
+    assert first["grad/update"] > 0  # type: ignore[operator]
+
+
+def test_a_reference_that_is_not_the_start_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = training._start
+
+    def perturbed(state: training.Training) -> None:
+        honest(state)
+        with torch.no_grad():
+            for parameter in state.policy.parameters_by_name().values():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+
+    monkeypatch.setattr(training, "_start", perturbed)
+    with pytest.raises(TrainingError, match="reference"):
+        list(grpo(tiny_run(tmp_path)))
+
+
+def test_parameters_that_do_not_move_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
+    with pytest.raises(TrainingError, match=r"grad/update|no weight"):
+        list(grpo(tiny_run(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "combine"), [("grpo", "sum"), ("dr_grpo", "pcgrad"), ("dapo", "sum"), ("dapo", "pcgrad")]
+)
+def test_any_micro_batch_gives_the_same_gradient(tmp_path: Path, loss: str, combine: str) -> None:
+    norms = []
+    for micro in (16, 2):
+        run = tiny_run(
+            tmp_path, f"micro{micro}", algorithm__loss=loss, algorithm__combine=combine, batch__micro_batch=micro
+        )
+        norms.append(next(iter(grpo(run)))["grad/norm"])
+    assert norms[0] > 1e-3  # type: ignore[operator]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, batch__inner_epochs=3, algorithm__learning_rate=3e-3, algorithm__clip_low=0.01)
+    steps = list(grpo(run))
+    assert steps[1]["ratio/max_dev"] < 1e-4  # type: ignore[operator]
+    assert max(step["clip/low"] + step["clip/high"] for step in steps) > 0  # type: ignore[operator]
+    assert run.config.batch.updates_per_rollout == 3
+
+
+def test_a_turned_knob_acts_at_the_next_step_is_logged_and_survives(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=6)
+    for step in grpo(run):
+        if step.step == 2:
+            run.knobs["beta/fairness"].set(0.5)
+            run.knobs["temperature"].set(0.7)
+        if step.step == 3:
+            assert (step["beta/fairness"], step["temperature"]) == (0.5, 0.7)
+            assert step["beta/hallucination"] != 0.5
+            break
+    last = list(grpo(run))[-1]
+    assert (last["beta/fairness"], last["temperature"]) == (0.5, 0.7)
+    turns = run.events().query("kind == 'knob'")
+    assert set(turns["key"]) == {"beta/fairness", "temperature"}
+    assert set(turns["step"]) == {3}
+
+
+def test_stop_saves_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    for step in grpo(run):
+        if step.step == 1:
+            run.knobs.request("stop")
+    assert run.last_step() == 1
+    assert [step.step for step in grpo(run)] == [2, 3, 4]
+
+
+def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    walk = grpo(run)
+    next(walk)
+    with pytest.raises(RunError):
+        next(grpo(Run.open(run.path)))
+    walk.close()
+    assert next(grpo(Run.open(run.path))).step == 2
+
+
+def test_an_exploding_gradient_is_skipped_and_three_in_a_row_stop(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, algorithm__skip_grad_norm=1e-9)
+    before = None
+    with pytest.raises(TrainingError, match="skipped"):
+        for step in grpo(run):
+            before = step
+    assert before is not None and before.status == "skipped"
+    assert equal(run.checkpoints.load(0).tensors("policy"), weights(run))
+
+
+def test_own_reward_functions_with_trl_signature_add_to_the_task(tmp_path: Path) -> None:
+    def brevity(completions: list[Any], **columns: Any) -> list[float]:
+        return [-float(len(c[0]["content"].split())) for c in completions]
+
+    steps = list(grpo(tiny_run(tmp_path), rewards={"fairness": [(brevity, 0.1)]}))
+    assert steps[0]["reward_part/fairness/brevity"] < 0  # type: ignore[operator]
+    assert "reward_part/hallucination/brevity" not in steps[0].metrics
+
+
+@pytest.mark.parametrize("bad", [[1.0], [float("inf")] * 8, ["one"] * 8])
+def test_a_wrong_reward_names_the_function_and_loses_nothing(tmp_path: Path, bad: list[Any]) -> None:
+    run = tiny_run(tmp_path)
+    calls = []
+
+    def broken(completions: list[Any], **columns: Any) -> list[Any]:
+        calls.append(1)
+        return [0.0] * len(completions) if len(calls) == 1 else bad
+
+    with pytest.raises(RewardError, match="broken"):
+        list(grpo(run, rewards={"fairness": [broken]}))
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None and newest.step == run.last_step() == 1
+    assert next(grpo(run)).step == 2
+
+
+def test_unscored_groups_are_left_out_and_counted(tmp_path: Path) -> None:
+    def silent(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+        return [None] + [1.0] * (len(completions) - 1)
+
+    step = next(iter(grpo(tiny_run(tmp_path), rewards={"fairness": [silent]})))
+    assert step["unscored_groups/fairness"] == 1
+    assert step["scored/fairness"] == pytest.approx(7 / 8)
+
+
+def test_an_own_task_trains(tmp_path: Path) -> None:
+    class Shout:
+        name = "shout"
+
+        def examples(self, split: str) -> list[Example]:
+            return [Example(id=f"{split}/{i}", prompt=[{"role": "user", "content": "answer :"}]) for i in range(4)]
+
+        def score(self, example: Example, completion: str) -> Score:
+            return Score(value=float(len(completion)), label="any")
+
+    tasks = {"fairness": Shout(), "hallucination": Shout()}
+    assert len(list(grpo(tiny_run(tmp_path, sft__steps=0), tasks=tasks))) == 4
+
+
+def test_prompts_that_do_not_fit_are_refused_before_any_work(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, sampling__max_prompt=5)
+    with pytest.raises(ConfigError, match="max_prompt"):
+        next(grpo(run))
+    assert run.last_step() in (None, 0)
+
+
+def test_sft_is_refused_once_grpo_has_begun(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    next(grpo(run))
+    with pytest.raises(RunError, match="reference"):
+        next(sft(run))
+
+
+def test_prompts_of_all_epochs_are_drawn_once_each() -> None:
+    drawn = [i for step in range(1, 11) for i in training.draw(10, 3, step, 0, "s")]
+    assert all(sorted(drawn[e * 10 : e * 10 + 10]) == list(range(10)) for e in range(3))
+    assert drawn[:10] != drawn[10:20]
+
+
+def test_every_row_of_an_epoch_is_in_exactly_one_update(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=8, batch__inner_epochs=2)
+    seen: list[dict[str, list[int]]] = []
+    honest = train._gradient
+
+    def spy(state: Any, experience: Any, rows_: Any, *rest: Any) -> Any:
+        seen.append(rows_)
+        return honest(state, experience, rows_, *rest)
+
+    train._gradient = spy
+    try:
+        next(iter(grpo(run)))
+    finally:
+        train._gradient = honest
+    assert len(seen) == run.config.batch.updates_per_rollout == 4
+    for epoch in (seen[:2], seen[2:]):
+        assert sorted(i for update in epoch for share in update.values() for i in share) == list(range(16))
