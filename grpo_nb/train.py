@@ -14,6 +14,7 @@ from grpo_nb import control, guards, losses, metrics, optim, seeding, training
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
 from grpo_nb.knobs import KnobSnapshot
+from grpo_nb.lock import RunLock
 from grpo_nb.model import Policy
 from grpo_nb.rewards import score
 from grpo_nb.rollout import Engine
@@ -54,7 +55,7 @@ def grpo(
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         run.knobs.request("run")
-        with training.deterministic(run.config, state.policy.device), closing(_steps(state, goal)) as walk:
+        with training.deterministic(run.config, state.policy.device), closing(_steps(state, lock, goal)) as walk:
             yield from walk
 
 
@@ -94,12 +95,12 @@ class Settings:
     needs_reference: bool
 
 
-def _steps(state: Training, goal: int) -> Steps:
+def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
     run, saved = state.run, state.step
-    knobs = run.knobs.snapshot()
     try:
         while state.step < goal:
-            knobs = _obey(state, knobs)
+            lock.check()
+            knobs = _obey(state)
             if knobs.command == "stop":
                 run.log_event("stopped", step=state.step)
                 break
@@ -120,9 +121,9 @@ def _steps(state: Training, goal: int) -> Steps:
             training.save(state)
 
 
-def _obey(state: Training, before: KnobSnapshot) -> KnobSnapshot:
+def _obey(state: Training) -> KnobSnapshot:
     """The knobs for the next step, once nobody asks for a pause; every turn goes into the log."""
-    run, paused = state.run, False
+    run, before, paused = state.run, state.knobs, False
     while True:
         now = run.knobs.snapshot()
         if now.command != "pause":
@@ -133,6 +134,9 @@ def _obey(state: Training, before: KnobSnapshot) -> KnobSnapshot:
         time.sleep(POLL_SECONDS)
     for turn in now.changes_since(before):
         run.log_event("knob", step=state.step + 1, **turn)
+    if now.problem and now.problem != before.problem:
+        run.log_event("knobs_unreadable", step=state.step + 1, problem=now.problem)
+    state.knobs = now
     for name, objective in state.objectives.items():
         key = f"beta/{name}"
         if now.modes[key] == "manual":

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from grpo_nb import optim, seeding
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
 from grpo_nb.control import BetaState
+from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.rollout import Engine
@@ -56,6 +57,8 @@ class Training:
     optimizer: torch.optim.AdamW
     engine: Engine
     objectives: dict[str, Objective]
+    knobs: KnobSnapshot
+    """The knobs as the newest step used them; what is turned later is logged as a turn."""
     step: int = 0
     """Steps done."""
     torn: bool = False
@@ -112,7 +115,7 @@ def prepare(
     policy = policy or load_policy(config.model, config.run.seed)
     objectives = _objectives(config, load_tasks(config, run.path, tasks), rewards or {})
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
-    training = Training(run, policy, optimizer, engine, objectives)
+    training = Training(run, policy, optimizer, engine, objectives, knobs=run.knobs.snapshot())
     check_data_size(config, {name: len(o.examples) for name, o in objectives.items()})
     _check_prompts(training)
     _restore(training)
@@ -129,6 +132,7 @@ def save(training: Training) -> Path:
     state = {
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
+        "knobs": asdict(training.knobs),
         "fingerprint": fingerprint(),
     }
     path = training.run.checkpoints.save(training.step, tensors, state)
@@ -273,7 +277,7 @@ def _restore(training: Training) -> None:
     policy.load_state(newest.tensors("policy"))
     optim.load_state_tensors(policy.parameters_by_name(), training.optimizer, newest.tensors("optimizer"))
     state = newest.state()
-    training.step = int(state["step"])
+    training.step, training.knobs = int(state["step"]), KnobSnapshot(**state["knobs"])
     for name, objective in training.objectives.items():
         objective.beta = BetaState.from_dict(state["betas"][name])
     run.rewind(training.step)

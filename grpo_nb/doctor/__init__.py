@@ -142,7 +142,7 @@ def _knobs(run: Run) -> Iterator[Finding]:
             None,
             f"{problem.rstrip('.')}.",
             {"file": "knobs.json"},
-            "turn any knob: the file is written anew. Until then the last good values are in use",
+            "correct it, or write it anew with run.knobs.reset(). Until then the last good values are in use",
         )
 
 

@@ -1,0 +1,326 @@
+"""Checkpoints: folders that appear whole or not at all, and prove it with sizes and hashes.
+
+    checkpoints/000040/  policy.safetensors  optimizer.safetensors  state.json  manifest.json
+
+Everything is written into a hidden folder and synced, the manifest last; one rename makes it a checkpoint.
+A folder without a manifest that verifies is none, whatever else lies in it. No pickle.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from grpo_nb.durable import RunError, clear_errors, from_json, sync, to_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:  # torch takes a second to import, and whoever lists or watches runs loads no tensor
+    Tensor = Any
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
+SPARE_BYTES = 16 << 20
+"""Free disk asked for beyond the checkpoint itself: the logs go on growing beside it."""
+_STEP = re.compile(r"\d{6,}")
+_REPLACED = re.compile(r"\.old-(\d{6,})")
+_DISCARDED = re.compile(r"discarded-(\d{6,})")
+
+
+class Damaged(NamedTuple):
+    """A folder that is named like a checkpoint and is none."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One saved step, read from its folder as it is asked for."""
+
+    step: int
+    path: Path
+
+    def names(self) -> list[str]:
+        """The sets of tensors in it, e.g. `["optimizer", "policy"]`."""
+        return sorted(file.name.removesuffix(SUFFIX) for file in self.path.glob(f"*{SUFFIX}"))
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors saved under `name`, on the CPU.
+
+        Raises:
+            RunError: the checkpoint has no such set; the message lists those it has.
+        """
+        from safetensors.torch import load_file
+
+        file = self.path / f"{name}{SUFFIX}"
+        if not file.is_file():
+            raise RunError(f"checkpoint {self.path} has no '{name}{SUFFIX}'; it has {self.names()}")
+        return dict(load_file(file))
+
+    def state(self) -> dict[str, Any]:
+        """The JSON state saved with it; tuples are lists by now and keys are strings."""
+        with clear_errors("read", self.path / STATE):
+            state: dict[str, Any] = from_json((self.path / STATE).read_bytes())
+        return state
+
+    def problem(self, *, hashes: bool = True) -> str | None:
+        """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256."""
+        try:
+            manifest = json.loads((self.path / MANIFEST).read_bytes())
+            if (found := (manifest["format"], manifest["step"])) != (FORMAT, self.step):
+                return f"its manifest has format and step {found}, needs {(FORMAT, self.step)}"
+            problems = (_mismatch(self.path / name, *entry, hashes) for name, entry in _entries(manifest))
+            return next((problem for problem in problems if problem), None)
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except OSError as error:
+            return f"{Path(error.filename or self.path).name} cannot be read ({(error.strerror or str(error)).lower()})"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"its {MANIFEST} is broken"
+
+
+class Checkpoints:
+    """The checkpoints in one folder. One process writes (whoever holds the run's lock), any number read."""
+
+    def __init__(self, folder: Path, *, before_save: Callable[[], None] | None = None) -> None:
+        self.folder = folder
+        self._before_save = before_save
+        """Brings to disk what a checkpoint stands on (the logs up to its step), before it exists itself."""
+
+    def steps(self) -> list[int]:
+        """Steps of the folders that are named like a checkpoint, ascending; verified or not."""
+        return sorted(self._folders())
+
+    def latest(self) -> tuple[Checkpoint | None, list[Damaged]]:
+        """The newest checkpoint that verifies, and the newer ones that do not, with the reason."""
+        damaged: list[Damaged] = []
+        for step, path in sorted(self._folders().items(), reverse=True):
+            checkpoint = Checkpoint(step, path)
+            if (reason := checkpoint.problem()) is None:
+                return checkpoint, damaged
+            damaged.append(Damaged(path, reason))
+        return None, damaged
+
+    def load(self, step: int) -> Checkpoint:
+        """The checkpoint of `step`, verified.
+
+        Raises:
+            RunError: there is none, or it is damaged.
+        """
+        path = self._folders().get(step)
+        if path is None:
+            raise RunError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps() or 'none'}")
+        checkpoint = Checkpoint(step, path)
+        if (reason := checkpoint.problem()) is not None:
+            raise RunError(f"checkpoint {path} is damaged: {reason}; take another of {self.steps()}")
+        return checkpoint
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        files: Callable[[Path], None] | None = None,
+    ) -> Path:
+        """Write the checkpoint of `step`; at every moment, killed or not, the older ones are whole.
+
+        Args:
+            step: a step boundary; a checkpoint of the same step is replaced.
+            tensors: file name (without ending) -> tensors by name.
+            state: JSON values, in `state.json`.
+            files: writes whatever else belongs to it into the folder it is given.
+
+        Raises:
+            RunError: read-only folder, or less free space than it takes (checked before anything is written).
+        """
+        with clear_errors("write a checkpoint into", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._tidy()
+            self._check_space(tensors)
+            if self._before_save:
+                self._before_save()
+            with self._staging(step) as staging:
+                _fill(staging, tensors, state, files)
+                _seal(staging, step)
+                return self._publish(staging, step)
+
+    def prune(self, keep: int, always: tuple[int, ...] = (0,)) -> list[int]:
+        """Delete all but the newest `keep`; the deleted steps.
+
+        What never goes: the newest that verifies, and the steps in `always` (0 is where a run started from:
+        its reference). Incomplete folders do not count, and go once a newer one verifies; so do folders that
+        `discard_after` set aside, once the run has passed their step again.
+        """
+        self._tidy()
+        newest, _ = self.latest()
+        if newest is None:
+            return []
+        older = [Checkpoint(s, p) for s, p in sorted(self._folders().items(), reverse=True) if s < newest.step]
+        whole = [c for c in older if c.problem(hashes=False) is None and c.step not in always]
+        kept = {c.step for c in whole[: max(keep - 1, 0)]} | {*always}
+        gone = [c for c in older if c.step not in kept]
+        for path in [c.path for c in gone] + self._discarded_up_to(newest.step):
+            self._remove(path)
+        return sorted(c.step for c in gone)
+
+    def discard_after(self, step: int) -> list[int]:
+        """Set the checkpoints past `step` aside, as `discarded-000060`: a run that goes back leaves them behind.
+
+        Without it a later resume would jump to where the run is no longer.
+        """
+        passed = {s: path for s, path in self._folders().items() if s > step}
+        with clear_errors("set checkpoints aside in", self.folder):
+            for s, path in sorted(passed.items(), reverse=True):  # newest first: a kill in between leaves no jump
+                aside = self.folder / f"discarded-{s:06d}"
+                if aside.exists():
+                    self._remove(aside)
+                path.rename(aside)
+            if passed:
+                sync(self.folder)
+        return sorted(passed)
+
+    def _folders(self) -> dict[int, Path]:
+        """Step -> folder. One that was being replaced when its writer was killed still counts under its old name."""
+        if not self.folder.is_dir():
+            return {}
+        with clear_errors("list", self.folder):
+            names = os.listdir(self.folder)
+        current = {int(name): self.folder / name for name in names if _STEP.fullmatch(name)}
+        replaced = {int(m[1]): self.folder / name for name in names if (m := _REPLACED.fullmatch(name))}
+        return replaced | current
+
+    def _discarded_up_to(self, step: int) -> list[Path]:
+        names = os.listdir(self.folder)
+        return [self.folder / name for name in names if (m := _DISCARDED.fullmatch(name)) and int(m[1]) <= step]
+
+    def _tidy(self) -> None:
+        """Remove what killed writers left. Only the run's one writer saves and prunes, so all of it is left over."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            if path.name.startswith(".tmp-"):
+                logger.info("removing %s, left by a killed writer", path)
+                shutil.rmtree(path, ignore_errors=True)
+            elif match := _REPLACED.fullmatch(path.name):
+                current = self.folder / match[1]
+                if current.exists():
+                    self._remove(path)
+                else:
+                    path.rename(current)
+
+    def _check_space(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        size = sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
+        need = max(size, self._size_of_newest()) + SPARE_BYTES
+        free = shutil.disk_usage(self.folder).free
+        if free < need:
+            raise RunError(
+                f"a checkpoint in {self.folder} takes about {need / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are "
+                "free; free some space and start again (older checkpoints are untouched), or lower run.keep_checkpoints"
+            )
+
+    def _size_of_newest(self) -> int:
+        """Bytes of the last one, which also counts what its `files` callback wrote; 0 where there is none."""
+        for _, path in sorted(self._folders().items(), reverse=True)[:1]:
+            return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        return 0
+
+    @contextmanager
+    def _staging(self, step: int) -> Iterator[Path]:
+        staging = self.folder / f".tmp-{step:06d}-{os.getpid()}-{secrets.token_hex(4)}"
+        staging.mkdir()
+        try:
+            yield staging
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # once published it is not there any more
+
+    def _publish(self, staging: Path, step: int) -> Path:
+        final, old = self.folder / f"{step:06d}", self.folder / f".old-{step:06d}"
+        if final.exists():
+            final.rename(old)  # a folder cannot be renamed over another; `_folders` knows this name
+        staging.rename(final)
+        sync(self.folder)
+        if old.exists():
+            self._remove(old)
+        return final
+
+    def _remove(self, path: Path) -> None:
+        """Delete a folder under a name that says so: killed half-way, it never looks like a damaged checkpoint."""
+        doomed = self.folder / f".tmp-gone-{os.getpid()}-{secrets.token_hex(4)}"
+        with clear_errors("delete", path):
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _fill(
+    staging: Path,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    files: Callable[[Path], None] | None,
+) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    for name, group in tensors.items():
+        try:
+            save_file(_plain(group), staging / f"{name}{SUFFIX}")
+        except SafetensorError as error:  # its own class, even for a full disk
+            raise RunError(f"cannot write {name}{SUFFIX} into {staging.parent}: {error}") from error
+    (staging / STATE).write_bytes(to_json(state, indent=1))
+    if files:
+        files(staging)
+
+
+def _plain(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, contiguous, none sharing memory with another: what safetensors takes, and `load` gives back."""
+    seen: set[int] = set()
+    plain = {}
+    for name, tensor in group.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        plain[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return plain
+
+
+def _seal(staging: Path, step: int) -> None:
+    """Sync every file, then write the manifest that makes the folder a checkpoint."""
+    inside = sorted(staging.rglob("*"))
+    files = {file.relative_to(staging).as_posix(): _entry(file) for file in inside if file.is_file()}
+    manifest = {"format": FORMAT, "step": step, "created": time.time(), "files": files}
+    path = staging / MANIFEST
+    path.write_bytes(to_json(manifest, indent=1))
+    for file in (*inside, path, staging):
+        sync(file)
+
+
+def _entry(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+
+
+def _entries(manifest: dict[str, Any]) -> list[tuple[str, tuple[int, str]]]:
+    return [(name, (entry["bytes"], entry["sha256"])) for name, entry in manifest["files"].items()]
+
+
+def _mismatch(file: Path, size: int, digest: str, hashes: bool) -> str | None:
+    if (found := file.stat().st_size) != size:
+        return f"{file.name} has {found} bytes, its manifest says {size}"
+    if hashes and _sha256(file) != digest:
+        return f"{file.name} has other content than its manifest says"
+    return None
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

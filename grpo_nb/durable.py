@@ -1,0 +1,222 @@
+"""Files that survive a kill: each is whole or not there, whoever writes and whoever reads.
+
+What the run directory stands on: atomic replacement, locks, JSON that keeps nan and inf, and errors that
+say what to do. Every function here names the file it failed on.
+"""
+
+import errno
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+try:
+    import fcntl
+except ImportError:  # Windows: the package must still import
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunError(ValueError):
+    """A run directory cannot do what was asked: the message says what was found and what to change."""
+
+
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""What a file system without file locks answers (NFS without lockd, Lustre mounted without flock, ...)."""
+
+_READ_ONLY = "it is read-only for this user; make it writable or choose another run folder"
+_FULL = "no space is left on the disk; free some and start again, what was saved before is untouched"
+_NO_FOLDER = "a part of this path is a file and not a folder; choose another path"
+_ADVICE = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _READ_ONLY),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _NO_FOLDER),
+}
+
+
+@contextmanager
+def clear_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into a RunError: `cannot <action> <path>: <reason>; <advice>`."""
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        advice = _ADVICE.get(error.errno or 0, "check the disk and the path, then start again")
+        raise RunError(f"cannot {action} {path}: {reason}; {advice}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by a file that holds `data`; a reader, or a kill, meets the old one or the new one.
+
+    Raises:
+        RunError: the folder is read-only, missing, or the disk is full; `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with clear_errors("write", path):
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+        _sweep(path)
+
+
+def _sweep(path: Path, older_than: float = 60.0) -> None:
+    """Remove what killed writers of `path` left; a living one is done long before a minute has passed."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        with _vanishing():
+            if time.time() - leftover.stat().st_mtime > older_than:
+                leftover.unlink()
+
+
+@contextmanager
+def _vanishing() -> Iterator[None]:
+    """Another process may remove the same file first, which is as good."""
+    try:
+        yield
+    except FileNotFoundError:
+        return
+
+
+def sync(path: Path) -> None:
+    """fsync a file, or a folder's list of names, so that it outlives a power cut too.
+
+    Kills need none of this: what was written is the kernel's. File systems that cannot sync a folder say
+    EINVAL, and have nothing better to offer.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def flock(fd: int, *, wait: bool = False) -> Literal["taken", "busy", "unsupported"]:
+    """Take the exclusive lock of an open file: it goes when the last copy of `fd` is closed or its process dies.
+
+    Raises:
+        RunError: on Windows, which has no such locks.
+    """
+    if fcntl is None:
+        raise RunError("writing a run needs POSIX file locks, which Windows lacks; run inside WSL instead")
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return "unsupported"
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return "busy"
+        raise
+    return "taken"
+
+
+def same_file(fd: int, path: Path) -> bool:
+    """Whether `path` still names the open file, and was not replaced or removed meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def exclusive(path: Path, wait_seconds: float = 10.0) -> Iterator[None]:
+    """One thread of one process at a time, while `path` is read, changed and replaced.
+
+    Raises:
+        RunError: another one is at it for longer than `wait_seconds`, or the folder is read-only.
+    """
+    with clear_errors("lock", path):
+        release = _acquired(path.with_name(f".{path.name}.lock"), wait_seconds)
+    try:
+        yield
+    finally:
+        release()
+
+
+def _acquired(file: Path, wait_seconds: float) -> Callable[[], None]:
+    """Take a short-lived lock; what gives it back."""
+    from filelock import FileLock, SoftFileLock, Timeout  # 40 ms, and readers never need it
+
+    for kind, name in ((FileLock, str(file)), (SoftFileLock, f"{file}.soft")):
+        lock = kind(name, timeout=wait_seconds)
+        try:
+            lock.acquire()
+            return lock.release
+        except Timeout:
+            raise RunError(f"another process has held {name} for {wait_seconds:g} s; try again") from None
+        except (OSError, NotImplementedError) as error:  # the latter: no flock, as older versions of filelock say it
+            if kind is SoftFileLock or getattr(error, "errno", errno.ENOSYS) not in NO_LOCKS:
+                raise
+    raise AssertionError("the second kind returns or raises")
+
+
+# JSON has no nan and no inf, and a diverged run is when they matter most. They are kept as the words that
+# JavaScript, pandas and float() all understand; a text that is such a word is told apart by a backslash.
+_WORD = re.compile(r"\\*(?:NaN|-?Infinity)")
+
+
+def to_json(value: Any, indent: int | None = None) -> bytes:
+    """UTF-8 JSON that `from_json` turns back into the same value: floats to the bit, nan and inf included.
+
+    Tuples come back as lists and keys as strings; numpy and torch scalars are taken as numbers.
+
+    Raises:
+        TypeError: something that is no JSON value, with the key it was found under.
+    """
+    text = json.dumps(_plain(value, ""), ensure_ascii=False, allow_nan=False, indent=indent)
+    # a lone surrogate has no UTF-8; what backslashreplace makes of it is just its JSON escape
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _plain(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        return "\\" + value if _WORD.fullmatch(value) else value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else _word(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, key) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return _plain(value.item(), key)
+    raise TypeError(f"'{key}' is a {type(value).__name__}, which JSON cannot hold; give numbers, texts, lists, dicts")
+
+
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def from_json(data: bytes) -> Any:
+    """The value that `to_json` wrote.
+
+    Raises:
+        ValueError: not JSON, or not UTF-8.
+    """
+    value = json.loads(data)
+    # looking at every text costs more than parsing; most files hold no such word at all
+    return _revive(value) if b"NaN" in data or b"Infinity" in data else value
+
+
+def _revive(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _revive(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_revive(v) for v in value]
+    if isinstance(value, str) and _WORD.fullmatch(value):
+        return value[1:] if value[0] == "\\" else float(value)
+    return value

@@ -1,0 +1,310 @@
+"""Live settings of a run: each beta, temperature, learning rate, and whether to run, pause or stop.
+
+Whoever turns a knob replaces `knobs.json`; the trainer takes one snapshot a step. So a knob is requested
+here, and what is in use is in the metrics row of each step.
+"""
+
+import difflib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from grpo_nb.config import Config
+from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
+
+Mode = Literal["manual", "auto"]
+Command = Literal["run", "pause", "stop"]
+
+BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
+"""What each kind of knob may be set to, ends included."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: FiniteFloat
+    mode: Mode
+    by: str
+    at: FiniteFloat
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: Command
+    by: str
+    at: FiniteFloat
+
+
+class _File(BaseModel):
+    """knobs.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = Field(ge=0)
+    command: _Request
+    knobs: dict[str, _Record]
+
+
+@dataclass(frozen=True)
+class KnobSnapshot:
+    """All knobs at one moment, as plain JSON values; what one step of training uses."""
+
+    values: dict[str, float]
+    """By knob name. Of a beta in mode `auto`: where the controller starts from, not where it is."""
+    modes: dict[str, Mode]
+    command: Command
+    version: int
+    """Rises with every change, and never falls."""
+    by: dict[str, str]
+    """Who set each knob last; `command` too."""
+    at: dict[str, float]
+    """When, in seconds since 1970; `command` too."""
+    problem: str | None = None
+    """Why knobs.json could not be used and the last good values stand in; None when all is well."""
+
+    def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
+        """What was turned: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}` each."""
+        old, new = before._requests(), self._requests()
+        return [
+            {"key": key, "old": old.get(key), "new": new[key], "by": self._who(key, before), "at": self.at[key]}
+            for key in new
+            if old.get(key) != new[key]
+        ]
+
+    def _requests(self) -> dict[str, float | str]:
+        knobs = {k: v if self.modes[k] == "manual" else "auto" for k, v in self.values.items()}
+        return {**knobs, "command": self.command}
+
+    def _who(self, key: str, before: "KnobSnapshot") -> str:
+        # a changed value under an unchanged time did not come from here
+        return self.by[key] if self.at[key] != before.at.get(key) else "an editor of knobs.json"
+
+
+class Knob:
+    """One live setting: `knobs["beta/fairness"].set(0.1)`."""
+
+    def __init__(self, name: str, knobs: "Knobs") -> None:
+        self.name = name
+        self._knobs = knobs
+
+    @property
+    def value(self) -> float:
+        """What is asked for; in mode `auto` the controller moves on from it, and the metrics say where to."""
+        return self._knobs.snapshot().values[self.name]
+
+    @property
+    def mode(self) -> Mode:
+        """`manual`, or `auto`: a controller keeps the objective's KL in its band."""
+        return self._knobs.snapshot().modes[self.name]
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return bounds(self.name)
+
+    def set(self, value: float | int | str, by: str = "user") -> None:
+        """Ask for `value` from the next step on, and for mode `manual`. A text that is a number is taken as one.
+
+        Raises:
+            RunError: not a number within the knob's bounds; nothing is changed.
+        """
+        self._knobs._change(self.name, value=_number(self.name, value), mode="manual", by=by)
+
+    def set_auto(self, by: str = "user") -> None:
+        """Give the knob back to its controller.
+
+        Raises:
+            RunError: it has none: only a beta whose objective has a `kl_band` does.
+        """
+        if not self._knobs.has_controller(self.name):
+            raise RunError(
+                f"knob '{self.name}' has no controller; only a beta whose objective has a kl_band can be automatic"
+            )
+        self._knobs._change(self.name, mode="auto", by=by)
+
+    def __repr__(self) -> str:
+        low, high = self.bounds
+        return f"Knob({self.name!r}: {self.value:g}, {self.mode}, from {low:g} to {high:g})"
+
+
+class Knobs(Mapping[str, Knob]):
+    """The knobs of one run by name; any number of processes may read and turn them at once."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path = path
+        self._config = config
+        self._good = _snapshot(_initial(config))
+        """The newest readable content seen: stands in when the file is broken by hand."""
+
+    def __getitem__(self, name: str) -> Knob:
+        """The knob of that name.
+
+        Raises:
+            RunError: there is none; the message names close ones.
+        """
+        if name not in self:
+            close = difflib.get_close_matches(name, list(self), n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'?" if close else "there are: " + ", ".join(self)
+            raise RunError(f"unknown knob '{name}': {hint}")
+        return Knob(name, self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._good.values)
+
+    def __len__(self) -> int:
+        return len(self._good.values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._good.values
+
+    def has_controller(self, name: str) -> bool:
+        """Whether the knob may be automatic."""
+        kind, _, objective = name.partition("/")
+        return kind == "beta" and self._config.objectives[objective].kl_band is not None
+
+    @property
+    def command(self) -> Command:
+        """What is asked of the trainer: `run`, `pause` or `stop`."""
+        return self.snapshot().command
+
+    def request(self, command: str, by: str = "user") -> None:
+        """Ask the trainer to `run`, `pause` or `stop` at the next step boundary; it stays so until asked otherwise.
+
+        Raises:
+            RunError: another word.
+        """
+        if command not in get_args(Command):
+            raise RunError(f"unknown command '{command}'; needs one of {', '.join(get_args(Command))}")
+
+        def change(file: _File) -> _File:
+            if file.command.value == command:
+                return file
+            asked = {"value": command, "by": by, "at": time.time()}
+            return file.model_copy(update={"command": _Request.model_validate(asked)})
+
+        self._update(change)
+
+    def snapshot(self) -> KnobSnapshot:
+        """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
+        try:
+            now = _snapshot(self._read())
+        except RunError as error:
+            return replace(self._good, problem=str(error))
+        self._good = replace(now, version=max(now.version, self._good.version))
+        return self._good
+
+    def reset(self, by: str = "user") -> None:
+        """Write knobs.json anew from the run's configuration: the way out when it is missing or broken."""
+        with exclusive(self.path):
+            self._write(_initial(self._config, by).model_copy(update={"version": self._good.version + 1}))
+
+    def create(self) -> None:
+        """Write the first knobs.json.
+
+        Raises:
+            RunError: the configuration starts a knob outside its bounds.
+        """
+        first = _initial(self._config)
+        for name, record in first.knobs.items():
+            _number(name, record.value)
+        self._write(first)
+
+    def _change(self, name: str, **update: Any) -> None:
+        def change(file: _File) -> _File:
+            record = file.knobs[name]
+            if all(getattr(record, key) == update[key] for key in ("value", "mode") if key in update):
+                return file
+            turned = record.model_copy(update=update | {"at": time.time()})
+            return file.model_copy(update={"knobs": file.knobs | {name: turned}})
+
+        self._update(change)
+
+    def _update(self, change: Callable[[_File], _File]) -> None:
+        """Read, change, replace, while no other process does; what changes nothing writes nothing."""
+        with exclusive(self.path):
+            try:
+                before = self._read()
+            except RunError as error:
+                raise RunError(f"{error}; correct it, or write it anew with `run.knobs.reset()`") from None
+            if (after := change(before)) is not before:
+                version = max(before.version, self._good.version) + 1
+                self._write(after.model_copy(update={"version": version}))
+
+    def _write(self, file: _File) -> None:
+        write_atomically(self.path, to_json(file.model_dump(), indent=2) + b"\n")
+        self._good = _snapshot(file)
+
+    def _read(self) -> _File:
+        with clear_errors("read", self.path):
+            try:
+                data = self.path.read_bytes()
+            except FileNotFoundError:
+                raise RunError(f"{self.path} is missing") from None
+        try:
+            file = _File.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise RunError(f"{self.path} is broken: {where and where + ': '}{first['msg']}") from None
+        self._check(file)
+        return file
+
+    def _check(self, file: _File) -> None:
+        if missing := [name for name in self if name not in file.knobs]:
+            raise RunError(f"{self.path} is broken: it lacks {', '.join(missing)}")
+        for name, record in file.knobs.items():
+            try:
+                _number(self[name].name, record.value)
+            except RunError as error:
+                raise RunError(f"{self.path} is broken: {error}") from None
+            if record.mode == "auto" and not self.has_controller(name):
+                raise RunError(f"{self.path} is broken: '{name}' is auto but has no controller")
+
+
+def bounds(name: str) -> tuple[float, float]:
+    """What the knob may be set to, ends included."""
+    return BOUNDS[name.partition("/")[0]]
+
+
+def _number(name: str, value: float | int | str) -> float:
+    low, high = bounds(name)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
+    if not low <= number <= high:
+        raise RunError(f"{name}={value!r} cannot be set; needs a number from {low:g} to {high:g}")
+    return number
+
+
+def _initial(config: Config, by: str = "config") -> _File:
+    now = time.time()
+
+    def record(value: float, mode: Mode = "manual") -> _Record:
+        return _Record(value=value, mode=mode, by=by, at=now)
+
+    betas = {
+        f"beta/{name}": record(objective.beta, "auto" if objective.kl_band else "manual")
+        for name, objective in config.objectives.items()
+    }
+    others = {
+        "temperature": record(config.sampling.temperature),
+        "learning_rate": record(config.algorithm.learning_rate),
+    }
+    return _File(version=0, command=_Request(value="run", by=by, at=now), knobs=betas | others)
+
+
+def _snapshot(file: _File) -> KnobSnapshot:
+    return KnobSnapshot(
+        values={name: record.value for name, record in file.knobs.items()},
+        modes={name: record.mode for name, record in file.knobs.items()},
+        command=file.command.value,
+        version=file.version,
+        by={name: record.by for name, record in file.knobs.items()} | {"command": file.command.by},
+        at={name: record.at for name, record in file.knobs.items()} | {"command": file.command.at},
+    )

@@ -1,0 +1,323 @@
+"""One trainer a run: a lock that a dead owner cannot keep and a living one cannot lose.
+
+The kernel's file lock (flock) decides, because it ends with its process however that dies. The file's
+content tells people and other machines who it is. Where the file system has no such locks, or where the
+owner is on another machine, process id and heartbeat decide instead.
+"""
+
+import getpass
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from grpo_nb.durable import RunError, clear_errors, flock, same_file
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+STALE_SECONDS = 60.0
+"""An owner on another machine that has given no sign of life for so long is taken for dead."""
+_SIZE = 1024
+"""The content is padded to this and written over itself, so that a reader never meets an empty or cut file."""
+
+
+class RunLocked(RunError):
+    """Somebody else trains this run; `owner` says who."""
+
+    def __init__(self, message: str, owner: "Owner | None" = None) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who trains a run, as the lock file has it. Times are seconds since 1970."""
+
+    pid: int
+    host: str
+    boot: str
+    """The machine's boot, which tells machines of one name apart, and a restarted one from itself."""
+    user: str
+    started: float
+    """When the process started."""
+    since: float
+    """When it took the lock."""
+    heartbeat: float
+    """Its last sign of life, one every few seconds."""
+    token: str
+    """Different each time that the lock is taken."""
+
+    @classmethod
+    def here(cls) -> "Owner":
+        """This process, now."""
+        now = time.time()
+        return cls(os.getpid(), socket.gethostname(), _boot(), _user(), _started(), now, now, secrets.token_hex(8))
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Owner | None":
+        """From the lock file's content; None where it names nobody."""
+        try:
+            read: dict[str, Any] = json.loads(data)
+            host, boot, user, token = (str(read[key]) for key in ("host", "boot", "user", "token"))
+            started, since, heartbeat = (float(read[key]) for key in ("started", "since", "heartbeat"))
+            return cls(int(read["pid"]), host, boot, user, started, since, heartbeat, token)
+        except (ValueError, TypeError, KeyError, ArithmeticError):
+            return None
+
+    @property
+    def age(self) -> float:
+        """Seconds since its last sign of life."""
+        return time.time() - self.heartbeat
+
+    def on_this_machine(self) -> bool:
+        return (self.host, self.boot) == (socket.gethostname(), _boot())
+
+    def alive(self, stale: float = STALE_SECONDS) -> bool:
+        """Whether it still trains: here its process exists; elsewhere its heartbeat is younger than `stale` s."""
+        return _exists(self.pid, self.heartbeat) if self.on_this_machine() else self.age < stale
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.pid} on {self.host} ({self.user}), since {since}, last sign of life {self.age:.0f} s ago"
+
+
+class RunLock:
+    """The right to write one run.
+
+    >>> import tempfile
+    >>> with RunLock(Path(tempfile.mkdtemp()) / "lock") as lock:
+    ...     lock.held
+    True
+    """
+
+    def __init__(self, path: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
+        self.path = path
+        self.took_over: dict[str, Any] | None = None
+        """The dead owner whose lock this one took over, if it did."""
+        self._heartbeat, self._stale = heartbeat, stale
+        self._fd: int | None = None
+        self._me: Owner | None = None
+        self._stop = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def owner(self) -> Owner | None:
+        """Who is written in the lock file, dead or alive; None once it was released."""
+        try:
+            with open(self.path, "rb") as file:
+                return Owner.parse(file.read(_SIZE))
+        except OSError:
+            return None
+
+    def acquire(self) -> None:
+        """Take the lock, from a dead owner too (then `took_over` says whose it was).
+
+        Raises:
+            RunLocked: a living process has it, this very one included; who, since when, and what one can do.
+            RunError: the folder is missing or read-only.
+        """
+        if self.held:
+            raise RunLocked(f"{self.path} is already held by this very lock", self._me)
+        with clear_errors("lock", self.path):
+            fd, previous = self._take()
+            with _closed_on_error(fd):
+                me = Owner.here()
+                self._write(fd, me)
+                self._confirm(fd, me)
+        self._fd, self._me = fd, me
+        self.took_over = asdict(previous) if previous else None
+        _held.add(self)
+        self._stop.clear()
+        self._beating = threading.Thread(target=self._beat, name=f"heartbeat {self.path}", daemon=True)
+        self._beating.start()
+
+    def release(self) -> None:
+        """Give the lock back; harmless when it is not held, or was taken over by somebody else."""
+        if self._fd is None:
+            return
+        self._stop.set()
+        if self._beating is not None and self._beating is not threading.current_thread():
+            self._beating.join()
+        fd, self._fd = self._fd, None
+        if self._mine():
+            os.ftruncate(fd, 0)
+        os.close(fd)
+        _held.discard(self)
+
+    def check(self) -> None:
+        """Make sure that the lock is still this one's: after a machine was asleep, somebody may have taken over.
+
+        Raises:
+            RunLocked: somebody has; nothing may be written any more.
+        """
+        if not self.held or not self._mine():
+            raise RunLocked(f"the lock {self.path} is no longer held here; its owner is {self.owner()}", self.owner())
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _take(self) -> tuple[int, Owner | None]:
+        """The lock file, locked, and the dead owner it was taken from."""
+        patience = time.monotonic() + self._heartbeat
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            with _closed_on_error(fd):
+                answer = flock(fd)
+                previous = Owner.parse(os.pread(fd, _SIZE, 0))
+                here = previous is not None and previous.on_this_machine()
+                if answer == "busy" and here and time.monotonic() < patience and not _lives(previous):
+                    pass  # a killed process gives its locks back only after its memory
+                elif answer == "busy":
+                    self._refuse(previous, unless_dead=not here)
+                    return self._replaced(fd), previous
+                elif same_file(fd, self.path):
+                    # a free lock proves that nobody here has it, but another machine may not see our locks
+                    if answer == "unsupported" or not here:
+                        self._refuse(previous, unless_dead=True)
+                    return fd, previous
+            os.close(fd)
+            time.sleep(0.05)
+
+    def _refuse(self, owner: Owner | None, *, unless_dead: bool) -> None:
+        """Raise, naming the owner and the choices; not if it is (or nobody is) known to be dead."""
+        if unless_dead and (owner is None or not (owner.alive(self._stale) or self._moves(owner))):
+            return
+        if owner is not None and owner.pid == os.getpid() and owner.on_this_machine():
+            who, choices = "this process itself", "use the session that trains it, or stop that one first"
+        else:
+            who = str(owner) if owner else "a process that has not said who it is"
+            choices = "watch it from here, stop it (`run.knobs.request('stop')`), or use another run folder"
+        raise RunLocked(f"run {self.path.parent} is being trained by {who}; {choices}", owner)
+
+    def _moves(self, owner: Owner) -> bool:
+        """Whether a stale heartbeat of another machine moves after all: clocks differ, so it is watched a while."""
+        if owner.on_this_machine():
+            return False
+        for _ in range(5):
+            time.sleep(self._heartbeat / 2)
+            if self.owner() != owner:
+                return True
+        return False
+
+    def _replaced(self, busy: int) -> int:
+        """A new lock file in the place of one whose file lock a server still keeps for a dead machine."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with _closed_on_error(fd):
+            flock(fd)
+            os.replace(temporary, self.path)
+        os.close(busy)
+        return fd
+
+    def _confirm(self, fd: int, me: Owner) -> None:
+        """Where no kernel arbitrates, two may take over at once: the last to write has it, the other sees that."""
+        if flock(fd) == "taken" and same_file(fd, self.path):
+            return
+        time.sleep(0.2)
+        owner = self.owner()
+        if owner is None or owner.token != me.token:
+            self._refuse(owner, unless_dead=False)
+
+    def _mine(self) -> bool:
+        owner = self.owner()
+        return owner is not None and self._me is not None and owner.token == self._me.token
+
+    def _write(self, fd: int, owner: Owner) -> None:
+        os.pwrite(fd, json.dumps(asdict(owner)).encode().ljust(_SIZE - 1) + b"\n", 0)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._heartbeat):
+            if not self._mine():
+                logger.error("%s was taken over by %s: training here must stop", self.path, self.owner())
+                return
+            if self._fd is not None and self._me is not None:
+                self._me = replace(self._me, heartbeat=time.time())
+                try:
+                    self._write(self._fd, self._me)
+                except OSError as error:  # a full or absent disk: the next beat may succeed
+                    logger.warning("no heartbeat in %s: %s", self.path, error)
+
+
+_held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child (a data loader's worker) must not keep the lock when its parent dies."""
+    for lock in list(_held):
+        if lock._fd is not None:
+            os.close(lock._fd)
+            lock._fd = None
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _lives(owner: Owner | None) -> bool:
+    return owner is not None and owner.alive()
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        return str(os.getuid())
+
+
+def _started() -> float:
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    return float(psutil.Process().create_time())
+
+
+def _exists(pid: int, last_seen: float) -> bool:
+    """Whether process `pid` exists and is the one seen at `last_seen`: a later born one only has its number."""
+    import psutil
+
+    if pid <= 0:
+        return False
+    try:
+        process = psutil.Process(pid)
+        # boot times are known to the second, and move when the clock is set
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= last_seen + 2.0)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True

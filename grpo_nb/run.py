@@ -1,0 +1,347 @@
+"""The run directory: all that a run is, in files. Trainer, dashboard, doctor and a second machine meet here.
+
+    runs/<name>/
+      config.json        the settings; written once, never changed
+      knobs.json         live values (see `knobs`)
+      metrics.jsonl      one row a GRPO step            sft.jsonl          one row an SFT step
+      samples.jsonl      some completions a step        evaluations.jsonl  held-out results
+      events.jsonl       what happened: knob turns, checkpoints, resumes, findings
+      checkpoints/ sft/  weights and state by step (see `checkpoints`)
+      lock               who trains (see `lock`)
+
+`status` reads these event kinds: start, resume (training from there on), paused, stopped, done, failed.
+Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint never knows more.
+"""
+
+import difflib
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from grpo_nb import presets
+from grpo_nb.checkpoints import Checkpoints
+from grpo_nb.config import Config, ConfigError, parse
+from grpo_nb.durable import RunError as RunError
+from grpo_nb.durable import clear_errors, exclusive, from_json, to_json, write_atomically
+from grpo_nb.journal import Journal, Row
+from grpo_nb.knobs import Knobs
+from grpo_nb.lock import Owner, RunLock
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+else:  # half a second to import, and only whoever asks for a table needs it
+    DataFrame = Any
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
+Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
+MILESTONES = frozenset({"start", "resume", "paused", "stopped", "done", "failed"})
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands, from its files alone.
+
+    `dead`: its owner vanished without saying so (a killed kernel); it can be resumed. `stopped`: it ended
+    before its last step, in good order.
+    """
+
+    state: State
+    step: int
+    """Newest GRPO step in the log; 0 before the first."""
+    steps: int
+    """GRPO steps that its configuration asks for."""
+    owner: Owner | None
+    """Who trains it, or died doing so."""
+    updated: float | None
+    """When its logs last grew, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run of a folder of runs."""
+
+    name: str
+    path: Path
+    state: State
+    step: int = 0
+    steps: int = 0
+    updated: float | None = None
+    problem: str | None = None
+    """Why it is `unreadable`."""
+
+
+class Run:
+    """One run directory. Opening it locks nothing and writes nothing: any number may watch."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path = path
+        self.config = config
+        self.knobs = Knobs(path / "knobs.json", config)
+        self.checkpoints = Checkpoints(path / "checkpoints", before_save=self._sync)
+        self.sft_checkpoints = Checkpoints(path / "sft", before_save=self._sync)
+        self._logs: dict[Log, Journal] = {
+            # dashboards read these every second; samples are large and read rarely
+            log: Journal(path / f"{log}.jsonl", remember=log != "samples")
+            for log in get_args(Log)
+        }
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @classmethod
+    def create(cls, path: str | Path, config: Config) -> "Run":
+        """A new run in `path`, made with its parents; its settings are frozen from here on.
+
+        Raises:
+            RunError: there is a run, or what is left of one, or it cannot be written there.
+        """
+        path = Path(path)
+        run = cls(path, config)
+        with clear_errors("create the run", path):
+            path.mkdir(parents=True, exist_ok=True)
+        with exclusive(path / CONFIG):
+            if (path / CONFIG).exists():
+                raise RunError(f"{path} holds a run already; open it (`Run.open`), or choose another folder")
+            if remains := [name for name in ("metrics.jsonl", "checkpoints", "sft") if (path / name).exists()]:
+                raise RunError(
+                    f"{path} has {', '.join(remains)} but no {CONFIG}; restore {CONFIG}, or choose another folder"
+                )
+            run.knobs.create()
+            # last, because this file makes the folder a run: killed before it, nothing is half there
+            write_atomically(path / CONFIG, to_json(config.model_dump(mode="json"), indent=2) + b"\n")
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """The run in `path`, to train or to watch.
+
+        Raises:
+            RunError: there is none, or its config.json is broken; the message says where and what.
+        """
+        return cls(Path(path), _read_config(Path(path)))
+
+    @classmethod
+    def open_or_create(
+        cls,
+        path: str | Path,
+        config: Config | None = None,
+        *,
+        changes: Mapping[str, Any] | None = None,
+        steps: int | None = None,
+    ) -> "Run":
+        """The run in `path`, made if it is missing; what is asked for must agree with what is there.
+
+        Args:
+            path: the run directory.
+            config: all settings, e.g. from a preset. None: a new run is `presets.demo()`, an old one as it is.
+            changes: single settings by dotted name, on top of `config`.
+            steps: the total to reach. A new run takes it as its `run.steps`; to an old one it is no
+                contradiction, and neither is `config`'s own `run.steps`: a run may always go further.
+
+        Raises:
+            RunError: the run there has other settings; each is listed with both values.
+            ConfigError: an unknown name in `changes`, or a value that does not validate.
+        """
+        path, changes = Path(path), dict(changes or {})
+        if not (path / CONFIG).exists():
+            wanted = (config or presets.demo()).replace(
+                **{**changes, **({} if steps is None else {"run.steps": steps})}
+            )
+            try:
+                return cls.create(path, wanted)
+            except RunError:
+                if not (path / CONFIG).exists():  # else another process made it meanwhile
+                    raise
+        run = cls.open(path)
+        _refuse_contradiction(run, (config or run.config).replace(**changes), changes)
+        return run
+
+    def lock(self) -> RunLock:
+        """The right to train this run: `with run.lock(): ...`."""
+        return RunLock(self.path / "lock")
+
+    def log_metrics(self, row: Mapping[str, Any]) -> None:
+        """Append one GRPO step's row; it has a `step`."""
+        self._logs["metrics"].append(row)
+
+    def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append completions of one step, each with its `step`."""
+        self._logs["samples"].append(*rows)
+
+    def log_event(self, kind: str, **data: Any) -> None:
+        """Append something that happened, with the time, in seconds since 1970."""
+        self._logs["events"].append({"time": time.time(), "kind": kind, **data})
+
+    def log_sft(self, row: Mapping[str, Any]) -> None:
+        """Append one SFT step's row; it has a `step`."""
+        self._logs["sft"].append(row)
+
+    def log_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Append one evaluation."""
+        self._logs["evaluations"].append(row)
+
+    def rows(self, log: Log) -> list[Row]:
+        """The rows of one log as they were written, oldest first."""
+        return self._logs[log].read()
+
+    def metric_rows(self) -> list[Row]:
+        """The metrics' rows as they were written, oldest first."""
+        return self.rows("metrics")
+
+    def metrics(self) -> DataFrame:
+        """One row a GRPO step, one column a key."""
+        return self._table("metrics", "step")
+
+    def samples(self) -> DataFrame:
+        """One row a logged completion."""
+        return self._table("samples", "step")
+
+    def events(self) -> DataFrame:
+        """One row an event: `time`, `kind`, and whatever belongs to its kind."""
+        return self._table("events", "time", "kind")
+
+    def sft_metrics(self) -> DataFrame:
+        """One row an SFT step."""
+        return self._table("sft", "step")
+
+    def evaluations(self) -> DataFrame:
+        """One row an evaluation."""
+        return self._table("evaluations")
+
+    def last_step(self) -> int | None:
+        """The newest step in the metrics, read from the end of the file; None before the first."""
+        steps = (row.get("step") for row in self._logs["metrics"].backwards())
+        return next((step for step in steps if isinstance(step, int)), None)
+
+    def rewind(self, step: int) -> dict[str, int]:
+        """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
+
+        Metrics and samples go to `*.discarded.jsonl`, checkpoints to `discarded-*`; events keep everything.
+        A kill at any moment loses nothing, and rewinding again does the rest. Needs the lock.
+        """
+        self.checkpoints.discard_after(step)  # first: no checkpoint may know of steps that the log has not
+        return {log: self._discard_after(log, step) for log in ("metrics", "samples")}
+
+    def rewind_sft(self, step: int) -> int:
+        """Go back to `step` of SFT: its later rows go to `sft.discarded.jsonl`; how many they were."""
+        self.sft_checkpoints.discard_after(step)
+        return self._discard_after("sft", step)
+
+    def status(self) -> RunStatus:
+        """Where the run stands; cheap enough to ask every second."""
+        step, steps = self.last_step() or 0, self.config.run.steps
+        owner = self.lock().owner()
+        return RunStatus(self._state(step, owner), step, steps, owner, self._updated())
+
+    def __repr__(self) -> str:
+        status = self.status()
+        return f"Run({str(self.path)!r}: {status.state}, step {status.step} of {status.steps})"
+
+    def _state(self, step: int, owner: Owner | None) -> State:
+        milestone = next((e["kind"] for e in self._logs["events"].backwards() if e.get("kind") in MILESTONES), None)
+        if owner is not None and owner.alive():
+            # asked to pause is not yet paused, and asked to go on is no longer
+            return "paused" if milestone == "paused" and self.knobs.command == "pause" else "running"
+        if milestone == "failed":
+            return "failed"
+        if milestone == "done" or (milestone is None and step > 0):
+            return "done" if step >= self.config.run.steps else "stopped"
+        if owner is not None and milestone != "stopped":
+            return "dead"
+        return "new" if milestone is None else "stopped"
+
+    def _updated(self) -> float | None:
+        times = [_modified(self.path / f"{log}.jsonl") for log in ("metrics", "sft", "events")]
+        return max((t for t in times if t is not None), default=None)
+
+    def _table(self, log: Log, *columns: str) -> DataFrame:
+        import pandas
+
+        rows = self.rows(log)
+        return pandas.DataFrame(rows) if rows else pandas.DataFrame(columns=list(columns))
+
+    def _discard_after(self, log: Log, step: int) -> int:
+        discarded = Journal(self.path / f"{log}.discarded.jsonl")
+        return self._logs[log].move(lambda row: isinstance(row.get("step"), int) and row["step"] > step, discarded)
+
+    def _sync(self) -> None:
+        for journal in self._logs.values():
+            journal.sync()
+
+
+def list_runs(root: str | Path) -> list[RunSummary]:
+    """The runs in folder `root`, last changed first; folders that are no runs are passed over."""
+    try:
+        folders = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
+    except OSError:
+        return []
+    found = [_summary(folder) for folder in folders if _modified(folder / CONFIG) is not None]
+    return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
+
+
+def _summary(path: Path) -> RunSummary:
+    try:
+        status = Run.open(path).status()
+    except RunError as error:
+        return RunSummary(path.name, path, "unreadable", problem=str(error))
+    updated = status.updated or _modified(path / CONFIG)
+    return RunSummary(path.name, path, status.state, status.step, status.steps, updated)
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _read_config(path: Path) -> Config:
+    file = path / CONFIG
+    with clear_errors("read", file):
+        try:
+            text = file.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(_no_run(path)) from None
+    try:
+        return parse(from_json(text))
+    except ConfigError as error:
+        raise RunError(f"{file} does not validate: {error}") from None
+    except ValueError as error:
+        raise RunError(f"{file} is not valid JSON ({error}); restore it, a run never changes it") from None
+
+
+def _no_run(path: Path) -> str:
+    what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
+    neighbours = [run.name for run in list_runs(path.parent)]
+    close = difflib.get_close_matches(path.name, neighbours, n=1)
+    hint = (
+        f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
+    )
+    return f"no run in {path}: it {what}{hint}"
+
+
+def _refuse_contradiction(run: Run, wanted: Config, explicit: Mapping[str, Any]) -> None:
+    differences = run.config.differences(wanted)
+    if "run.steps" not in explicit:
+        differences.pop("run.steps", None)
+    if differences:
+        listed = "\n".join(
+            f"  {name}: the run has {has!r}, asked for {asked!r}" for name, (has, asked) in differences.items()
+        )
+        raise RunError(
+            f"run {run.path} was made with other settings, which never change:\n{listed}\n"
+            "leave them out to go on with the run as it is, or choose another run folder"
+            + (
+                "; to go further than run.steps, give the total to reach (--steps)"
+                if "run.steps" in differences
+                else ""
+            )
+        )
