@@ -39,7 +39,7 @@ class ModelConfig(Settings):
     lora_targets: tuple[str, ...] | Literal["auto"] = "auto"
     """Module names that get an adapter; `auto` is every linear layer but the output head."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type; `auto` is bfloat16 on a GPU that has it, float32 on CPU and elsewhere."""
+    """Weights' type; `auto` is bfloat16 for a frozen base on a GPU that has it, float32 for all else."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
     gradient_checkpointing: bool = False

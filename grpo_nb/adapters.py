@@ -1,0 +1,199 @@
+"""LoRA adapters, and the frozen reference that a policy can be switched to and back."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor, nn
+from torch.nn import Parameter
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from grpo_nb import seeding
+from grpo_nb.config import ModelConfig
+from grpo_nb.loading import ModelError, quietly
+
+REFERENCE = "reference"
+"""Name of the frozen adapter."""
+
+
+def attach(model: PreTrainedModel, config: ModelConfig, base: str, seed: int) -> PeftModel:
+    """The model with fresh LoRA adapters (Hu et al. 2021): B is 0, so the policy starts as the base model.
+
+    `auto` targets are all linear layers but the output head. Adapters are float32 whatever the base is, have no
+    dropout, and A is a function of the seed.
+
+    Raises:
+        ModelError: `lora_targets` match nothing.
+    """
+    lora = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft divides it by r: any positive number will do
+        lora_dropout=0.0,
+        target_modules="all-linear" if config.lora_targets == "auto" else list(config.lora_targets),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with seeding.seeded(seed, 0, "lora"), quietly():
+            wrapped = get_peft_model(model, lora, autocast_adapter_dtype=True)
+    except ValueError as error:
+        raise ModelError(_no_target(model, config, error)) from error
+    wrapped.peft_config["default"].base_model_name_or_path = base
+    return wrapped
+
+
+def reopen(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """The model with the saved adapter of `folder`, ready to train on.
+
+    Raises:
+        ModelError: the adapter does not fit the base model.
+    """
+    try:
+        with quietly():
+            wrapped = PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"adapter {folder} does not fit its base model: {error}") from error
+    return wrapped
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """Frozen weights of the names that train, which can take the place of the policy's."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The reference weights by the trainable parameters' names; live tensors, not copies."""
+
+    def switched_in(self) -> contextlib.AbstractContextManager[None]:
+        """The model computes with the reference weights inside the block, with its own again after it."""
+
+
+class AdapterReference:
+    """A second adapter, frozen and inactive: the base weights exist once."""
+
+    def __init__(self, model: PeftModel, trainable: Mapping[str, Parameter]) -> None:
+        self.model = model
+        self.active = model.active_adapters[0]
+        settings: Any = copy.deepcopy(model.peft_config[self.active])
+        settings.inference_mode, settings.lora_dropout = True, 0.0
+        settings.init_lora_weights = True  # other ways (PiSSA, OLoRA) would change the base weights once more
+        with self._flags_kept(), seeding.seeded(0, 0, "lora"), quietly():
+            model.add_adapter(REFERENCE, settings)
+        present = dict(model.named_parameters())
+        twins = {name: present[self._name(name)] for name in present if self._name(name) != name}
+        for name, twin in twins.items():  # of all the adapter's weights, in case some of them do not train
+            twin.data = present[name].detach().clone()
+            twin.requires_grad_(False)
+        if others := [name for name in trainable if name not in twins]:
+            raise ModelError(
+                f"{others[0]} trains beside the adapter, so the reference would move with it; freeze it, or name its "
+                "module in LoraConfig(modules_to_save=...)"
+            )
+        self.weights = {name: twins[name] for name in trainable}
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: weight.data for name, weight in self.weights.items()}
+
+    @contextlib.contextmanager
+    def switched_in(self) -> Iterator[None]:
+        with self._flags_kept():
+            try:
+                self.model.set_adapter(REFERENCE, inference_mode=True)
+                yield
+            finally:
+                self.model.set_adapter(self.active)
+
+    @contextlib.contextmanager
+    def _flags_kept(self) -> Iterator[None]:
+        # peft's switches freeze the adapter that rests and unfreeze the one that acts.
+        flags = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        try:
+            yield
+        finally:
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+
+    def _name(self, trainable: str) -> str:
+        return ".".join(REFERENCE if part == self.active else part for part in trainable.split("."))
+
+
+class CopiedReference:
+    """Copies of all weights that train, exchanged with them: for models small enough to train in full."""
+
+    def __init__(self, trainable: Mapping[str, Parameter]) -> None:
+        self.trainable = trainable
+        self.weights = {name: parameter.detach().clone() for name, parameter in trainable.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        return self.weights
+
+    @contextlib.contextmanager
+    def switched_in(self) -> Iterator[None]:
+        own = {name: parameter.data for name, parameter in self.trainable.items()}
+        try:
+            for name, parameter in self.trainable.items():
+                parameter.data = self.weights[name]
+            yield
+        finally:
+            for name, parameter in self.trainable.items():
+                parameter.data = own[name]
+
+
+def without_dropout(model: nn.Module) -> list[str]:
+    """Set every dropout probability of the model to 0; returns the names of what was above 0.
+
+    Scores must be a function of the weights: with dropout on, the ratio to the sampler is not 1 at step 1.
+    """
+    changed = []
+    for name, module in model.named_modules():
+        for attribute, value in list(vars(module).items()):
+            named = "drop" in attribute or (attribute == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
+            if named and isinstance(value, float) and value > 0:
+                setattr(module, attribute, 0.0)
+                changed.append(f"{name}.{attribute}")
+    return changed
+
+
+def _no_target(model: nn.Module, config: ModelConfig, error: ValueError) -> str:
+    linear = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    return f"lora_targets={config.lora_targets}: {error} Linear layers of this model: {', '.join(sorted(linear))}"
+
+
+def snapshot(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Independent, contiguous copies on CPU."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in weights.items()}
+
+
+def restore(weights: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> None:
+    """Write `state` into `weights` in place, bit for bit.
+
+    Raises:
+        ModelError: a name is missing or unexpected, or a shape or type differs; nothing is written then.
+    """
+    if wrong := _mismatches(weights, state):
+        shown = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
+        raise ModelError(
+            f"{what} does not fit this model: {shown}. It needs the weights of the same model and settings"
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            tensor.copy_(state[name])
+
+
+def _mismatches(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    missing = [f"missing {name}" for name in weights if name not in state]
+    unexpected = [f"unexpected {name}" for name in state if name not in weights]
+    unlike = [
+        f"{name} is {_kind(state[name])}, needs {_kind(tensor)}"
+        for name, tensor in weights.items()
+        if name in state and _kind(state[name]) != _kind(tensor)
+    ]
+    return [*missing, *unexpected, *unlike]
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,167 @@
+"""Text to token ids and back: the chat template, one BOS, every terminator, and a padding id that is none of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from grpo_nb.loading import ModelError
+from grpo_nb.types import Prompt
+
+_PROBE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "GRPOanswer"}]
+
+
+class Codec:
+    """One tokenizer, as one model reads it.
+
+    `terminators` are all ids that end a completion, sorted: the model's own, the tokenizer's eos, and the token
+    that the chat template puts after an assistant turn, which is the one SFT teaches (`turn_end`). `pad_id` is
+    never one of them; no meaning hangs on it, because every mask is made from positions.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, model_eos: Sequence[int], rows: int) -> None:
+        self.tokenizer = tokenizer
+        self.rows = rows
+        self.bos = _leading_bos(tokenizer)
+        self.beyond = _beyond(tokenizer, rows)
+        self._model_eos = [i for i in model_eos if i < rows]
+        self._settle()
+
+    def set_chat_template(self, template: str) -> None:
+        """Use this Jinja chat template from now on; terminators and padding are settled anew."""
+        self.tokenizer.chat_template = template
+        self._settle()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, up to where the completion starts, with BOS exactly once if the model has one.
+
+        Messages go through the chat template with its generation prompt; where the last one is the assistant's,
+        the completion goes on from it.
+
+        Raises:
+            ModelError: messages without a template, no token at all, or ids that the model has no row for.
+        """
+        text = prompt if isinstance(prompt, str) else self._render(prompt)
+        ids = self._ids(text)
+        if self.bos is not None and ids[:1] != [self.bos]:
+            ids = [self.bos, *ids]
+        if not ids:
+            raise ModelError(f"prompt {prompt!r} has no tokens; the first completion token needs one to follow")
+        self._check(ids, text)
+        return ids
+
+    def encode_target(self, text: str) -> list[int]:
+        """Token ids of a completion to learn, ending in one terminator: the assistant turn's, else eos."""
+        ids = self._ids(text)
+        self._check(ids, text)
+        end = next((n for n, i in enumerate(ids) if i in self.terminators), len(ids))
+        return [*ids[:end], self.turn_end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a completion, without terminators and other special tokens."""
+        kept = [i for i in ids if i not in self.terminators]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=True))
+
+    def token(self, token_id: int) -> str:
+        """How the tokenizer writes this id, special or not."""
+        return str(self.tokenizer.convert_ids_to_tokens(token_id))
+
+    def _settle(self) -> None:
+        turn_end, eos = _turn_end(self.tokenizer), self.tokenizer.eos_token_id
+        found = {*self._model_eos, *(i for i in (turn_end, eos) if i is not None)}
+        if not found:
+            raise ModelError(
+                "no token ends a completion: generation_config.eos_token_id and the tokenizer's eos are unset, and no "
+                "special token follows the chat template's assistant turn; set tokenizer.eos_token"
+            )
+        self.terminators: tuple[int, ...] = tuple(sorted(found))
+        self.turn_end: int = next(i for i in (turn_end, eos, self.terminators[0]) if i is not None)
+        self._check(self.terminators, "the terminators")
+        self.pad_id, self.pad_reason = _padding(self.tokenizer, self.terminators, self.rows)
+
+    def _render(self, messages: Sequence[Any]) -> str:
+        if not self.tokenizer.chat_template:
+            raise ModelError(
+                "the prompt is a list of messages, and this tokenizer has no chat template; pass prompts as strings, "
+                "or set one: policy.set_chat_template(\"{% for m in messages %}{{ m['content'] }}\\n{% endfor %}\")"
+            )
+        goes_on = bool(messages) and messages[-1].get("role") == "assistant"
+        try:
+            return _template(
+                self.tokenizer, messages, add_generation_prompt=not goes_on, continue_final_message=goes_on
+            )
+        except (TemplateError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"the chat template refuses {messages!r}: {error}; change the messages' roles") from error
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _check(self, ids: Sequence[int], text: str) -> None:
+        if (top := max(ids, default=0)) >= self.rows:
+            raise ModelError(
+                f"token {self.token(top)!r} has id {top}, the model has {self.rows} rows (in {text!r:.80}); "
+                "use the tokenizer that the model was trained with"
+            )
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Any], **how: Any) -> str:
+    return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **how))
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The first added token that the template writes after the content of an assistant turn."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        text = _template(tokenizer, _PROBE)
+    except (TemplateError, ValueError, KeyError, TypeError):
+        return None
+    _, found, tail = text.rpartition(_PROBE[-1]["content"])
+    single = _added(tokenizer) - {tokenizer.bos_token_id, tokenizer.unk_token_id}
+    ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
+    return next((i for i in ids if i in single), None)
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    return {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+
+
+def _leading_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    bos = tokenizer.bos_token_id
+    return bos if bos is not None and list(tokenizer.encode("a"))[:1] == [bos] else None
+
+
+def _beyond(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[str]:
+    """Added tokens that the model has no row for: tolerated until one is used (Gemma 3 has an image token so).
+
+    Raises:
+        ModelError: ordinary tokens are beyond the embedding too.
+    """
+    beyond = {token: i for token, i in tokenizer.get_vocab().items() if i >= rows}
+    if beyond.keys() - tokenizer.get_added_vocab().keys():
+        raise ModelError(
+            f"vocabulary too small: the model's embedding has {rows} rows, the tokenizer has ids up to "
+            f"{max(beyond.values())} ({len(beyond)} tokens without a row); use the tokenizer that the model was "
+            "trained with, or resize the model: model.resize_token_embeddings(len(tokenizer)), then train the new rows"
+        )
+    return sorted(beyond)
+
+
+def _padding(tokenizer: PreTrainedTokenizerBase, terminators: Sequence[int], rows: int) -> tuple[int, str]:
+    """An id that pads, and why this one: no row is ever added to the model for it."""
+
+    def usable(token_id: int | None) -> bool:
+        return token_id is not None and token_id < rows and token_id not in terminators
+
+    pad = tokenizer.pad_token_id
+    if usable(pad):
+        return pad, "the tokenizer's own"
+    why = "the tokenizer has none" if pad is None else "the tokenizer's own also ends completions"
+    named = {i: str(token) for i, token in sorted(tokenizer.added_tokens_decoder.items()) if usable(i)}
+    for word in ("pad", "unused", "reserved"):
+        if (chosen := next((i for i, token in named.items() if word in token.lower()), None)) is not None:
+            return chosen, f"{why}; {named[chosen]} is free"
+    if usable(tokenizer.unk_token_id):
+        return tokenizer.unk_token_id, f"{why}; the unknown token does not occur in prompts"
+    return next(i for i in range(rows) if usable(i)), f"{why}; any id will do, since all masks are positional"

@@ -1,0 +1,327 @@
+"""From a name in the settings to a model and a tokenizer on a device, or to one clear error.
+
+A name is `demo`, a local folder (a whole model or a LoRA adapter), a .gguf file, or a hub id. Weights come from
+safetensors or GGUF only, and no code from a repository is ever run.
+"""
+
+import contextlib
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
+WEIGHT_FILES = ("*.safetensors",)
+PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+class ModelError(ValueError):
+    """A model or tokenizer cannot be used: the message says what was found, what is needed, what to change."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's files are; `name` finds them again from any working directory."""
+
+    kind: Literal["demo", "folder", "adapter", "gguf", "hub"]
+    name: str
+    path: Path | None = None
+    base: "Source | None" = None
+    """The model that an adapter folder belongs to."""
+    seed: int = 0
+    """Seed of the demo model's weights."""
+
+
+def locate(name: str, seed: int = 0) -> Source:
+    """Which of the five kinds of source `name` is; local files are looked at, the network is not.
+
+    `demo:3` is the demo model of seed 3: what an adapter of the demo model records as its base.
+
+    Raises:
+        ModelError: no such file or folder, or a folder that holds no usable model.
+    """
+    if demo := re.fullmatch(r"demo(?::(\d+))?", name):
+        seed = int(demo[1]) if demo[1] else seed
+        return Source("demo", f"demo:{seed}", seed=seed)
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _file(path.resolve(), name)
+    if path.is_dir():
+        return _folder(path.resolve())
+    if _looks_like_path(name):
+        raise ModelError(f"model.name='{name}': no such file or folder. {_nearest(path)}")
+    return Source("hub", name)
+
+
+def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the source (an adapter's own, else its base model's).
+
+    Raises:
+        ModelError: it is missing or cannot be read.
+    """
+    if source.kind == "demo":
+        from grpo_nb.tasks import demo
+
+        return demo.build_tokenizer()
+    if source.path is not None and source.kind != "gguf" and not _holds(source.path, TOKENIZER_FILES):
+        if source.base is not None:
+            return read_tokenizer(source.base)
+        raise ModelError(
+            f"folder {source.path} has no tokenizer: found {_listing(source.path)}; needs tokenizer.json (or "
+            "tokenizer.model, or vocab.json with merges.txt). Copy the files of the tokenizer that the model was "
+            "trained with into the folder: tokenizer.save_pretrained(folder)"
+        )
+    with _explained(source, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(**_arguments(source))
+        return tokenizer
+
+
+def read_model(source: Source, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model with its weights as `dtype`, on CPU; a .gguf file is dequantised.
+
+    Raises:
+        ModelError: unreadable, incomplete, pickle-only, or in need of code from its repository.
+    """
+    if source.base is not None:
+        return read_model(source.base, dtype)
+    if source.kind == "demo":
+        from grpo_nb.tasks import demo
+
+        return move(demo.build_model(source.seed), dtype)
+    # A GGUF model that is kept in its blocks cannot be saved; dequantised it is like any other.
+    extra: dict[str, Any] = (
+        {"quantization_config": GgufConfig(dequantize=True)} if source.kind == "gguf" else {"use_safetensors": True}
+    )
+    with _explained(source, "model"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **_arguments(source), dtype=dtype, output_loading_info=True, **extra
+        )
+    model: PreTrainedModel = loaded[0]
+    report: dict[str, Any] = loaded[1]
+    _check_complete(source, model, report)
+    return model
+
+
+def move(model: PreTrainedModel, to: torch.device | torch.dtype) -> PreTrainedModel:
+    """`model.to(to)`, in place; transformers' wrapper hides the method's type."""
+    moved: Any = model
+    moved.to(to)
+    return model
+
+
+@contextlib.contextmanager
+def quietly(bars: bool = False) -> Iterator[None]:
+    """Without what the libraries have to say to each other, and without progress bars for a moment's work."""
+    progress: Any = transformers.utils.logging
+    shown = progress.is_progress_bar_enabled()
+    try:
+        if not bars:
+            progress.disable_progress_bar()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft's calls of what transformers has renamed
+            yield
+    finally:
+        if shown:
+            progress.enable_progress_bar()
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device that `model.device` asks for; `auto` is the first accelerator found, else CPU.
+
+    Raises:
+        ModelError: the name is unknown, or the machine has no such device.
+    """
+    have = available_devices()
+    if wanted == "auto":
+        return torch.device(have[0])
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ModelError(f"model.device='{wanted}' is no device; this machine has {', '.join(have)}") from None
+    if str(device) not in have:
+        raise ModelError(f"model.device='{wanted}': this machine has {', '.join(have)}; use one of them, or 'auto'")
+    return device
+
+
+def available_devices() -> list[str]:
+    """Names of the devices of this machine, the one that `auto` takes first."""
+    cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return [*(["cuda", *cuda] if cuda else []), *mps, "cpu"]
+
+
+def pick_dtype(wanted: str, device: torch.device, full: bool) -> torch.dtype:
+    """Weights' type by capability: `auto` is bfloat16 for a frozen base on a GPU that has it, else float32.
+
+    Weights that learn themselves (`full`) stay in float32 under `auto`: an update of 1e-6 is lost in bfloat16.
+
+    Raises:
+        ModelError: a type that cannot work there, with the one to use.
+    """
+    if wanted == "auto":
+        return torch.bfloat16 if not full and _native_bfloat16(device) else torch.float32
+    if wanted == "float16" and device.type == "cpu":
+        raise ModelError("model.dtype='float16' on CPU: too slow and too coarse to train with; use 'float32' or 'auto'")
+    if wanted == "float16" and full:
+        raise ModelError(
+            "model.dtype='float16' with train='full': small gradients become 0 without loss scaling; use 'float32', "
+            "or train='lora', whose adapters are float32"
+        )
+    if wanted != "float32":
+        _warn_half(wanted, device, full)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+
+
+def _native_bfloat16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _warn_half(wanted: str, device: torch.device, full: bool) -> None:
+    if wanted == "bfloat16" and not _native_bfloat16(device):
+        logger.warning("bfloat16 is emulated or slow on %s; float32 is usually faster there", device)
+    if wanted == "bfloat16" and full:
+        logger.warning("full training in bfloat16 loses updates below 0.4%% of a weight; float32 or lora keeps them")
+    if wanted == "float16":
+        logger.warning("float16 overflows above 65504; prefer bfloat16 or float32 where memory allows")
+
+
+def _file(path: Path, name: str) -> Source:
+    if path.suffix.lower() != ".gguf":
+        raise ModelError(
+            f"model.name='{name}' is a file of type '{path.suffix}'; needs a .gguf file, or the folder that holds "
+            "config.json, *.safetensors and the tokenizer"
+        )
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        raise ModelError(f"{path} is no GGUF file (it begins with {magic!r}); download it again")
+    return Source("gguf", str(path), path)
+
+
+def _folder(path: Path) -> Source:
+    if (path / ADAPTER_CONFIG).is_file():
+        return _adapter(path)
+    found = f"folder {path} holds {_listing(path)}"
+    if not (path / "config.json").is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+        advice = f"give the file itself: model.name='{ggufs[0]}'" if ggufs else "give the folder that has them"
+        raise ModelError(f"{found}; needs config.json and *.safetensors (or {ADAPTER_CONFIG}): {advice}")
+    if not _holds(path, WEIGHT_FILES):
+        raise ModelError(_no_safetensors(found, _holds(path, PICKLE_FILES)))
+    return Source("folder", str(path), path)
+
+
+def _adapter(path: Path) -> Source:
+    settings = json.loads((path / ADAPTER_CONFIG).read_text())
+    found = f"adapter folder {path} holds {_listing(path)}"
+    if not (path / "adapter_model.safetensors").is_file():
+        raise ModelError(f"{found}; needs adapter_model.safetensors (pickled weights are refused: they can run code)")
+    if settings.get("peft_type") != "LORA":
+        raise ModelError(f"adapter folder {path} is of type {settings.get('peft_type')}; only LORA can be trained here")
+    base = settings.get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            f"{path / ADAPTER_CONFIG} does not name its base model; set 'base_model_name_or_path' in it to a hub id "
+            "or a folder"
+        )
+    if (Path(base) / ADAPTER_CONFIG).is_file():
+        raise ModelError(f"adapter {path} stands on another adapter, {base}; merge that one into its base model first")
+    return Source("adapter", str(path), path, base=locate(base))
+
+
+def _no_safetensors(found: str, pickled: bool) -> str:
+    why = "its weights are pickled, which can run code when read" if pickled else "there are no weights"
+    return (
+        f"{found}: {why}; needs *.safetensors. Where you trust the source, convert once: "
+        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+    )
+
+
+def _check_complete(source: Source, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(
+            f"hub repository '{source.name}' holds a LoRA adapter; download it and give the folder: "
+            f"hf download {source.name} --local-dir my_adapter"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"{source.name}: the weights lack {len(missing)} tensors of a {type(model).__name__} "
+            f"({_some(missing, 3)}), which would be random; needs a checkpoint of a causal language model"
+        )
+
+
+def _arguments(source: Source) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"pretrained_model_name_or_path": source.name, "trust_remote_code": False}
+    if source.kind == "gguf" and source.path is not None:
+        arguments |= {"pretrained_model_name_or_path": str(source.path.parent), "gguf_file": source.path.name}
+    return arguments
+
+
+@contextlib.contextmanager
+def _explained(source: Source, part: str) -> Iterator[None]:
+    """Any failure of the loader becomes one ModelError; an interrupt goes through."""
+    try:
+        with quietly(bars=source.kind in ("hub", "gguf")):
+            yield
+    except Exception as error:
+        raise ModelError(_explain(source, part, error)) from error
+
+
+def _explain(source: Source, part: str, error: Exception) -> str:
+    text, where = str(error), f"{part} of '{source.name}'"
+    if "trust_remote_code" in text:
+        return (
+            f"{where} needs code from its own repository, which is never run here (trust_remote_code is off); use a "
+            f"model whose architecture is part of transformers {transformers.__version__}"
+        )
+    if "safetensors" in text and source.kind == "hub" and "does not appear to have" in text:
+        return _no_safetensors(f"hub repository '{source.name}'", pickled=True)
+    if isinstance(error, ImportError):
+        return f"{where} needs a package that is missing: {_first_line(text)}; install it, e.g. pip install gguf"
+    if source.kind == "hub" and isinstance(error, OSError):
+        return (
+            f"{where} was found neither as a file or folder from {Path.cwd()} nor on the hub: {_first_line(text)} "
+            "Check the spelling and the network; a gated model needs HF_TOKEN in the environment"
+        )
+    return f"{where} cannot be read: {type(error).__name__}: {_first_line(text)}"
+
+
+def _looks_like_path(name: str) -> bool:
+    return bool(re.match(r"[./~\\]|[A-Za-z]:\\", name)) or name.endswith(".gguf") or name.count("/") > 1
+
+
+def _nearest(path: Path) -> str:
+    parent = next((p for p in path.absolute().parents if p.is_dir()), Path.cwd())
+    return f"The nearest folder that exists is {parent}; it holds {_listing(parent)}. Correct the path"
+
+
+def _holds(folder: Path, patterns: tuple[str, ...]) -> bool:
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def _listing(folder: Path) -> str:
+    try:
+        names = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
+    except OSError as error:
+        return f"(unreadable: {error.strerror})"
+    return _some(names, 12) if names else "nothing"
+
+
+def _some(names: list[str], most: int) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "no message"

@@ -1,0 +1,375 @@
+"""The policy: a language model, its tokenizer, the weights that learn, and the reference it must stay near."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from peft import LoraConfig, PeftModel
+from torch import Tensor
+from torch.nn import Parameter
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo_nb import adapters, loading
+from grpo_nb.codec import Codec
+from grpo_nb.config import ModelConfig
+from grpo_nb.loading import ModelError
+from grpo_nb.types import Batch, Prompt, TokenStats
+
+__all__ = ["ModelError", "Policy", "load_policy"]
+
+logger = logging.getLogger(__name__)
+
+FULL_BELOW = 20_000_000
+"""`train="auto"` trains all weights of a model with fewer parameters than this."""
+UNLIMITED = 2**31 - 1
+"""Context of a model whose configuration states none."""
+
+
+def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
+    """The policy that the settings describe, on its device, ready to train.
+
+    `model.name` is `demo`, a folder (a model, or an adapter as `Policy.save` or peft wrote it), a .gguf file or a
+    hub id. The seed decides fresh weights: the demo model's, and LoRA's A.
+
+    Raises:
+        ModelError: one message that says what was found, what is needed and what to change.
+    """
+    source = loading.locate(model.name, seed)
+    if source.kind == "adapter" and model.train == "full":
+        raise ModelError(f"{source.path} is a LoRA adapter and model.train='full'; set train='lora' or merge it first")
+    device = loading.pick_device(model.device)
+    tokenizer = loading.read_tokenizer(source)
+    dtype = loading.pick_dtype(model.dtype, device, full=model.train == "full")
+    base = loading.read_model(source, dtype)
+    full = source.kind != "adapter" and _learns_in_full(model, base)
+    if full and dtype != (settled := loading.pick_dtype(model.dtype, device, full=True)):
+        base = loading.read_model(source, settled)  # again, since its checkpoint may be finer than `dtype`
+    loading.move(base, device)
+    wrapped = base if full else _with_adapter(base, source, model, seed)
+    policy = Policy(wrapped, tokenizer, name=model.name)
+    if model.gradient_checkpointing:
+        _checkpoint_activations(base)
+    return policy
+
+
+class Policy:
+    """A causal language model that learns, seen through what GRPO asks of it.
+
+    `Policy(model, tokenizer)` takes any transformers model or LoRA model that is in memory; whatever of it has
+    requires_grad is trained. Dropout is set to 0 in the model given.
+
+    Raises:
+        ModelError: nothing to train, no terminator, or a tokenizer that does not fit the model.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, name: str = "in memory"
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.full = not isinstance(model, PeftModel)
+        self._trainable = _trainable_names(model)
+        self._size = sum(parameter.numel() for parameter in model.parameters())
+        self._dropped = adapters.without_dropout(model)
+        self._reference: adapters.Reference | None = None
+        self.codec = Codec(tokenizer, _model_eos(model), rows=_embedding(model).shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the base weights; adapters are float32 in any case."""
+        return _embedding(self.model).dtype
+
+    @property
+    def terminators(self) -> tuple[int, ...]:
+        """Ids that end a completion, sorted."""
+        return self.codec.terminators
+
+    @property
+    def pad_id(self) -> int:
+        """Filler of masked positions; never a terminator."""
+        return self.codec.pad_id
+
+    @property
+    def context(self) -> int:
+        """Most tokens, prompt and completion together, that the model has positions for."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
+
+    def parameters_by_name(self) -> dict[str, Parameter]:
+        """The parameters that train, in an order that never changes; the reference's are not among them."""
+        present = dict(self.model.named_parameters())
+        return {name: present[name] for name in self._trainable}
+
+    # text
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt up to where the completion starts; see `Codec.encode`."""
+        return self.codec.encode(prompt)
+
+    def encode_target(self, text: str) -> list[int]:
+        """Token ids of a completion to learn, ending in one terminator; see `Codec.encode_target`."""
+        return self.codec.encode_target(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a completion without special tokens."""
+        return self.codec.decode(ids)
+
+    def set_chat_template(self, template: str) -> None:
+        """Give the tokenizer this Jinja chat template; the terminators are found anew."""
+        self.codec.set_chat_template(template)
+
+    def collate(self, prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]]) -> Batch:
+        """Prompts padded on the left, completions on the right, on the policy's device; masks by position.
+
+        Raises:
+            ModelError: lists of different lengths, an empty prompt, or a row beyond the context.
+        """
+        _check_rows(prompt_ids_B, completion_ids_B, self.context)
+        left, right = max(map(len, prompt_ids_B)), max(map(len, completion_ids_B))
+        ids = torch.full((len(prompt_ids_B), left + right), self.pad_id, dtype=torch.long)
+        attention = torch.zeros_like(ids)
+        for row, (prompt, completion) in enumerate(zip(prompt_ids_B, completion_ids_B, strict=True)):
+            filled = slice(left - len(prompt), left + len(completion))
+            ids[row, filled] = torch.tensor([*prompt, *completion])
+            attention[row, filled] = 1
+        return Batch(ids.to(self.device), attention.to(self.device), attention[:, left:].bool().to(self.device))
+
+    # scores
+
+    def logprobs(self, batch: Batch, temperature: float = 1.0) -> TokenStats:
+        """log softmax(logits / temperature)[token] of each completion token, with the distribution's entropy.
+
+        Computed in float32 as logit - logsumexp, 0 outside the mask. Positions count real tokens only, so padding
+        changes nothing. Gradients flow where they are enabled; the entropy is detached.
+        """
+        start = batch.input_ids.shape[1] - batch.completion_mask.shape[1]
+        logits = self._completion_logits(batch)
+        logits = logits if temperature == 1.0 else logits / temperature
+        normaliser = logits.logsumexp(-1)
+        tokens = batch.input_ids[:, start:, None]
+        logprobs = logits.gather(-1, tokens).squeeze(-1) - normaliser
+        outside = ~batch.completion_mask
+        entropy = _entropy(logits.detach(), normaliser.detach())
+        return TokenStats(logprobs.masked_fill(outside, 0.0), entropy.masked_fill(outside, 0.0))
+
+    def _completion_logits(self, batch: Batch) -> Float[Tensor, "batch token vocab"]:
+        n = batch.completion_mask.shape[1]
+        logits: Tensor = self.model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=position_ids(batch.attention_mask),
+            logits_to_keep=n + 1,
+            use_cache=False,
+        ).logits
+        return logits[:, logits.shape[1] - n - 1 : -1].float()
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Eval mode without gradients inside the block; every flag of the model is as before after it."""
+        modules = list(self.model.modules())
+        names = ("training", "gradient_checkpointing")
+        flags = [(m, name, vars(m)[name]) for m in modules for name in names if name in vars(m)]
+        use_cache = getattr(self.model.config, "use_cache", None)
+        try:
+            self.model.eval()
+            with torch.no_grad():
+                yield
+        finally:
+            for module, name, value in flags:
+                setattr(module, name, value)
+            if use_cache is not None:
+                self.model.config.use_cache = use_cache
+
+    # reference
+
+    @property
+    def has_reference(self) -> bool:
+        return self._reference is not None
+
+    def freeze_reference(self) -> None:
+        """Make the present weights the reference: an adapter's copy with LoRA, else copies of all that trains."""
+        self.load_reference_state(self.state())
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """The policy computes as its reference inside the block: eval mode, no gradients, all restored after it.
+
+        Raises:
+            ModelError: `freeze_reference` was never called.
+        """
+        with self.scoring(), self._known_reference().switched_in():
+            yield
+
+    def reference_state(self) -> dict[str, Tensor]:
+        """Copies on CPU of the reference weights, under the names of the trainable parameters."""
+        return adapters.snapshot(self._known_reference().state())
+
+    def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
+        """Make these weights the reference.
+
+        Raises:
+            ModelError: names, shapes or types differ from the trainable parameters'.
+        """
+        if self._reference is None:
+            self._reference = self._new_reference()
+        adapters.restore(self._reference.state(), state, "the reference state")
+
+    def _new_reference(self) -> adapters.Reference:
+        if isinstance(self.model, PeftModel):
+            return adapters.AdapterReference(self.model, self.parameters_by_name())
+        return adapters.CopiedReference(self.parameters_by_name())
+
+    def _known_reference(self) -> adapters.Reference:
+        if self._reference is None:
+            raise ModelError("this policy has no reference yet; call policy.freeze_reference() before training")
+        return self._reference
+
+    # weights
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies on CPU of the weights that train, by parameter name."""
+        return adapters.snapshot(self.parameters_by_name())
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Write weights that `state` returned back in place, bit for bit.
+
+        Raises:
+            ModelError: names, shapes or types differ; nothing is written then.
+        """
+        adapters.restore(self.parameters_by_name(), state, "the saved state")
+
+    def save(self, folder: Path | str) -> None:
+        """Write the trained model for use elsewhere: a PEFT adapter or a transformers folder, with the tokenizer.
+
+        Raises:
+            ModelError: the folder cannot be written.
+        """
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            with loading.quietly():
+                _save(self.model, str(folder))
+                self.tokenizer.save_pretrained(str(folder))
+        except OSError as error:
+            raise ModelError(f"cannot save to {folder}: {error}; choose a folder that can be written") from error
+
+    def describe(self) -> dict[str, object]:
+        """What was loaded and what was decided about it, for people and for the log (JSON values)."""
+        codec = self.codec
+        learning = list(self.parameters_by_name().values())
+        return {
+            "name": self.name,
+            "architecture": type(_plain(self.model)).__name__,
+            "parameters": self._size,
+            "trainable": sum(p.numel() for p in learning),
+            "train": "full" if isinstance(self.model, PreTrainedModel) else f"lora, rank {_rank(self.model)}",
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "trainable_dtype": str(learning[0].dtype).removeprefix("torch."),
+            "device": str(self.device),
+            "context": self.context,
+            "vocabulary": codec.rows,
+            "terminators": {codec.token(i): i for i in self.terminators},
+            "turn_end": codec.token(codec.turn_end),
+            "pad": f"{codec.token(self.pad_id)} ({self.pad_id}): {codec.pad_reason}",
+            "bos": None if codec.bos is None else codec.token(codec.bos),
+            "chat_template": bool(self.tokenizer.chat_template),
+            "reference": self.has_reference,
+            "notes": self._notes(),
+        }
+
+    def _notes(self) -> list[str]:
+        dropped = f"dropout set to 0 in {len(self._dropped)} places, e.g. {self._dropped[:1]}" if self._dropped else ""
+        beyond = f"{len(self.codec.beyond)} tokens without a row, refused in prompts, e.g. {self.codec.beyond[:1]}"
+        return [note for note in (dropped, beyond if self.codec.beyond else "") if note]
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """Position of each real token among the real tokens of its row; 0 on the padding before them."""
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _learns_in_full(config: ModelConfig, base: PreTrainedModel) -> bool:
+    if config.train == "auto":
+        return sum(p.numel() for p in base.parameters()) < FULL_BELOW
+    return config.train == "full"
+
+
+def _checkpoint_activations(base: PreTrainedModel) -> None:
+    base.train()  # layers recompute in training mode only, which without dropout is no other model
+    try:
+        base.activation_checkpointing_enable()
+    except ValueError as error:
+        raise ModelError(f"model.gradient_checkpointing=True: {error} Set it to False") from error
+
+
+def _with_adapter(base: PreTrainedModel, source: loading.Source, config: ModelConfig, seed: int) -> PeftModel:
+    if source.path is None or source.kind != "adapter":
+        return adapters.attach(base, config, source.name, seed)
+    wrapped = adapters.reopen(base, source.path)
+    if (rank := _rank(wrapped)) != config.lora_rank:
+        logger.info("adapter %s has rank %d; model.lora_rank=%d is not used", source.path, rank, config.lora_rank)
+    return wrapped
+
+
+def _save(model: PreTrainedModel | PeftModel, folder: str) -> None:
+    if isinstance(model, PeftModel):  # without the reference, and without asking the hub whether embeddings grew
+        model.save_pretrained(folder, selected_adapters=list(model.active_adapters), save_embedding_layers=False)
+    else:
+        model.save_pretrained(folder)
+
+
+def _trainable_names(model: PreTrainedModel | PeftModel) -> tuple[str, ...]:
+    if isinstance(model, PeftModel) and len(model.active_adapters) != 1:
+        raise ModelError(f"adapters {model.active_adapters} are active; needs exactly one: model.set_adapter(name)")
+    if isinstance(model, PeftModel) and not isinstance(model.peft_config[model.active_adapters[0]], LoraConfig):
+        raise ModelError(f"an adapter of type {model.peft_type}; only LoRA can be trained here")
+    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if not names:
+        raise ModelError(
+            "no parameter of this model has requires_grad, so nothing would train; load an adapter with "
+            "is_trainable=True, or call model.requires_grad_(True) to train it in full"
+        )
+    return names
+
+
+def _model_eos(model: PreTrainedModel | PeftModel) -> list[int]:
+    stated = model.generation_config.eos_token_id
+    stated = model.config.get_text_config().eos_token_id if stated is None else stated
+    return [] if stated is None else [int(i) for i in (stated if isinstance(stated, list) else [stated])]
+
+
+def _plain(model: PreTrainedModel | PeftModel) -> torch.nn.Module:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _rank(model: PeftModel) -> int:
+    settings: Any = model.peft_config[model.active_adapters[0]]
+    return int(settings.r)
+
+
+def _embedding(model: PreTrainedModel | PeftModel) -> Tensor:
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _check_rows(prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]], context: int) -> None:
+    if len(prompt_ids_B) != len(completion_ids_B) or not prompt_ids_B:
+        raise ModelError(f"{len(prompt_ids_B)} prompts for {len(completion_ids_B)} completions; needs one for each")
+    if not all(map(len, prompt_ids_B)):
+        raise ModelError("a prompt without tokens: the first completion token needs one to follow")
+    longest = max(len(p) + len(c) for p, c in zip(prompt_ids_B, completion_ids_B, strict=True))
+    if longest > context:
+        raise ModelError(f"a row of {longest} tokens; the model's context is {context}: shorten prompts or completions")
+
+
+def _entropy(logits: Tensor, normaliser: Tensor) -> Tensor:
+    """H = logsumexp(z) - sum softmax(z) z, in nats, of the last axis."""
+    return normaliser - (torch.softmax(logits, -1) * logits).sum(-1)

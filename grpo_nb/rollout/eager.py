@@ -1,0 +1,229 @@
+"""The engine for any device: a plain decoding loop over a growing key-value cache."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from grpo_nb.config import SamplingConfig
+from grpo_nb.model import ModelError, Policy, position_ids
+from grpo_nb.types import Rollouts, StopReason
+
+Progress = Callable[[int, int], None]
+
+
+class EagerEngine:
+    """Prefills each prompt once, expands it to K rows, and drops rows as they finish.
+
+    At most about `max_rows` completions are in flight; more are drawn in turn, which changes memory and no result.
+    """
+
+    def __init__(self, max_rows: int = 256) -> None:
+        self.max_rows = max_rows
+
+    def generate(
+        self,
+        policy: Policy,
+        prompt_ids_P: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: SamplingConfig,
+        temperature: float,
+        uniforms: Tensor | None,
+        *,
+        greedy: bool = False,
+        progress: Progress | None = None,
+    ) -> Rollouts:
+        """K = `group_size` completions per prompt by inverse-CDF draws from `uniforms`, or the likeliest tokens.
+
+        The returned log-probs are of the distribution that was drawn from, after all of `sampling`; greedy ones
+        are of the model's own, at temperature 1.
+
+        Raises:
+            ModelError: a prompt is empty, or leaves no room for `max_completion` tokens in the context.
+            ValueError: temperature is not positive, or uniforms are not [P * K, max_completion or more] float64.
+        """
+        rows = len(prompt_ids_P) * group_size
+        _check(policy, prompt_ids_P, sampling, None if greedy else temperature, None if greedy else uniforms, rows)
+        processors = _processors(sampling, None if greedy else temperature)
+        drawn = _Drawn(rows)
+        with policy.scoring():
+            for first in range(0, len(prompt_ids_P), max(1, self.max_rows // group_size)):
+                prompts = prompt_ids_P[first : first + max(1, self.max_rows // group_size)]
+                numbers = range(first * group_size, (first + len(prompts)) * group_size)
+                alive = _prefill(policy, prompts, group_size, numbers)
+                _decode(
+                    policy, alive, drawn, processors, None if greedy else uniforms, sampling.max_completion, progress
+                )
+        return drawn.rollouts(policy, prompt_ids_P, group_size)
+
+
+@dataclass
+class _Alive:
+    """The rows that are still being written, in the order of their numbers."""
+
+    numbers: list[int]
+    """Which of the B completions each row is."""
+    cache: Any
+    history: Int[Tensor, "row sequence"]
+    """All ids so far; padding is overwritten by a token of the row, so that penalties do not see it."""
+    attention: Int[Tensor, "row sequence"]
+    logits: Float[Tensor, "row vocab"]
+    """float32, of the next token."""
+
+
+@dataclass
+class _Drawn:
+    """Completions as they grow, by number."""
+
+    rows: int
+    ids: list[list[int]] = field(init=False)
+    logprobs: list[list[float]] = field(init=False)
+    finished: int = 0
+
+    def __post_init__(self) -> None:
+        self.ids, self.logprobs = [[] for _ in range(self.rows)], [[] for _ in range(self.rows)]
+
+    def rollouts(self, policy: Policy, prompt_ids_P: Sequence[Sequence[int]], group_size: int) -> Rollouts:
+        reasons: list[StopReason] = ["stop" if ids[-1] in policy.terminators else "length" for ids in self.ids]
+        texts = [policy.decode(ids) for ids in self.ids]
+        return Rollouts(prompt_ids_P, self.ids, self.logprobs, reasons, texts, group_size)
+
+
+def draw(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:
+    """The first token whose cumulative probability exceeds u (inverse CDF), on the CPU in float64.
+
+    A token of probability 0 is never drawn, at u = 0 and at the largest u below 1 as well: the target stays below
+    the total, and only a token of positive probability raises the cumulative sum past it.
+    """
+    cumulative = torch.softmax(scores.to("cpu", torch.float64), -1).cumsum(-1)
+    total = cumulative[:, -1:]
+    below = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(uniforms[:, None] * total, below)
+    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+
+
+def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, numbers: range) -> _Alive:
+    """Every prompt through the model once; its cache and last logits repeated for each of its K rows."""
+    batch = policy.collate(prompts, [[]] * len(prompts))
+    logits, cache = _forward(policy, batch.input_ids, batch.attention_mask, position_ids(batch.attention_mask), None)
+    copies = torch.arange(len(prompts), device=policy.device).repeat_interleave(group_size)
+    cache.reorder_cache(copies)  # a plain index, which caches of every kind of layer have
+    own = batch.input_ids[:, -1:].expand_as(batch.input_ids)
+    history = torch.where(batch.attention_mask.bool(), batch.input_ids, own)
+    return _Alive(list(numbers), cache, history[copies], batch.attention_mask[copies], logits[copies])
+
+
+def _decode(
+    policy: Policy,
+    alive: _Alive,
+    drawn: _Drawn,
+    processors: LogitsProcessorList,
+    uniforms: Tensor | None,
+    cap: int,
+    progress: Progress | None,
+) -> None:
+    """Token after token for all rows of `alive`, until each has drawn a terminator or `cap` tokens."""
+    for t in range(cap):
+        scores = processors(cast(torch.LongTensor, alive.history), cast(torch.FloatTensor, alive.logits))
+        tokens = scores.argmax(-1).cpu() if uniforms is None else draw(scores, uniforms[alive.numbers, t].cpu())
+        logprobs = torch.log_softmax(scores, -1).gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
+        going = list(_record(policy, alive.numbers, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
+        if progress is not None and len(going) < len(alive.numbers):
+            progress(drawn.finished, drawn.rows)
+        if not going:
+            return
+        _advance(policy, alive, tokens, going)
+
+
+def _record(
+    policy: Policy, numbers: list[int], tokens: list[int], logprobs: list[float], drawn: _Drawn, last: bool
+) -> Iterator[int]:
+    """Write one token of each row down; yields the places of the rows that go on."""
+    for place, number in enumerate(numbers):
+        drawn.ids[number].append(tokens[place])
+        drawn.logprobs[number].append(logprobs[place])
+        if last or tokens[place] in policy.terminators:
+            drawn.finished += 1
+        else:
+            yield place
+
+
+def _advance(policy: Policy, alive: _Alive, tokens: Tensor, going: list[int]) -> None:
+    """Drop the rows that have finished and run the others one token further."""
+    tokens = tokens.to(alive.history.device)
+    if len(going) < len(alive.numbers):
+        places = torch.tensor(going, device=alive.history.device)
+        alive.cache.reorder_cache(places)
+        alive.numbers = [alive.numbers[place] for place in going]
+        alive.history, alive.attention, tokens = alive.history[places], alive.attention[places], tokens[places]
+    alive.history = torch.cat([alive.history, tokens[:, None]], 1)
+    alive.attention = torch.cat([alive.attention, torch.ones_like(tokens[:, None])], 1)
+    positions = alive.attention.sum(1, keepdim=True) - 1
+    alive.logits, alive.cache = _forward(policy, tokens[:, None], alive.attention, positions, alive.cache)
+
+
+def _forward(
+    policy: Policy, ids: Tensor, attention: Tensor, positions: Tensor, cache: Any
+) -> tuple[Float[Tensor, "row vocab"], Any]:
+    """float32 logits of the token after the last one, and the cache that now holds these ids too."""
+    output = policy.model(
+        input_ids=ids,
+        attention_mask=attention,
+        position_ids=positions,
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1].float(), output.cache
+
+
+def _processors(sampling: SamplingConfig, temperature: float | None) -> LogitsProcessorList:
+    """Transformers' processors in the order of its own `generate`; no temperature means greedy: penalties only."""
+    chain = LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        chain.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    if temperature is None:
+        return chain
+    if temperature != 1:
+        chain.append(TemperatureLogitsWarper(float(temperature)))
+    if sampling.top_k > 0:
+        chain.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        chain.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0:
+        chain.append(MinPLogitsWarper(sampling.min_p))
+    return chain
+
+
+def _check(
+    policy: Policy,
+    prompt_ids_P: Sequence[Sequence[int]],
+    sampling: SamplingConfig,
+    temperature: float | None,
+    uniforms: Tensor | None,
+    rows: int,
+) -> None:
+    longest, cap = max(map(len, prompt_ids_P), default=0), sampling.max_completion
+    if longest + cap > policy.context:
+        raise ModelError(
+            f"a prompt of {longest} tokens and max_completion={cap} need {longest + cap} positions, the model's "
+            f"context has {policy.context}; lower sampling.max_completion or shorten the prompt"
+        )
+    if temperature is None:
+        return
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}; needs a positive number, or greedy=True for the likeliest token")
+    if uniforms is None or uniforms.dtype != torch.float64 or uniforms.shape[0] != rows or uniforms.shape[1] < cap:
+        found = "none" if uniforms is None else f"{uniforms.dtype} {list(uniforms.shape)}"
+        raise ValueError(f"uniforms: found {found}; needs float64 [{rows}, {cap}] in [0, 1)")

@@ -1,0 +1,116 @@
+"""Text becomes ids with one BOS, ends in every terminator there is, and is padded by none of them."""
+
+from typing import Any
+
+import pytest
+
+from grpo_nb.model import ModelError, Policy
+from tests import tiny_models as tiny
+
+# ---- text
+
+
+def test_terminators_are_the_union_of_all_sources() -> None:
+    assert tiny.policy(eos=[tiny.EOS, 20]).terminators == (tiny.EOS, tiny.END, 20)
+    assert tiny.policy(eos=20).terminators == (tiny.EOS, tiny.END, 20)
+    assert tiny.policy(eos=20, tokens=tiny.tokenizer(template=None)).terminators == (tiny.EOS, 20)
+    assert tiny.policy(tokens=tiny.tokenizer(template=None, eos_token=None)).terminators == (tiny.EOS,)
+    assert tiny.policy().describe()["terminators"] == {"<eos>": tiny.EOS, "<|end|>": tiny.END}
+
+
+def test_no_terminator_at_all_is_an_error() -> None:
+    model = tiny.model()
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    with pytest.raises(ModelError, match="no token ends a completion"):
+        Policy(model, tiny.tokenizer(template=None, eos_token=None))
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (tiny.TEMPLATE, tiny.END),
+        ("{% for m in messages %}{{ m['content'] | trim }} \n <eos>{% endfor %}", tiny.EOS),
+        ("{% for m in messages %}{{ m['content'] }} {% endfor %}", tiny.EOS),  # nothing special follows: eos
+        ("{{ raise_exception('no') }}", tiny.EOS),
+        (None, tiny.EOS),
+    ],
+)
+def test_a_target_ends_in_what_the_template_puts_after_an_answer(template: str | None, end: int) -> None:
+    learner = tiny.policy(tokens=tiny.tokenizer(template))
+    assert learner.encode_target("answer yes") == [*tiny.ids("answer yes"), end]
+    assert learner.encode_target("answer yes <eos> no") == [*tiny.ids("answer yes"), end]
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize("template_bos", [False, True])
+def test_bos_exactly_once(adds_bos: bool, template_bos: bool) -> None:
+    template = tiny.TEMPLATE if template_bos else tiny.TEMPLATE.removeprefix("{{ bos_token }}")
+    learner = tiny.policy(tokens=tiny.tokenizer(template, adds_bos=adds_bos))
+    chat = learner.encode(tiny.CHAT)
+    assert chat.count(tiny.BOS) == int(adds_bos or template_bos)
+    assert chat[-6:] == [tiny.USER, 7, 8, 9, tiny.END, tiny.ASSISTANT]
+    for text in ("who was late", "<bos> who was late"):
+        assert learner.encode(text) == [tiny.BOS] * (adds_bos or "bos" in text) + [7, 8, 9]
+
+
+def test_a_last_assistant_message_is_continued() -> None:
+    ids = tiny.policy().encode([*tiny.CHAT, {"role": "assistant", "content": "answer is"}])
+    assert ids[-3:] == [tiny.ASSISTANT, *tiny.ids("answer is")]
+
+
+def test_messages_without_a_template_are_refused_and_strings_work() -> None:
+    learner = tiny.policy(tokens=tiny.tokenizer(template=None))
+    assert learner.encode("who was late") == [7, 8, 9]
+    with pytest.raises(ModelError, match=r"no chat template; pass prompts as strings, or set one: policy\.set_chat_te"):
+        learner.encode(tiny.CHAT)
+    learner.set_chat_template(tiny.TEMPLATE)
+    assert learner.encode(tiny.CHAT)[-1] == tiny.ASSISTANT
+    assert tiny.END in learner.terminators
+
+
+def test_bad_prompts_are_refused() -> None:
+    with pytest.raises(ModelError, match="has no tokens"):
+        tiny.policy().encode("")
+    with pytest.raises(ModelError, match="chat template refuses"):
+        tiny.policy(tokens=tiny.tokenizer("{{ raise_exception('roles must alternate') }}")).encode(tiny.CHAT)
+
+
+def test_decoding_drops_special_tokens_and_terminators() -> None:
+    assert tiny.policy(eos=[20]).decode([tiny.BOS, *tiny.ids("answer yes"), tiny.PAD, 20, tiny.END]) == "answer yes"
+
+
+@pytest.mark.parametrize(
+    ("named", "pad", "reason"),
+    [
+        ({}, tiny.PAD, "the tokenizer's own"),
+        ({"pad_token": None}, tiny.PAD, "has none; <pad> is free"),
+        ({"pad_token": "<eos>"}, tiny.PAD, "also ends completions; <pad> is free"),
+        ({"pad_token": "<|end|>"}, tiny.PAD, "also ends completions"),
+    ],
+)
+def test_padding_is_no_terminator(named: dict[str, Any], pad: int, reason: str) -> None:
+    learner = tiny.policy(tokens=tiny.tokenizer(**named))
+    assert learner.pad_id == pad and learner.pad_id not in learner.terminators
+    assert reason in str(learner.describe()["pad"])
+
+
+def test_padding_without_a_spare_token_adds_no_row() -> None:
+    learner = tiny.policy(tokens=tiny.tokenizer(pad_token=None), eos=[tiny.PAD])
+    assert learner.pad_id == tiny.UNK and "unknown token" in str(learner.describe()["pad"])
+    bare = tiny.policy(tokens=tiny.tokenizer(pad_token=None, unk_token=None), eos=[tiny.PAD])
+    assert bare.pad_id not in bare.terminators and "masks are positional" in str(bare.describe()["pad"])
+    assert bare.model.get_input_embeddings().weight.shape[0] == tiny.VOCABULARY
+
+
+def test_vocabulary_too_small() -> None:
+    with pytest.raises(ModelError, match=rf"vocabulary too small: .* has 20 rows, .* ids up to {tiny.VOCABULARY - 1}"):
+        tiny.policy(vocab_size=20)
+
+
+def test_an_added_token_without_a_row_is_refused_only_when_used() -> None:
+    tokens = tiny.tokenizer()
+    tokens.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    learner = tiny.policy(tokens=tokens)
+    assert learner.encode("who") == [7] and "<image>" in str(learner.describe()["notes"])
+    with pytest.raises(ModelError, match=f"'<image>' has id {tiny.VOCABULARY}"):
+        learner.encode("who <image>")

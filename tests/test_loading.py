@@ -1,0 +1,153 @@
+"""A name becomes a policy, or one error that says what was found, what is needed and what to change."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from grpo_nb.config import ModelConfig
+from grpo_nb.model import ModelError, load_policy
+from tests import tiny_models as tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
+
+# ---- loading
+
+
+def test_the_demo_model() -> None:
+    learner = load_policy(ModelConfig(device="cpu"), seed=0)
+    facts = learner.describe()
+    assert learner.full and facts["train"] == "full" and facts["dtype"] == "float32" and facts["chat_template"]
+    assert learner.pad_id not in learner.terminators and learner.context == 256
+    assert json.loads(json.dumps(facts)) == facts
+    text = learner.decode(learner.encode_target("Answer: unknown"))
+    assert text == learner.decode(learner.codec.encode_target(text))
+    ids = learner.encode([{"role": "user", "content": "Who was late?"}])
+    assert learner.encode_target("x")[-1] in learner.terminators and ids[-1] not in learner.terminators
+    again = load_policy(ModelConfig(device="cpu"), seed=0).state()
+    assert all(torch.equal(again[name], tensor) for name, tensor in learner.state().items())
+
+
+def test_a_folder_is_found_from_home_and_by_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.folder(tmp_path / "models" / "mine")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("models/mine", "./models/mine", "~/models/mine"):
+        assert tiny.score(load_policy(ModelConfig(name=name, device="cpu"))).shape == (1, 4)
+
+
+def refused(name: Path | str, match: str, **settings: Any) -> None:
+    with pytest.raises(ModelError, match=match):
+        load_policy(ModelConfig(name=str(name), device="cpu", **settings))
+
+
+def test_a_wrong_path_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    refused(tmp_path / "models" / "other", "no such file or folder. The nearest folder .*models; it holds mine/")
+    refused("./nowhere/model.gguf", "no such file or folder")
+
+
+def test_an_unknown_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_found(**_: Any) -> None:
+        raise OSError("We couldn't connect to the hub.\nMore lines")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", nothing_found)
+    refused(
+        "someone/some-model", "neither as a file or folder from .* nor on the hub: We couldn't connect to the hub. Ch"
+    )
+
+
+def test_an_incomplete_folder(tmp_path: Path) -> None:
+    refused(tmp_path, r"holds nothing; needs config.json and \*.safetensors")
+    tiny.folder(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    refused(tmp_path, "has no tokenizer: found .*config.json.*; needs tokenizer.json")
+    (tmp_path / "config.json").unlink()
+    refused(tmp_path, "holds .*model.safetensors; needs config.json")
+
+
+def test_a_folder_around_a_gguf_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    refused(tmp_path, r"give the file itself: model.name='.*m.gguf'")
+    (tmp_path / "bad.gguf").write_bytes(b"<html>")
+    refused(tmp_path / "bad.gguf", "is no GGUF file .*begins with b'<htm'.*; download it again")
+    refused(tmp_path / "m.gguf", "cannot be read|package that is missing")
+    (tmp_path / "m.txt").write_text("")
+    refused(tmp_path / "m.txt", "file of type '.txt'; needs a .gguf file, or the folder")
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    tiny.folder(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
+    refused(
+        tmp_path / "model", r"holds .*pytorch_model.bin.*pickled, which can run code when read; needs \*.safetensors"
+    )
+    tiny.lora(tmp_path / "base").save(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_model.safetensors").rename(tmp_path / "adapter" / "adapter_model.bin")
+    refused(tmp_path / "adapter", "needs adapter_model.safetensors")
+
+
+def test_broken_or_foreign_weights(tmp_path: Path) -> None:
+    tiny.folder(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    refused(tmp_path, "model of .* cannot be read")
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    refused(tmp_path, r"the weights lack \d+ tensors of a LlamaForCausalLM \(model.layers.2.*which would be random")
+    (tmp_path / "config.json").write_text("{")
+    refused(tmp_path, "cannot be read")
+
+
+def test_code_from_a_repository_is_never_run(tmp_path: Path) -> None:
+    tiny.folder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    trap = tmp_path / "ran"
+    (tmp_path / "modeling_own.py").write_text(f"open({str(trap)!r}, 'w')\nclass C: pass\n")
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "modeling_own.C", "AutoModelForCausalLM": "modeling_own.C"}}
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    refused(tmp_path, r"needs code from its own repository, which is never run here \(trust_remote_code is off\)")
+    assert not trap.exists()
+
+
+def test_adapters_that_cannot_be_used(tmp_path: Path) -> None:
+    tiny.lora(tmp_path / "base").save(tmp_path / "adapter")
+    refused(tmp_path / "adapter", "is a LoRA adapter and model.train='full'", train="full")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"base_model_name_or_path": None}))
+    refused(tmp_path / "adapter", "does not name its base model")
+    path.write_text(json.dumps(whole | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    refused(tmp_path / "adapter", "gone': no such file or folder")
+    path.write_text(json.dumps(whole | {"base_model_name_or_path": str(tmp_path / "adapter")}))
+    refused(tmp_path / "adapter", "stands on another adapter")
+    path.write_text(json.dumps(whole | {"peft_type": "IA3"}))
+    refused(tmp_path / "adapter", "of type IA3; only LORA")
+    tiny.folder(tmp_path / "wide", hidden_size=64)
+    path.write_text(json.dumps(whole | {"base_model_name_or_path": str(tmp_path / "wide")}))
+    refused(tmp_path / "adapter", "does not fit its base model")
+
+
+def test_devices_and_types_by_capability(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny.folder(tmp_path)
+    refused(tmp_path, "float16' on CPU.*use 'float32' or 'auto'", dtype="float16")
+    for device in ("cuda:99", "tpu"):
+        with pytest.raises(ModelError, match=rf"model.device='{device}'.*this machine has .*cpu"):
+            load_policy(ModelConfig(name=str(tmp_path), device=device))
+    load_policy(ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16"))
+    assert "bfloat16 is emulated or slow on cpu" in caplog.text and "loses updates" in caplog.text
+    assert load_policy(ModelConfig(name=str(tmp_path), device="cpu")).dtype == torch.float32
+
+
+def test_auto_trains_small_models_in_full_and_large_ones_by_lora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig(name=str(tiny.folder(tmp_path)), device="cpu")
+    assert load_policy(config).full
+    monkeypatch.setattr("grpo_nb.model.FULL_BELOW", 1000)
+    assert not load_policy(config).full
