@@ -4,12 +4,15 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
+import torch
 from hypothesis import settings
 
 from tests import checker
 
 # Before anything imports the package: modules loaded earlier would go unchecked.
 jaxtyping.install_import_hook("grpo_nb", f"{checker.__name__}.check")
+
+torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings where cores are shared
 
 settings.register_profile("grpo_nb", derandomize=True, deadline=None, database=None)
 settings.load_profile("grpo_nb")

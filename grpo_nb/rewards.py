@@ -1,0 +1,232 @@
+"""Reward functions with TRL's signature, and the rubric that names and weighs them beside the task's own score.
+
+    def short(completions, **columns) -> list[float | None]: ...
+    rubric = Rubric(task, [(short, 0.1)])
+
+A function gets whole lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
+`completion_ids` and the columns of the examples (all of them where it takes `**kwargs`). Where prompts are chats,
+each completion is a list of one assistant message, as in TRL. `None` says "cannot be scored": never 0 instead.
+"""
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_nb.tasks import Task
+from grpo_nb.types import Example, Score
+
+Values = Sequence[float | None]
+RewardFunction = Callable[..., Values | Awaitable[Values]]
+
+TASK = "task"
+"""Name of the part that the task's own score is."""
+
+
+class RewardError(ValueError):
+    """A reward function is wrong: the message names it, what it gave and what is expected."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A reward function as the rubric uses it."""
+
+    name: str
+    function: RewardFunction
+    weight: float
+
+
+class Rubric:
+    """reward = task score + sum of weight x function value. A part that is None leaves the completion unscored.
+
+    Args:
+        task: its score is the part `task`, with weight 1.
+        functions: each alone (weight 1), or with its weight; sync, async, partials and callable objects.
+
+    Raises:
+        RewardError: something that cannot be called, a weight that is not finite, a name used twice.
+    """
+
+    def __init__(self, task: Task, functions: Sequence[RewardFunction | tuple[RewardFunction, float]] = ()) -> None:
+        self.task = task
+        self.functions = tuple(_weighted(entry) for entry in functions)
+        names = [TASK, *(entry.name for entry in self.functions)]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise RewardError(
+                f"reward function name '{min(repeated)}' is used twice ('{TASK}' is the task's own score); "
+                "names are keys of the log: rename the function"
+            )
+
+
+def score(
+    rubric: Rubric, examples_B: Sequence[Example], texts_B: Sequence[str], completion_ids_B: Sequence[Sequence[int]]
+) -> list[Score]:
+    """The verdicts on B completions, in order; `examples_B[i]` is what completion i answers.
+
+    Raises:
+        RewardError: a reward function, or the task, raised or gave something that is no reward.
+    """
+    if not texts_B:
+        return []
+    task_scores = _task_scores(rubric.task, examples_B, texts_B)
+    values = _function_values(rubric.functions, _arguments(examples_B, texts_B, completion_ids_B), len(texts_B))
+    return [
+        _total(own, [(entry, values[entry.name][i]) for entry in rubric.functions]) for i, own in enumerate(task_scores)
+    ]
+
+
+def function_name(function: RewardFunction) -> str:
+    """What a reward function is called in the log: a partial's inner function, a callable object's class."""
+    if isinstance(function, functools.partial):
+        return function_name(function.func)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _weighted(entry: Any) -> Weighted:
+    function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
+    if not callable(function):
+        raise RewardError(f"{function!r} is no reward function; needs f(prompts, completions, **columns) -> list")
+    name = function_name(function)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise RewardError(f"weight of reward function '{name}' is {weight!r}; needs a finite number")
+    return Weighted(name, function, float(weight))
+
+
+def _task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str]) -> list[Score]:
+    scores = []
+    for example, text in zip(examples_B, texts_B, strict=True):
+        try:
+            verdict = task.score(example, text)
+        except Exception as error:
+            raise RewardError(f"task '{task.name}' raised {_said(error)} on example {example.id}") from error
+        if not isinstance(verdict, Score):
+            raise RewardError(f"task '{task.name}' gave {verdict!r} for example {example.id}; needs a Score")
+        if verdict.value is not None and not math.isfinite(verdict.value):
+            raise RewardError(
+                f"task '{task.name}' gave {verdict.value} for example {example.id}; needs a finite number, "
+                "or None with a cause where it cannot be scored"
+            )
+        scores.append(verdict)
+    return scores
+
+
+def _arguments(
+    examples_B: Sequence[Example], texts_B: Sequence[str], completion_ids_B: Sequence[Sequence[int]]
+) -> dict[str, list[Any]]:
+    columns = dict.fromkeys(name for example in examples_B for name in example.columns)
+    return {
+        **{name: [example.columns.get(name) for example in examples_B] for name in columns},
+        "prompts": [example.prompt for example in examples_B],
+        "completions": [_completion(e, text) for e, text in zip(examples_B, texts_B, strict=True)],
+        "completion_ids": [list(ids) for ids in completion_ids_B],
+    }
+
+
+def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
+    return text if isinstance(example.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _function_values(
+    functions: Sequence[Weighted], arguments: Mapping[str, list[Any]], count: int
+) -> dict[str, list[float | None]]:
+    """Every function's values, checked. Async functions run side by side."""
+    results = {entry.name: _call(entry, arguments) for entry in functions}
+    pending = {name: result for name, result in results.items() if inspect.isawaitable(result)}
+    results |= _run(_gather(pending)) if pending else {}
+    return {name: _checked(name, result, count) for name, result in results.items()}
+
+
+def _call(entry: Weighted, arguments: Mapping[str, list[Any]]) -> Any:
+    named = _named(entry, arguments)
+    try:
+        return entry.function(**named)
+    except Exception as error:
+        raise RewardError(f"reward function '{entry.name}' raised {_said(error)}") from error
+
+
+def _named(entry: Weighted, arguments: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The arguments that a function names; all of them where it takes `**kwargs`."""
+    try:
+        parameters = inspect.signature(entry.function).parameters.values()
+    except ValueError:
+        raise RewardError(
+            f"reward function '{entry.name}' does not say which arguments it takes; wrap it in a Python function"
+        ) from None
+    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+        raise RewardError(f"reward function '{entry.name}' has positional-only arguments; they are passed by name")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return dict(arguments)
+    named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    if missing := [p.name for p in named if p.name not in arguments and p.default is p.empty]:
+        raise RewardError(
+            f"reward function '{entry.name}' asks for {', '.join(missing)}; these examples have {', '.join(arguments)}"
+        )
+    return {p.name: arguments[p.name] for p in named if p.name in arguments}
+
+
+async def _gather(pending: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+    results = await asyncio.gather(*pending.values(), return_exceptions=True)
+    for name, result in zip(pending, results, strict=True):
+        if isinstance(result, Exception):
+            raise RewardError(f"reward function '{name}' raised {_said(result)}") from result
+        if isinstance(result, BaseException):
+            raise result
+    return dict(zip(pending, results, strict=True))
+
+
+def _run(coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """Wait for a coroutine. A notebook cell already runs a loop in its thread, so there it gets a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+def _checked(name: str, result: Any, count: int) -> list[float | None]:
+    needed = f"needs a list of {count} numbers (or None), one for each completion"
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        raise RewardError(f"reward function '{name}' returned {_kind(result)}; {needed}")
+    values = list(result)
+    if len(values) != count:
+        raise RewardError(f"reward function '{name}' returned {len(values)} values; {needed}")
+    return [_number(name, i, value) for i, value in enumerate(values)]
+
+
+def _number(name: str, index: int, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(
+            f"reward function '{name}' gave {_kind(value)} for completion {index}; "
+            "needs a finite number, or None where it cannot be scored"
+        )
+    return number
+
+
+def _total(own: Score, others: Sequence[tuple[Weighted, float | None]]) -> Score:
+    parts = {**own.parts, TASK: own.value, **{entry.name: value for entry, value in others}}
+    causes = [own.cause or f"'{TASK}' gave None"] if own.value is None else []
+    causes += [f"'{entry.name}' gave None" for entry, value in others if value is None]
+    if own.value is None or causes:
+        return Score(value=None, label=own.label, parts=parts, cause="; ".join(causes))
+    total = own.value + sum(entry.weight * value for entry, value in others if value is not None)
+    return Score(value=total, label=own.label, parts=parts)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _kind(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else f'{text[:60]}...'}"

@@ -1,0 +1,77 @@
+"""Tasks: where examples come from and how a completion is judged. One data set a file."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+from grpo_nb.config import ConfigError, ObjectiveConfig
+from grpo_nb.tasks import demo
+from grpo_nb.tasks.bbq import BBQ
+from grpo_nb.tasks.halueval import HaluEvalQA
+from grpo_nb.tasks.records import DataError
+from grpo_nb.types import Example, Score
+
+__all__ = ["BBQ", "DataError", "HaluEvalQA", "Task", "load_task"]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a task must have. It may also have two more:
+
+    `selfcheck() -> None`, which raises DataError unless gold answers score full and known bad ones do not;
+    `summary(examples, scores) -> dict[str, float]`, the task's own measures for evaluation.
+    """
+
+    name: str
+
+    def examples(self, split: Literal["train", "test"]) -> list[Example]:
+        """The prompts of one split, always in the same order."""
+        ...
+
+    def score(self, example: Example, completion: str) -> Score:
+        """The verdict on one completion."""
+        ...
+
+
+def summarise(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
+    """The task's own measures, or mean reward and share scored for a task that has none."""
+    own = getattr(task, "summary", None)
+    if own is not None:
+        result: dict[str, float] = own(examples, scores)
+        return result
+    values = [score.value for score in scores if score.value is not None]
+    return {
+        "reward": sum(values) / len(values) if values else float("nan"),
+        "scored": len(values) / len(scores) if scores else float("nan"),
+    }
+
+
+def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
+    """The built-in task of an objective, with its data read, checked and split.
+
+    `data="demo"` writes the demo world under `workdir/data` where it is missing or incomplete, then reads it the
+    way real files are read.
+
+    Raises:
+        ConfigError: a task that is not built in, or no data.
+        DataError: the data cannot be used; says where.
+    """
+    if objective.task not in _BUILT_IN:
+        raise ConfigError(
+            f"task '{objective.task}' is not built in (known: {', '.join(_BUILT_IN)}); use one of these, "
+            "or pass your own: grpo(run, tasks={'<objective>': your_task})"
+        )
+    if not objective.data:
+        raise ConfigError(f"task '{objective.task}' has no data; set `data` to a file or folder, or to 'demo'")
+    if objective.data == "demo":
+        return _demo_task(objective.task, demo.ensure(workdir / "data", seed), seed)
+    return _BUILT_IN[objective.task](objective.data, seed)
+
+
+def _demo_task(name: str, paths: "demo.DemoPaths", seed: int) -> Task:
+    if name == "bbq":
+        return BBQ(paths.bbq, seed, instruction=demo.INSTRUCTION)
+    return HaluEvalQA(paths.halueval, seed, instruction=demo.INSTRUCTION)
+
+
+_BUILT_IN: dict[str, Callable[..., Task]] = {"bbq": BBQ, "halueval_qa": HaluEvalQA}

@@ -1,0 +1,232 @@
+"""Reward functions: what they get, what they may give, and how the rubric adds it up."""
+
+import asyncio
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_nb.rewards import RewardError, Rubric, _weighted, function_name, score
+from grpo_nb.types import Example, Score
+
+
+class Fixed:
+    """A task whose score is in the example's column `own`; None says that it could not be judged."""
+
+    name = "fixed"
+
+    def examples(self, split: Literal["train", "test"]) -> list[Example]:
+        return []
+
+    def score(self, example: Example, completion: str) -> Score:
+        own = example.columns.get("own", 1.0)
+        if isinstance(own, Exception):
+            raise own
+        return Score(value=own, label="fine", parts={"detail": 0.5}, cause="" if own is not None else "judge was out")
+
+
+CHAT = [{"role": "user", "content": "Who?"}]
+EXAMPLES = [
+    Example(id="0", prompt=CHAT, columns={"own": 1.0, "colour": "red"}),
+    Example(id="1", prompt="plain", columns={"own": 0.25, "size": 7}),
+]
+TEXTS = ["one", "three"]
+IDS = [[5, 2], [6, 7, 2]]
+
+
+def run(*functions: Any, examples: Sequence[Example] = EXAMPLES) -> list[Score]:
+    return score(Rubric(Fixed(), functions), examples, TEXTS, IDS)
+
+
+def lengths(completions: list[Any]) -> list[float]:
+    return [float(len(c if isinstance(c, str) else c[0]["content"])) for c in completions]
+
+
+async def slow(completion_ids: list[list[int]], **columns: Any) -> list[float | None]:
+    await asyncio.sleep(0)
+    return [float(len(ids)) for ids in completion_ids]
+
+
+class Colour:
+    def __call__(self, colour: list[str | None]) -> list[float | None]:
+        return [None if c is None else float(len(c)) for c in colour]
+
+
+def scaled(completions: list[Any], factor: float) -> list[float]:
+    return [factor * v for v in lengths(completions)]
+
+
+def test_without_functions_the_task_decides() -> None:
+    first, second = run()
+    assert (first.value, second.value) == (1.0, 0.25)
+    assert first.parts == {"detail": 0.5, "task": 1.0}
+    assert first.label == "fine"
+
+
+def test_values_are_weighed_and_added_and_parts_are_before_weighting() -> None:
+    first, second = run((lengths, 0.1), slow)
+    assert first.value == pytest.approx(1.0 + 0.1 * 3 + 2)
+    assert second.value == pytest.approx(0.25 + 0.1 * 5 + 3)
+    assert second.parts == {"detail": 0.5, "task": 0.25, "lengths": 5.0, "slow": 3.0}
+
+
+def test_sync_async_partial_and_callable_object() -> None:
+    async def partly(completions: list[Any], factor: float) -> list[float]:
+        return scaled(completions, factor)
+
+    both = [EXAMPLES[0], Example(id="2", prompt=CHAT, columns={"own": 0.0, "colour": "blue"})]
+    first, second = run(
+        functools.partial(scaled, factor=2.0), functools.partial(partly, factor=3.0), Colour(), examples=both
+    )
+    assert first.parts == {"detail": 0.5, "task": 1.0, "scaled": 6.0, "partly": 9.0, "Colour": 3.0}
+    assert second.value == pytest.approx(0.0 + 10 + 15 + 4)
+
+
+def test_async_functions_run_side_by_side() -> None:
+    def make(name: str, mine: asyncio.Event, other: asyncio.Event) -> Any:
+        async def meets(completions: list[Any]) -> list[float]:
+            mine.set()
+            await asyncio.wait_for(other.wait(), timeout=5)
+            return [0.0] * len(completions)
+
+        meets.__name__ = name
+        return meets
+
+    a, b = asyncio.Event(), asyncio.Event()
+    assert [s.value for s in run(make("a", a, b), make("b", b, a))] == [1.0, 0.25]
+
+
+def test_async_functions_work_inside_a_running_loop_as_in_a_notebook_cell() -> None:
+    async def cell() -> list[Score]:
+        return run(slow)
+
+    assert [s.parts["slow"] for s in asyncio.run(cell())] == [2.0, 3.0]
+
+
+def test_each_function_gets_only_what_it_names() -> None:
+    seen: dict[str, Any] = {}
+
+    def narrow(size: list[Any], completions: list[Any], absent: str = "default") -> list[float]:
+        seen["narrow"] = (size, completions, absent)
+        return [0.0, 0.0]
+
+    def wide(prompts: list[Any], **columns: Any) -> list[float]:
+        seen["wide"] = {"prompts": prompts, **columns}
+        return [0.0, 0.0]
+
+    run(narrow, wide)
+    assert seen["narrow"] == ([None, 7], [[{"role": "assistant", "content": "one"}], "three"], "default")
+    assert seen["wide"] == {
+        "prompts": [CHAT, "plain"],
+        "completions": [[{"role": "assistant", "content": "one"}], "three"],
+        "completion_ids": IDS,
+        "own": [1.0, 0.25],
+        "colour": ["red", None],
+        "size": [None, 7],
+    }
+
+
+def test_none_leaves_one_completion_unscored_with_its_cause() -> None:
+    first, second = run(Colour())
+    assert first.value == pytest.approx(4.0) and first.cause == ""
+    assert second.value is None and second.cause == "'Colour' gave None"
+    assert second.parts == {"detail": 0.5, "task": 0.25, "Colour": None}, "the known parts are kept"
+
+
+def test_a_task_that_cannot_judge_leaves_it_unscored() -> None:
+    first, _ = run(lengths, examples=[Example(id="0", prompt="p", columns={"own": None}), EXAMPLES[1]])
+    assert first.value is None and first.cause == "judge was out"
+
+
+@pytest.mark.parametrize("values", [np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), (1, 2), [True, np.float32(2)]])
+def test_numbers_of_any_kind_are_taken(values: Any) -> None:
+    def numbers(completions: list[Any]) -> Any:
+        return values
+
+    assert [s.parts["numbers"] for s in run(numbers)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1.0], r"'bad' returned 1 values; needs a list of 2 numbers"),
+        ([1.0] * 3, r"'bad' returned 3 values"),
+        (None, r"'bad' returned NoneType None; needs a list of 2 numbers"),
+        (1.0, r"'bad' returned float 1.0"),
+        ("ab", r"'bad' returned str 'ab'"),
+        ({"a": 1, "b": 2}, r"'bad' returned dict"),
+        ([1.0, math.inf], r"'bad' gave float inf for completion 1; needs a finite number, or None"),
+        ([math.nan, 1.0], r"'bad' gave float nan for completion 0"),
+        ([1.0, "2"], r"'bad' gave str '2' for completion 1"),
+        ([1.0, [2.0]], r"'bad' gave list \[2.0\] for completion 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_is_no_reward_is_an_error_that_names_the_function(kind: str, given: Any, message: str) -> None:
+    def plain(completions: list[Any]) -> Any:
+        return given
+
+    async def awaited(completions: list[Any]) -> Any:
+        return given
+
+    bad = plain if kind == "sync" else awaited
+    bad.__name__ = "bad"
+    with pytest.raises(RewardError, match=message):
+        run(bad)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_function_that_raises_is_named(kind: str) -> None:
+    def plain(completions: list[Any]) -> list[float]:
+        raise KeyError("speed")
+
+    async def awaited(completions: list[Any]) -> list[float]:
+        raise KeyError("speed")
+
+    bad = plain if kind == "sync" else awaited
+    with pytest.raises(RewardError, match=rf"'{bad.__name__}' raised KeyError: 'speed'") as caught:
+        run(bad)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    def asks(completions: list[Any], answer: list[str]) -> list[float]:
+        return [0.0, 0.0]
+
+    with pytest.raises(RewardError, match=r"'asks' asks for answer; these examples have own, colour, size, prompts"):
+        run(asks)
+
+
+def test_a_task_that_raises_or_gives_no_number() -> None:
+    with pytest.raises(RewardError, match=r"task 'fixed' raised ValueError: no on example 0"):
+        run(examples=[Example(id="0", prompt="p", columns={"own": ValueError("no")}), EXAMPLES[1]])
+    with pytest.raises(RewardError, match=r"task 'fixed' gave inf for example 0"):
+        run(examples=[Example(id="0", prompt="p", columns={"own": math.inf}), EXAMPLES[1]])
+
+
+def test_a_wrong_rubric_is_refused_at_once() -> None:
+    with pytest.raises(RewardError, match="'lengths' is used twice"):
+        Rubric(Fixed(), [lengths, (lengths, 0.5)])
+    with pytest.raises(RewardError, match="3 is no reward function"):
+        _weighted(3)
+    with pytest.raises(RewardError, match=r"weight of reward function 'lengths' is nan"):
+        Rubric(Fixed(), [(lengths, math.nan)])
+
+    def task(completions: list[Any]) -> list[float]:
+        return []
+
+    with pytest.raises(RewardError, match="'task' is used twice"):
+        Rubric(Fixed(), [task])
+
+
+def test_names() -> None:
+    assert function_name(functools.partial(functools.partial(scaled, factor=1.0))) == "scaled"
+    assert function_name(Colour()) == "Colour"
+
+
+def test_no_completions_no_scores() -> None:
+    assert score(Rubric(Fixed(), [lengths]), [], [], []) == []
