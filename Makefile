@@ -1,0 +1,90 @@
+# Everything from a bare clone: needs python3 (3.11 to 3.13) with its venv module, and make.
+# `make help` lists the targets and the variables.
+
+PYTHON      ?= python3
+VENV        ?= .venv
+BUILD       ?= build
+STEPS       ?= 20
+# Which PyTorch: a requirement such as torch==2.13.0, and the package index to take it from.
+TORCH       ?=
+TORCH_INDEX ?=
+
+CPU_INDEX   := https://download.pytorch.org/whl/cpu
+BIN         := $(VENV)/bin
+USER_READY  := $(VENV)/.installed
+DEV_READY   := $(VENV)/.installed-dev
+NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
+
+.DEFAULT_GOAL := help
+.PHONY: help run lab test test-all check bench docs format clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets and the variables
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
+	@echo
+	@echo 'Variables, e.g. make test PYTHON=python3.12'
+	@echo '  PYTHON       interpreter that makes the environment      ($(PYTHON))'
+	@echo '  VENV         where the environment lives                 ($(VENV))'
+	@echo '  TORCH        PyTorch to install, e.g. torch==2.13.0      (the range in pyproject.toml)'
+	@echo '  TORCH_INDEX  index to take it from, e.g. $(CPU_INDEX)'
+	@echo '               unset, a wheel in a pip find-links folder is taken first; then, on Linux without an'
+	@echo '               NVIDIA driver, the CPU build from that index; else what PyPI has (with CUDA: 3 GB)'
+	@echo '  STEPS        steps that make bench measures              ($(STEPS))'
+
+run: $(USER_READY) ## execute every notebook on the demo; rendered pages in build/
+	$(BIN)/python -m grpo_nb.render --out $(BUILD) $(NOTEBOOKS)
+
+lab: $(USER_READY) ## the same set-up, opened in JupyterLab
+	$(BIN)/jupyter lab $(firstword $(NOTEBOOKS))
+
+test: check ## format, lint, types and the quick tests
+	$(BIN)/python -m pytest
+
+test-all: check ## the same and the slow tests
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+check: $(DEV_READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(USER_READY) ## time the phases of a training step on this machine
+	$(BIN)/python -m grpo_nb.bench --steps $(STEPS)
+
+docs: $(USER_READY) ## reference pages from the code: settings, presets, commands
+	$(BIN)/python -m grpo_nb.docs $(BUILD)/docs
+
+format: $(DEV_READY) ## format the code and mend what lint can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/jupytext --sync notebooks/*.ipynb
+
+clean: ## remove build/ and caches; keeps the environment and every run
+	rm -rf $(BUILD) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The stamps are newer than pyproject.toml while the environment is as it says.
+$(USER_READY): pyproject.toml | $(BIN)/python
+	@echo 'installing into $(VENV): about 1.5 GB, a few minutes the first time'
+	$(install-torch)
+	$(BIN)/python -m pip install --quiet --editable '.[notebook,judge,gguf]'
+	@touch $@
+
+$(DEV_READY): pyproject.toml $(USER_READY)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# PyTorch goes in first: installed with the rest, pip would take PyPI's newest, which on Linux brings CUDA.
+define install-torch
+	@if [ -n "$(TORCH)$(TORCH_INDEX)" ]; then \
+		$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(or $(TORCH),$(TORCH_RANGE))'; \
+	elif $(BIN)/python -m pip install --quiet --no-index --no-deps '$(TORCH_RANGE)' 2>/dev/null; then \
+		echo 'PyTorch: found on this machine'; \
+	elif [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+		$(BIN)/python -m pip install --quiet --retries 1 --timeout 30 --index-url $(CPU_INDEX) '$(TORCH_RANGE)' \
+		|| echo 'PyTorch: the CPU index did not answer; taking what PyPI has, which may be 3 GB'; \
+	fi
+endef
+TORCH_RANGE = $(shell sed -nE 's/^ *"(torch[<>=][^"]*)".*/\1/p' pyproject.toml)

@@ -1,0 +1,84 @@
+"""GRPO post-training of language models that lives in Jupyter.
+
+    from grpo_nb import presets, Run, start
+    run = Run.create("runs/demo", presets.demo())
+    session = start(run)                 # trains in a thread; the notebook stays free
+    session.dashboard()                  # KL, beta, reward, sliders
+    await session.wait()
+
+Importing this does no work: each name below is loaded when it is first used.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from grpo_nb import presets as presets
+    from grpo_nb.config import Config as Config
+    from grpo_nb.doctor import diagnose as diagnose
+    from grpo_nb.evaluate import evaluate as evaluate
+    from grpo_nb.memory import plan as plan
+    from grpo_nb.model import load_policy as load_policy
+    from grpo_nb.run import Run as Run
+    from grpo_nb.session import attach as attach
+    from grpo_nb.session import start as start
+    from grpo_nb.sft import sft as sft
+    from grpo_nb.train import grpo as grpo
+    from grpo_nb.types import Example as Example
+    from grpo_nb.types import Score as Score
+    from grpo_nb.widgets.dashboard import Dashboard as Dashboard
+
+_HOME = {
+    "Config": "config",
+    "Dashboard": "widgets.dashboard",
+    "Example": "types",
+    "Run": "run",
+    "Score": "types",
+    "attach": "session",
+    "diagnose": "doctor",
+    "evaluate": "evaluate",
+    "grpo": "train",
+    "load_policy": "model",
+    "plan": "memory",
+    "presets": "",
+    "sft": "sft",
+    "start": "session",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'grpo_nb' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    if not _HOME[name]:
+        return import_module(f"grpo_nb.{name}")
+    return getattr(import_module(f"grpo_nb.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _Verb(ModuleType):
+    """A module named after its one verb: calling it calls the verb."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    """Python binds a submodule over the package's attribute of that name, so `grpo_nb.sft(run)` would
+    break as soon as anyone imports `grpo_nb.sft`: here such a module becomes callable instead."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _HOME.get(name) == name:
+            value.__class__ = _Verb
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,110 @@
+"""How long the phases of a training step take on this machine: `python -m grpo_nb.bench --steps 20`.
+
+Steps of a fresh run, without SFT, in a temporary folder. An untrained model seldom ends its answers, so completions
+run to their cap: the figures are of the longest steps that the settings allow. The first steps are left out.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from grpo_nb import presets
+from grpo_nb.config import Config
+from grpo_nb.run import Run
+from grpo_nb.train import grpo
+
+WARM_UP = 2
+"""Steps left out at the start: caches fill, kernels are chosen."""
+PHASES = ("rollout", "score", "reference", "train")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one phase over the measured steps."""
+
+    phase: str
+    median: float
+    fastest: float
+    slowest: float
+    share: float
+    """Of the median step."""
+
+
+def measure(config: Config, steps: int) -> list[dict[str, Any]]:
+    """Metrics rows of `steps` steps, after the warm-up ones."""
+    total = steps + WARM_UP
+    bare = config.replace(**{"sft.steps": 0, "run.steps": total, "run.checkpoint_every": total})
+    with tempfile.TemporaryDirectory() as folder:
+        return [dict(step.metrics) for step in grpo(Run.create(Path(folder) / "bench", bare))][WARM_UP:]
+
+
+def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
+    """The phases, what is left of the step beside them, and the step."""
+    seconds = {phase: [row[f"time/{phase}"] for row in rows] for phase in PHASES}
+    step = [row["time/step"] for row in rows]
+    seconds["other"] = [whole - sum(parts) for whole, *parts in zip(step, *seconds.values(), strict=True)]
+    seconds["step"] = step
+    whole = statistics.median(step)
+    return [
+        Timing(phase, statistics.median(s), min(s), max(s), statistics.median(s) / whole)
+        for phase, s in seconds.items()
+    ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The timings as a table."""
+    drawn = Table(box=None, pad_edge=False)
+    for name in ("phase", "median", "fastest", "slowest", "share"):
+        drawn.add_column(name, justify="left" if name == "phase" else "right")
+    for t in timings(rows):
+        drawn.add_row(t.phase, *(f"{s * 1e3:.1f} ms" for s in (t.median, t.fastest, t.slowest)), f"{t.share:.0%}")
+    return drawn
+
+
+def notes(rows: Sequence[Mapping[str, Any]], config: Config, command: str) -> list[str]:
+    """How the timings were made, and what follows from them."""
+    tokens = statistics.median(row["tokens"] for row in rows)
+    rate = statistics.median(row["tokens"] / row["time/rollout"] for row in rows)
+    return [
+        config.batch.describe(),
+        f"{tokens:.0f} completion tokens a step, {rate:.0f} a second while they are drawn",
+        f"peak memory {max(row['memory/peak_mib'] for row in rows):.0f} MiB; {machine()}",
+        f"made by: {command}",
+    ]
+
+
+def machine() -> str:
+    """What the figures hang on."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
+    return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.bench", description=__doc__)
+    parser.add_argument("--preset", choices=sorted(presets.PRESETS), default="demo")
+    parser.add_argument("--steps", type=int, default=20)
+    arguments = parser.parse_args(argv)
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps}; needs 1 or more")
+    config = presets.PRESETS[arguments.preset]()
+    command = f"python -m grpo_nb.bench --preset {arguments.preset} --steps {arguments.steps}"
+    rows = measure(config, arguments.steps)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table(rows))
+    for line in notes(rows, config, command):
+        console.print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

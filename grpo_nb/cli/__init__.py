@@ -1,0 +1,57 @@
+"""`grpo-nb`: the package's verbs from a terminal, with one contract that scripts can rely on.
+
+Exit status: 0 done, 1 findings or failure, 2 usage, 130 interrupted and saved. Standard output carries the
+answer (pure JSON under --json); progress, notes and errors go to standard error.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from grpo_nb.cli.arguments import UsageError, parser
+from grpo_nb.config import ConfigError
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+INTERRUPTED_AT_ONCE = "interrupted at once: what was done since the last checkpoint is lost, the run itself is whole"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    try:
+        arguments = parser().parse_args(argv)
+    except SystemExit as end:  # argparse has said why
+        return end.code if isinstance(end.code, int) else USAGE
+    logging.basicConfig(
+        level=logging.INFO if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s"
+    )
+    command: Callable[..., int] = arguments.command
+    try:
+        return command(arguments)
+    except KeyboardInterrupt:
+        return _say(INTERRUPTED_AT_ONCE, INTERRUPTED)
+    except BrokenPipeError:  # the reader of the answer has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except Exception as error:
+        if (status := _explain(error)) is None:  # a bug: it keeps its traceback
+            raise
+        return status
+
+
+def _explain(error: Exception) -> int | None:
+    """One clear line for what this package or the system refused, or the doctor knows; None for anything else."""
+    if isinstance(error, UsageError | ConfigError):
+        return _say(f"error: {error}", USAGE)
+    if type(error).__module__.startswith("grpo_nb") or isinstance(error, OSError | FloatingPointError):
+        return _say(f"error: {error}", FAILED)
+    from grpo_nb.doctor import explain
+
+    known = explain(error)
+    return None if known is None else _say(f"error: {error}\n{known}", FAILED)
+
+
+def _say(text: str, status: int) -> int:
+    sys.stderr.write(f"{text}\n")
+    return status

@@ -1,0 +1,282 @@
+"""The command line: what it offers, and how settings are read from it."""
+
+import argparse
+import json
+import textwrap
+from argparse import ArgumentParser, Namespace
+from importlib import import_module
+from typing import Any
+
+from grpo_nb import __version__, presets
+from grpo_nb.config import Config
+
+
+class UsageError(Exception):
+    """The command line asks for something that does not go together."""
+
+
+WIDTH = 80
+
+OVERVIEW = """\
+Train a language model with GRPO and look after the run, from a terminal.
+RUN is a run directory: settings, logs, checkpoints and knobs are all in it.
+"""
+
+EXAMPLES = """\
+a first run, two minutes on two CPU cores:
+  grpo-nb train runs/demo --preset demo        makes the run, does SFT, then GRPO
+  grpo-nb eval runs/demo --compare             before and after, with intervals
+  grpo-nb diagnose runs/demo                   what went wrong, and what to change
+
+interrupted? the same command goes on where it stopped:
+  grpo-nb train runs/demo
+
+a model, data and settings of your own:
+  grpo-nb train runs/mine --preset cpu_small \\
+      --set model.name=models/SmolLM2-135M-Instruct \\
+      --set objectives.fairness.data=data/bbq \\
+      --set objectives.hallucination.data=data/halueval/qa_data.json
+  grpo-nb settings --preset cpu_small          every key that --set takes, with its meaning
+  grpo-nb plan --preset gpu_24gb --gib 24      does it fit, and what to lower if not
+
+exit status: 0 done, 1 findings or failure, 2 usage, 130 interrupted and saved
+"""
+
+
+def parser() -> ArgumentParser:
+    """The whole command line."""
+    top: ArgumentParser = _parser(ArgumentParser, prog="grpo-nb", description=OVERVIEW, epilog=EXAMPLES)
+    top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
+    top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
+    verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_sft, _train, _eval, _diagnose, _runs, _doctor, _plan, _settings):
+        add(verbs)
+    return top
+
+
+def commands() -> dict[str, ArgumentParser]:
+    """The parser of every command by name, the whole command line first."""
+    top = parser()
+    below = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    return {"grpo-nb": top} | {f"grpo-nb {name}": command for name, command in below.choices.items()}
+
+
+def changes(arguments: Namespace) -> dict[str, Any]:
+    """Dotted settings that the command line sets."""
+    given: dict[str, Any] = dict(arguments.set or [])
+    if arguments.seed is not None:
+        given["run.seed"] = arguments.seed
+    if arguments.deterministic is not None:
+        given["run.deterministic"] = arguments.deterministic
+    return given
+
+
+def preset(name: str) -> Config:
+    """The configuration of a preset."""
+    return presets.PRESETS[name]()
+
+
+def _sft(commands: Any) -> None:
+    command = _command(
+        commands,
+        "sft",
+        "supervised warm-up: teach the form of an answer",
+        "Train sft.steps steps on gold completions, or go on where an earlier call stopped.",
+        "grpo-nb sft runs/demo --preset demo",
+    )
+    _run(command)
+    _making(command)
+
+
+def _train(commands: Any) -> None:
+    command = _command(
+        commands,
+        "train",
+        "GRPO, after SFT where the run has not had it yet",
+        "Train to --steps in total (default: the run's run.steps). A run that stopped goes on from its newest "
+        "checkpoint, and so does one whose process was killed. Ctrl-C (or SIGTERM) ends after the present step "
+        "and saves; a second one ends at once.",
+        "grpo-nb train runs/demo --preset demo --set algorithm.learning_rate=1e-4\n"
+        "grpo-nb train runs/demo --steps 120          60 done: does 60 more",
+    )
+    _run(command)
+    _making(command)
+    command.add_argument("--steps", type=_count, metavar="N", help="GRPO steps to reach in total")
+
+
+def _eval(commands: Any) -> None:
+    command = _command(
+        commands,
+        "eval",
+        "measure on held-out examples, with 95%% intervals",
+        "Evaluate one stage of the run and log it there; with --compare, show every stage evaluated so far "
+        "against the first, with paired intervals.",
+        "grpo-nb eval runs/demo --stage base\ngrpo-nb eval runs/demo --json\ngrpo-nb eval runs/demo --compare",
+    )
+    _run(command)
+    _making(command)
+    command.add_argument(
+        "--stage", type=_stage, metavar="STAGE", help="base, sft, latest or a step; default: the newest there is"
+    )
+    command.add_argument("--split", choices=("test", "train"), default="test", help="default: test, the held-out one")
+    command.add_argument(
+        "--mode", choices=("greedy", "sample"), default="greedy", help="likeliest token (default), or as in training"
+    )
+    command.add_argument("--limit", type=_count, metavar="N", help="examples per objective at most")
+    command.add_argument("--compare", action="store_true", help="before and after, from what was evaluated already")
+    _json(command)
+
+
+def _diagnose(commands: Any) -> None:
+    command = _command(
+        commands,
+        "diagnose",
+        "read a run's log: what went wrong, the evidence, what to change",
+        "Findings of severity warning or error give exit status 1; notes do not.",
+        "grpo-nb diagnose runs/demo --json",
+    )
+    _run(command)
+    _json(command)
+
+
+def _runs(commands: Any) -> None:
+    command = _command(commands, "runs", "list the runs in a folder", "State, step and owner of every run.")
+    command.add_argument("root", nargs="?", default="runs", metavar="ROOT", help="folder of runs (default: runs)")
+    _json(command)
+
+
+def _doctor(commands: Any) -> None:
+    command = _command(
+        commands, "doctor", "check this machine: Python, PyTorch, GPU, memory, disk", "Exit status 1 if a check fails."
+    )
+    _json(command)
+
+
+def _plan(commands: Any) -> None:
+    command = _command(
+        commands,
+        "plan",
+        "memory by term, whether it fits, which settings to lower",
+        "Of an existing RUN, or of --preset and --set. Exit status 1 if it does not fit.",
+        "grpo-nb plan --preset gpu_24gb --gib 24\n"
+        "grpo-nb plan --preset gpu_24gb --model Qwen/Qwen2.5-1.5B-Instruct --gib 8",
+    )
+    command.add_argument("run", nargs="?", metavar="RUN", help="run directory whose settings to plan")
+    _making(command)
+    command.add_argument("--model", metavar="NAME", help="short for --set model.name=NAME")
+    command.add_argument("--gib", type=_gib, metavar="N", help="memory of the device in GiB (default: this machine's)")
+    _json(command)
+
+
+def _settings(commands: Any) -> None:
+    command = _command(
+        commands,
+        "settings",
+        "every key that --set takes: value and meaning",
+        "The settings of --preset (default: demo) or of an existing RUN.",
+    )
+    command.add_argument("run", nargs="?", metavar="RUN", help="run directory whose settings to show")
+    _making(command)
+    _json(command)
+
+
+def _command(commands: Any, name: str, summary: str, details: str, examples: str = "") -> ArgumentParser:
+    epilog = f"examples:\n{_indented(examples)}" if examples else None
+    description = f"{_sentence(summary)}\n\n{textwrap.fill(details, WIDTH)}".replace("%%", "%")
+    command: ArgumentParser = _parser(commands.add_parser, name, help=summary, description=description, epilog=epilog)
+    command.set_defaults(command=_lazily(name))
+    return command
+
+
+def _lazily(name: str) -> Any:
+    """The command, imported when it is called: help must not wait for torch."""
+
+    def call(arguments: Namespace) -> int:
+        module = import_module(f"grpo_nb.cli.{'verbs' if name in ('sft', 'train', 'eval') else 'views'}")
+        status: int = getattr(module, f"{name}_command")(arguments)
+        return status
+
+    return call
+
+
+def _parser(make: Any, *names: str, **options: Any) -> Any:
+    return make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+
+def _run(command: ArgumentParser) -> None:
+    command.add_argument("run", metavar="RUN", help="run directory")
+
+
+def _making(command: ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "settings", "make the run if it is missing; refused where they contradict the run that is there"
+    )
+    group.add_argument("--preset", choices=sorted(presets.PRESETS), help="where the settings start (default: demo)")
+    group.add_argument(
+        "--set",
+        action="append",
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="change one, e.g. batch.group_size=4; VALUE is JSON or else text; may be repeated",
+    )
+    group.add_argument("--seed", type=_seed, metavar="N", help="short for --set run.seed=N")
+    group.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        help="the same bits each time (default: on CPU): two runs of one seed then write equal metrics.jsonl but "
+        "for time/ and memory/",
+    )
+
+
+def _json(command: ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="the answer as JSON on standard output")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"'{text}' is no setting; needs KEY=VALUE, e.g. batch.group_size=4")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def _count(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}'; needs a whole number of {least} or more")
+    return int(text)
+
+
+def _stage(text: str) -> str | int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text not in ("base", "sft", "latest"):
+        raise argparse.ArgumentTypeError(f"'{text}'; needs base, sft, latest or the step of a checkpoint")
+    return text
+
+
+def _gib(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}'; needs the device's memory in GiB, e.g. 24")
+    return value
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."

@@ -1,0 +1,61 @@
+"""From the command line to a run or a configuration."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from grpo_nb.cli.arguments import UsageError, changes, preset
+from grpo_nb.config import Config
+from grpo_nb.run import Run, RunError
+
+
+def open_run(arguments: Namespace, steps: int | None = None) -> Run:
+    """The run of the command line, made where it is missing and settings are given.
+
+    Raises:
+        UsageError: it is missing and nothing says how to make it, or it contradicts the settings given.
+        RunError: it cannot be made or read.
+    """
+    path, given = Path(arguments.run), changes(arguments)
+    made = (path / "config.json").exists()
+    if not made and arguments.preset is None and not given:
+        raise UsageError(f"{_missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
+    start = preset(arguments.preset) if arguments.preset else None
+    try:
+        return Run.open_or_create(path, start, changes=given, steps=steps)
+    except RunError as error:
+        if made and "other settings" in str(error):
+            raise UsageError(str(error)) from error
+        raise
+
+
+def existing_run(path: str) -> Run:
+    """The run in `path`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not (Path(path) / "config.json").exists():
+        raise UsageError(_missing(Path(path)))
+    return Run.open(path)
+
+
+def settings_of(arguments: Namespace) -> Config:
+    """The configuration of an existing run or of a preset, with the changes of the command line.
+
+    Raises:
+        UsageError: both a run and a preset are named.
+    """
+    if arguments.run is None:
+        return preset(arguments.preset or "demo").replace(**changes(arguments))
+    if arguments.preset is not None:
+        raise UsageError(f"RUN ({arguments.run}) and --preset both name settings; give one of them")
+    return existing_run(arguments.run).config.replace(**changes(arguments))
+
+
+def _missing(path: Path) -> str:
+    """The run's own sentence on what is there instead."""
+    try:
+        Run.open(path)
+    except RunError as error:
+        return str(error)
+    return f"no run in {path}"

@@ -1,0 +1,64 @@
+"""Answers: tables and sentences for people, JSON for scripts."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def say(text: str) -> None:
+    """A sentence on standard output."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def show(rows: Sequence[Mapping[str, Any]], empty: str = "nothing") -> None:
+    """Rows of one shape as a table; as plain text, unwrapped, where standard output is no terminal."""
+    if not rows:
+        say(empty)
+        return
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000  # whoever cuts columns or greps must find a row on one line
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        numeric = all(isinstance(row[name], int | float) or row[name] is None for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    with console.capture() as drawn:
+        console.print(table)
+    say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def show_json(value: Any) -> None:
+    """JSON on standard output; what JSON has no word for (nan, inf) is null."""
+    json.dump(_plain(value), sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """The rows of a DataFrame as plain values."""
+    return [_plain(row) for row in table.to_dict(orient="records")]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and not isinstance(value, str):  # numpy's scalars
+        return _plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int | bool) else str(value)

@@ -1,0 +1,97 @@
+"""Following a generator of steps from a terminal: progress, and an interrupt that saves."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from grpo_nb.types import StepStats
+
+EVERY_SECONDS = 10.0
+"""Between two lines where standard error is no terminal."""
+
+
+class Interrupt:
+    """Ctrl-C and SIGTERM while a run trains: the first asks, the second ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def caught(self) -> Iterator["Interrupt"]:
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        sys.stderr.write("\nstopping after this step, then saving (once more: at once, without saving)\n")
+
+
+def follow(steps: Any, name: str, start: int, total: int) -> tuple[int, bool]:
+    """Run the generator `steps` to its end or an interrupt, showing each; it is closed in any case, which saves.
+
+    Returns:
+        The last step, and whether it was interrupted.
+    """
+    last, interrupt = start, Interrupt()
+    with interrupt.caught(), _display(name, start, total) as show, closing(steps):
+        for stats in steps:
+            last = stats.step
+            show(stats)
+            if interrupt.asked:
+                break
+    return last, interrupt.asked
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """The few numbers of a step worth a line.
+
+    >>> summary({"loss": 0.5, "reward/fairness": 0.25, "kl/fairness": 0.031, "status": "clipped"})
+    'loss 0.500  reward/fairness 0.250  kl/fairness 0.031  clipped'
+    """
+    rewards = [key for key in row if key.startswith(("reward/", "kl/"))]
+    keys = [key for key in ("loss", *rewards) if isinstance(row.get(key), int | float)]
+    words = [f"{key} {row[key]:.3f}" for key in keys]
+    return "  ".join([*words, *([str(row["status"])] if row.get("status") not in ("ok", None) else [])])
+
+
+@contextmanager
+def _display(name: str, start: int, total: int) -> Iterator[Any]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(name, total)
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[words]}"), console=console) as bar:
+        task = bar.add_task(name, total=total, completed=start, words="")
+        yield lambda stats: bar.update(task, completed=stats.step, words=summary(stats.metrics))
+
+
+class _Lines:
+    """A line now and then, for logs: the first step, the last, and one every so many seconds."""
+
+    def __init__(self, name: str, total: int) -> None:
+        self.name, self.total, self.due = name, total, 0.0
+
+    def __call__(self, stats: StepStats) -> None:
+        now = time.monotonic()
+        if now >= self.due or stats.step == self.total:
+            self.due = now + EVERY_SECONDS
+            sys.stderr.write(f"{self.name} step {stats.step}/{self.total}  {summary(stats.metrics)}\n")
+            sys.stderr.flush()

@@ -1,0 +1,114 @@
+"""The commands that train and measure: thin calls into the package, an answer in a line or a table."""
+
+from argparse import Namespace
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from grpo_nb.cli.opening import open_run
+from grpo_nb.cli.output import rows_of, say, show, show_json
+from grpo_nb.cli.progress import follow
+from grpo_nb.evaluate import Stage, comparison, evaluate
+from grpo_nb.run import Run, RunError
+from grpo_nb.sft import finished, sft
+from grpo_nb.train import grpo
+
+DONE, INTERRUPTED = 0, 130
+STAGE_KEYS = ("stage", "step", "split", "mode")
+
+
+def sft_command(arguments: Namespace) -> int:
+    """Supervised warm-up to its last step."""
+    run = open_run(arguments)
+    return _warm_up(run, f"; next: grpo-nb train {run.path}")
+
+
+def train_command(arguments: Namespace) -> int:
+    """GRPO to a total number of steps; SFT first where the run has not had it."""
+    run = open_run(arguments, steps=arguments.steps)
+    goal = run.config.run.steps if arguments.steps is None else arguments.steps
+    newest, _ = run.checkpoints.latest()
+    if newest is None and not finished(run):
+        say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")
+        if status := _warm_up(run):
+            return status
+    start = newest.step if newest else 0
+    if newest and start >= goal:
+        say(f"{run.path}: already at step {start} of {goal}; pass --steps to go on")
+        return DONE
+    say(f"{run.path}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
+    last, interrupted = follow(grpo(run, steps=goal), "GRPO", start, goal)
+    advice = f"; next: grpo-nb eval {run.path}, grpo-nb diagnose {run.path}"
+    return _ended(run, "train", last, goal, interrupted, advice)
+
+
+def eval_command(arguments: Namespace) -> int:
+    """Task measures of one stage, or of all stages side by side."""
+    run = open_run(arguments)
+    if arguments.compare:
+        return _compare(run, arguments)
+    stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
+    table = evaluate(run, split=arguments.split, mode=arguments.mode, stage=stage, limit=arguments.limit)
+    rows = rows_of(table)
+    shared = {key: rows[0][key] for key in STAGE_KEYS}
+    measures = [_without(row, STAGE_KEYS) for row in rows]
+    if arguments.json:
+        show_json({"run": str(run.path), **shared, "metrics": measures})
+    else:
+        say(f"{run.path}: " + ", ".join(f"{key} {value}" for key, value in shared.items()))
+        show(measures)
+    return DONE
+
+
+def _warm_up(run: Run, advice: str = "") -> int:
+    total = run.config.sft.steps
+    if finished(run):
+        say(f"{run.path}: SFT is done, {total} steps" if total else f"{run.path}: sft.steps is 0, nothing to do")
+        return DONE
+    newest, _ = run.sft_checkpoints.latest()
+    start = newest.step if newest else 0
+    say(f"{run.path}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps"))
+    last, interrupted = follow(sft(run), "SFT", start, total)
+    return _ended(run, "sft", last, total, interrupted, advice)
+
+
+def _ended(run: Run, verb: str, last: int, total: int, interrupted: bool, advice: str) -> int:
+    if last >= total:
+        say(f"{run.path}: done, step {last} of {total}{advice}")
+        return DONE
+    why = "interrupted" if interrupted else "stopped by a request in its knobs"
+    say(f"{run.path}: {why} and saved at step {last} of {total}; go on with: grpo-nb {verb} {run.path}")
+    return INTERRUPTED
+
+
+def _compare(run: Run, arguments: Namespace) -> int:
+    table = comparison(run, split=arguments.split, mode=arguments.mode)
+    if table.empty:
+        raise RunError(
+            f"{run.path} has no evaluation of the {arguments.split} split in mode {arguments.mode} yet: "
+            f"grpo-nb eval {run.path} --stage sft, then without --stage"
+        )
+    rows = rows_of(table)
+    if arguments.json:
+        show_json({"run": str(run.path), "split": arguments.split, "mode": arguments.mode, "comparison": rows})
+    else:
+        show([_with_interval(row) for row in rows])
+    return DONE
+
+
+def _with_interval(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One cell per stage: `0.912 [0.874, 0.950]`."""
+    line = {"objective": row["objective"], "metric": row["metric"]}
+    for name in ("base", "sft", "latest", "difference"):
+        value, low, high = (row[f"{name}{part}"] for part in ("", "_low", "_high"))
+        line[name] = None if value is None else f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
+    return line | {"differs": {True: "yes", False: "no"}.get(row["differs"], "-")}
+
+
+def _newest_stage(run: Run) -> Stage:
+    if run.checkpoints.latest()[0] is not None:
+        return "latest"
+    return "sft" if run.sft_checkpoints.latest()[0] is not None else "base"
+
+
+def _without(row: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in keys}

@@ -1,0 +1,90 @@
+"""The commands that only look: at a run's log, a folder of runs, this machine, a plan, the settings."""
+
+from argparse import Namespace
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from grpo_nb.cli.arguments import UsageError
+from grpo_nb.cli.keys import settings
+from grpo_nb.cli.opening import existing_run, settings_of
+from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.run import list_runs
+
+DONE, FAILED = 0, 1
+
+
+def diagnose_command(arguments: Namespace) -> int:
+    """Findings of a run's log; 1 if one of them is more than a note."""
+    from grpo_nb.doctor import diagnose
+
+    run = existing_run(arguments.run)
+    found = diagnose(run)
+    if arguments.json:
+        show_json({"run": str(run.path), "findings": [asdict(finding) for finding in found]})
+    else:
+        for finding in found:
+            say(str(finding))
+        say(f"{run.path}: {len(found)} finding(s) in {run.last_step() or 0} steps")
+    return FAILED if any(finding.severity != "info" for finding in found) else DONE
+
+
+def runs_command(arguments: Namespace) -> int:
+    """Every run in a folder, the last changed first."""
+    root = Path(arguments.root)
+    if not root.is_dir():
+        raise UsageError(f"no folder {root}; give the folder that holds your runs (grpo-nb train --help makes one)")
+    found = list_runs(root)
+    if arguments.json:
+        show_json([asdict(summary) for summary in found])
+        return DONE
+    rows = [
+        {"run": str(s.path), "state": s.state, "step": f"{s.step}/{s.steps}", "changed": _time(s.updated)}
+        for s in found
+    ]
+    show(rows, empty=f"no runs in {root}")
+    return DONE
+
+
+def doctor_command(arguments: Namespace) -> int:
+    """Checks of this machine; 1 if one fails."""
+    from grpo_nb.doctor import environment
+
+    rows = [asdict(check) for check in environment()]
+    if arguments.json:
+        show_json(rows)
+    else:
+        show(rows)
+    return FAILED if any(row["status"] == "error" for row in rows) else DONE
+
+
+def plan_command(arguments: Namespace) -> int:
+    """Memory by term; 1 if it does not fit."""
+    from grpo_nb import memory
+
+    config = settings_of(arguments)
+    if arguments.model:
+        config = config.replace(**{"model.name": arguments.model})
+    result = memory.plan(config, device_gib=arguments.gib)
+    if arguments.json:
+        show_json(asdict(result) | {"peak": result.peak, "fits": result.fits, "verdict": result.verdict})
+    else:
+        terms = [(t.name, memory.gib(t.bytes), t.arithmetic, memory.PHASES[t.phase]) for t in result.terms]
+        show([dict(zip(("term", "memory", "arithmetic", "when"), term, strict=True)) for term in terms])
+        for line in (config.batch.describe(), result.verdict, *result.advice):
+            say(line)
+    return DONE if result.fits else FAILED
+
+
+def settings_command(arguments: Namespace) -> int:
+    """Every setting with its value and its sentence."""
+    found = settings(settings_of(arguments))
+    if arguments.json:
+        show_json([asdict(setting) for setting in found])
+    else:
+        show([{"key": s.key, "value": s.text, "meaning": s.meaning} for s in found])
+    return DONE
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"

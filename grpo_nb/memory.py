@@ -1,0 +1,331 @@
+"""The planner: what a configuration needs of a device, term by term with its arithmetic, and what to lower.
+
+    print(plan(presets.gpu_24gb(), device_gib=24))
+
+The numbers are for every prompt and completion at its cap, so a run stays below them. Put at the lengths that
+occurred, they came within 3% of the peak that an H100 measured for the three GPU presets (Qwen2.5-7B's shape, LoRA).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from grpo_nb.config import Config, ConfigError
+from grpo_nb.model import FULL_BELOW
+from grpo_nb.shapes import ModelShape, shape_of
+
+GIB = 2**30
+USABLE = 0.9
+"""Share of a device that tensors can have: its context, kernels and fragmentation take about a tenth."""
+IN_FLIGHT = 256
+"""Completions that the eager engine draws at a time, at most."""
+
+Phase = Literal["always", "sampling", "training", "update", "sft"]
+PHASES: dict[Phase, str] = {
+    "always": "held all the time",
+    "sampling": "while completions are drawn",
+    "training": "during a backward pass",
+    "update": "during an optimizer step",
+    "sft": "during a backward pass of SFT",
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One thing that takes memory."""
+
+    name: str
+    phase: Phase
+    bytes: int
+    arithmetic: str
+    """The product in words and numbers."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes by term, against the device. The peak is what is always held plus the hungriest phase."""
+
+    shape: ModelShape
+    terms: tuple[Term, ...]
+    device_gib: float
+    advice: tuple[str, ...] = ()
+    """Settings to change, in order, until it fits; each with the peak that it leaves."""
+
+    def held(self, phase: Phase) -> int:
+        """Bytes of one phase's own terms."""
+        return sum(term.bytes for term in self.terms if term.phase == phase)
+
+    @property
+    def hungriest(self) -> Phase:
+        """The phase that sets the peak."""
+        phases: list[Phase] = [phase for phase in PHASES if phase != "always"]
+        return max(phases, key=self.held)
+
+    def needs(self, phase: Phase) -> int:
+        """Bytes in use during one phase."""
+        return self.held("always") + (0 if phase == "always" else self.held(phase))
+
+    @property
+    def peak(self) -> int:
+        return self.needs(self.hungriest)
+
+    @property
+    def budget(self) -> int:
+        """Bytes of the device that tensors can have."""
+        return int(self.device_gib * GIB * USABLE)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.budget
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        have = f"{gib(self.budget)} usable of {self.device_gib:g} GiB"
+        if self.fits:
+            return f"fits: peak {gib(self.peak)} {PHASES[self.hungriest]}, {have}"
+        return f"does not fit: peak {gib(self.peak)} {PHASES[self.hungriest]}, {have}"
+
+    def __str__(self) -> str:
+        width = max(len(term.name) for term in self.terms)
+        rows = [f"{t.name:<{width}}  {gib(t.bytes):>10}  {t.arithmetic}  ({PHASES[t.phase]})" for t in self.terms]
+        return "\n".join([*rows, self.verdict, *self.advice])
+
+
+def plan(config: Config, shape: ModelShape | None = None, device_gib: float | None = None) -> Plan:
+    """Bytes per term of training `config`, whether they fit, and which settings to lower where they do not.
+
+    Args:
+        shape: of the model; None reads it from the model that `config.model.name` names.
+        device_gib: GiB of the device; None measures this machine's.
+
+    Raises:
+        ModelError: the model's shape cannot be found.
+        ConfigError: the device has no memory to plan for.
+    """
+    on_gpu = _plans_for_gpu(config, device_gib)
+    shape = shape or shape_of(config.model.name, config.run.seed)
+    device_gib = measure_device(config) if device_gib is None else device_gib
+    if not device_gib > 0:
+        raise ConfigError(f"a device of {device_gib:g} GiB holds nothing; give its memory in GiB, e.g. 24")
+    first = Plan(shape, terms(config, shape, on_gpu), device_gib)
+    return first if first.fits else Plan(shape, first.terms, device_gib, tuple(_advice(config, first, on_gpu)))
+
+
+def terms(config: Config, shape: ModelShape, on_gpu: bool) -> tuple[Term, ...]:
+    """Every term of the plan, in the order of the table."""
+    full = is_full(config, shape)
+    item = item_bytes(config, full, on_gpu)
+    trainable = shape.parameters if full else config.model.lora_rank * shape.linear_sizes
+    result = [*_weights(config, shape, trainable, full, item), *_sampling(config, shape, item, on_gpu)]
+    rows = min(config.batch.micro_batch, config.batch.update_size)
+    result += _backward(config, shape, rows, full, item, "training")
+    if config.sft.steps:
+        result += _backward(config, shape, min(config.sft.micro_batch, config.sft.batch), full, item, "sft")
+    return tuple(sorted(result, key=lambda term: list(PHASES).index(term.phase)))
+
+
+def is_full(config: Config, shape: ModelShape) -> bool:
+    """Whether all weights learn."""
+    return config.model.train == "full" or (config.model.train == "auto" and shape.parameters < FULL_BELOW)
+
+
+def item_bytes(config: Config, full: bool, on_gpu: bool) -> int:
+    """Bytes of one weight."""
+    if config.model.dtype == "auto":
+        return 2 if on_gpu and not full else 4
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def kv_bytes_per_token(shape: ModelShape, item: int) -> int:
+    """2 (key, value) x layers x KV heads x head size x bytes."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * item
+
+
+def measure_device(config: Config) -> float:
+    """GiB of the device that `config` would use: the GPU's memory, else this machine's."""
+    device = config.model.device
+    if device != "cpu" and torch.cuda.is_available():
+        index = torch.device(device).index if device.startswith("cuda:") else 0
+        return float(torch.cuda.get_device_properties(index or 0).total_memory / GIB)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+
+
+def gib(count: int) -> str:
+    """Bytes for a reader."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
+
+
+def _plans_for_gpu(config: Config, device_gib: float | None) -> bool:
+    device = config.model.device
+    return device != "cpu" and (device != "auto" or device_gib is not None or torch.cuda.is_available())
+
+
+def _weights(config: Config, shape: ModelShape, trainable: int, full: bool, item: int) -> Iterator[Term]:
+    size = item if full else 4  # adapters are float32 whatever the base is
+    if full:
+        yield Term("weights", "always", item * trainable, f"{item} B x {trainable:,} parameters, all of them learn")
+    else:
+        yield Term("weights", "always", item * shape.parameters, f"{item} B x {shape.parameters:,} frozen parameters")
+        sizes = f"rank {config.model.lora_rank} x {shape.linear_sizes:,} inputs and outputs"
+        yield Term("adapters", "always", size * trainable, f"{size} B x {trainable:,} ({sizes})")
+    yield Term("gradient, Adam", "always", 3 * size * trainable, f"3 x {size} B x {trainable:,} (g, m, v)")
+    yield Term("reference", "always", size * trainable, f"{size} B x {trainable:,} (a frozen copy of what learns)")
+    yield Term("update", "update", 2 * size * trainable, f"2 x {size} B x {trainable:,} (the old values, the change)")
+    if config.algorithm.combine != "sum" and len(config.objectives) > 1:
+        count = len(config.objectives)
+        words = f"{count} objectives x {size} B x {trainable:,}"
+        yield Term("gradients apart", "training", count * size * trainable, words)
+
+
+def _sampling(config: Config, shape: ModelShape, item: int, on_gpu: bool) -> Iterator[Term]:
+    rows, length = min(config.batch.completions, IN_FLIGHT), config.sampling.max_prompt + config.sampling.max_completion
+    cached = kv_bytes_per_token(shape, item)
+    yield Term("KV cache", "sampling", cached * rows * length, f"{cached:,} B x {rows} rows x {length:,} tokens")
+    each = item + 12 if on_gpu else item + 28  # float32 copies; the draw itself is float64 on the CPU
+    words = f"{each} B x {rows} rows x {shape.vocabulary:,} words"
+    yield Term("next-token logits", "sampling", each * rows * shape.vocabulary, words)
+
+
+def _backward(config: Config, shape: ModelShape, rows: int, full: bool, item: int, phase: Phase) -> Iterator[Term]:
+    tokens, saved = (
+        rows * (config.sampling.max_prompt + config.sampling.max_completion),
+        _saved_bytes(shape, full, item),
+    )
+    if config.model.gradient_checkpointing:
+        kept = item * shape.hidden * (shape.layers + 2)
+        amount, words = tokens * (kept + saved), f"{tokens:,} tokens x ({kept:,} B checkpoints + {saved:,} B one layer)"
+    else:
+        amount, words = tokens * saved * shape.layers, f"{tokens:,} tokens x {shape.layers} layers x {saved:,} B"
+    yield Term("activations", phase, amount, words)
+    answers, each = rows * config.sampling.max_completion, item + 12  # the logits, float32 copies, their gradient
+    words = f"{each} B x {answers:,} completion tokens x {shape.vocabulary:,} words"
+    yield Term("logits", phase, each * answers * shape.vocabulary, words)
+
+
+def _saved_bytes(shape: ModelShape, full: bool, item: int) -> int:
+    """Bytes that autograd keeps per token and layer of a gated-MLP decoder without checkpointing.
+
+    In units of the hidden size, with i = intermediate / hidden and k = KV heads x head size / hidden, fitted to
+    what `torch.autograd.graph.saved_tensors_hooks` counts in torch 2.13, transformers 5.24, peft 0.21 (within 1%
+    on SmolLM2 and Qwen2.5 shapes). LoRA in half precision costs more than full training, since peft casts every
+    adapted layer's input to float32 and keeps the copy.
+    """
+    i, k = shape.intermediate / shape.hidden, shape.kv_heads * shape.head_dim / shape.hidden
+    fitted: dict[tuple[bool, bool], float] = {
+        (True, True): 4 * (4 * i + 8.5 + 2 * k),
+        (True, False): 4 * (4 * i + 6.1 + 2 * k),
+        (False, True): 2 * (4 * i + 8.5 + 2 * k) + 4.6,
+        (False, False): 10 * i + 36.4 + 4 * k,
+    }
+    return round(shape.hidden * fitted[item == 4, full])
+
+
+Change = tuple[str, Callable[[Config], dict[str, Any] | None]]
+"""What a rung of the ladder is called, and the settings it changes; None where it has nothing left to lower."""
+
+
+def _advice(config: Config, short: Plan, on_gpu: bool) -> Iterator[str]:
+    """Rungs of the ladder, taken one after the other until it fits; then the settings that this comes to."""
+    present, settled, reasons = short, dict[str, Any](), dict[str, str]()
+    while not present.fits:
+        found = _next_rung(config, present, on_gpu)
+        if found is None:
+            break
+        why, changes, config, present = found
+        settled |= changes
+        reasons |= dict.fromkeys(changes, why)
+    for key, value in settled.items():
+        yield f"set {key}={_shown(value)}: {reasons[key]}"
+    if present.fits:
+        yield f"then it fits: peak {gib(present.peak)} {PHASES[present.hungriest]}"
+    else:
+        yield f"then it still needs {gib(present.peak)}: take a larger device or a smaller model"
+
+
+def _next_rung(config: Config, before: Plan, on_gpu: bool) -> tuple[str, dict[str, Any], Config, Plan] | None:
+    """The first rung that lowers what is in the way; those that cost least stand first in the ladder."""
+    phase: Phase = "always" if before.held("always") > before.budget else before.hungriest
+    for why, lower in _LADDER:
+        changes = lower(config)
+        if changes is None:
+            continue
+        lowered = config.replace(**changes)
+        after = Plan(before.shape, terms(lowered, before.shape, on_gpu), before.device_gib)
+        if after.needs(phase) < before.needs(phase):
+            return why, changes, lowered, after
+    return None
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _halve(value: int, floor: int = 1) -> int | None:
+    return value // 2 if value % 2 == 0 and value // 2 >= floor else None
+
+
+def _micro_batch(config: Config) -> dict[str, Any] | None:
+    half = _halve(min(config.batch.micro_batch, config.batch.update_size))
+    return {"batch.micro_batch": half} if half and config.batch.update_size % half == 0 else None
+
+
+def _sft_micro_batch(config: Config) -> dict[str, Any] | None:
+    half = _halve(min(config.sft.micro_batch, config.sft.batch))
+    return {"sft.micro_batch": half} if half else None
+
+
+def _checkpointing(config: Config) -> dict[str, Any] | None:
+    return None if config.model.gradient_checkpointing else {"model.gradient_checkpointing": True}
+
+
+def _lora(config: Config) -> dict[str, Any] | None:
+    return None if config.model.train == "lora" else {"model.train": "lora"}
+
+
+def _half_precision(config: Config) -> dict[str, Any] | None:
+    wide = config.model.dtype == "float32" and config.model.device != "cpu" and config.model.train == "lora"
+    return {"model.dtype": "bfloat16"} if wide else None
+
+
+def _prompts(config: Config) -> dict[str, Any] | None:
+    half = _halve(config.batch.prompts, len(config.objectives))
+    if half is None or half % len(config.objectives):
+        return None
+    return _fewer(config, prompts=half)
+
+
+def _group(config: Config) -> dict[str, Any] | None:
+    half = _halve(config.batch.group_size, 2)
+    return _fewer(config, group_size=half) if half else None
+
+
+def _fewer(config: Config, **changes: int) -> dict[str, Any]:
+    """Fewer completions a step, with a micro-batch that still divides them, in one update."""
+    batch = {"prompts": config.batch.prompts, "group_size": config.batch.group_size} | changes
+    completions = batch["prompts"] * batch["group_size"]
+    micro = config.batch.micro_batch
+    fitting = micro if micro >= completions or completions % micro == 0 else batch["group_size"]
+    named = {f"batch.{key}": value for key, value in changes.items()}
+    extra = {"batch.micro_batch": fitting} if fitting != micro else {}
+    return named | extra | ({"batch.train_batch": None} if config.batch.train_batch else {})
+
+
+def _completion(config: Config) -> dict[str, Any] | None:
+    half = _halve(config.sampling.max_completion, 16)
+    return {"sampling.max_completion": half} if half else None
+
+
+_LADDER: tuple[Change, ...] = (
+    ("memory only, the gradient stays the same", _micro_batch),
+    ("memory only, the gradient stays the same", _sft_micro_batch),
+    ("about a fifth slower", _checkpointing),
+    ("adapters learn in place of all weights", _lora),
+    ("half the bytes of the frozen weights", _half_precision),
+    ("fewer prompts a step: noisier", _prompts),
+    ("smaller groups: a noisier baseline", _group),
+    ("shorter answers: watch the truncated share", _completion),
+)

@@ -1,0 +1,89 @@
+"""Where runs live in a project, and opening one from a notebook by its name."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from grpo_nb import presets
+from grpo_nb.config import Config, ConfigError
+from grpo_nb.run import Run, RunError, list_runs
+from grpo_nb.sft import finished
+from grpo_nb.tables import Table
+
+
+class NotReady(RunError):
+    """The run is not there yet, or lacks what an earlier notebook makes. A notebook shows it as one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def root(here: Path | None = None) -> Path:
+    """The nearest folder at or above `here` (the working directory) that has a pyproject.toml, else `here`."""
+    here = (here or Path.cwd()).resolve()
+    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file()), here)
+
+
+def run_path(name: str | Path) -> Path:
+    """Where the run `name` lives: `runs/<name>` in the project; an absolute path stays as it is."""
+    return Path(name) if Path(name).is_absolute() else root() / "runs" / name
+
+
+def open_run(
+    name: str | Path,
+    *,
+    preset: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    needs: Literal["sft", "grpo"] | None = None,
+) -> Run:
+    """Open a notebook's run by name; with `preset`, make it from the preset and the dotted `changes`.
+
+    Args:
+        needs: what must be in it already: the result of `sft`, or steps of `grpo`.
+
+    Raises:
+        NotReady: it is missing or lacks what is needed; the message names the notebook that makes it.
+        RunError: it was made with other settings.
+        ConfigError: unknown preset or setting.
+    """
+    path = run_path(name)
+    if preset is not None:
+        return Run.open_or_create(path, _preset(preset), changes=changes)
+    if not (path / "config.json").is_file():
+        raise NotReady(f"there is no run in {path}: run notebook 01_load first, with RUN = {str(name)!r}")
+    run = Run.open(path)
+    if needs == "sft" and not finished(run):
+        raise NotReady(f"SFT of run {run.name} is not finished: run notebook 02_sft first, with RUN = {str(name)!r}")
+    if needs == "grpo" and run.metrics().empty:
+        raise NotReady(f"run {run.name} has no GRPO steps yet: run notebook 03_grpo first, with RUN = {str(name)!r}")
+    return run
+
+
+def runs(folder: str | Path | None = None) -> Table:
+    """Every run in `folder` (by default the project's runs): its state, its steps, and what to do with it."""
+    folder = root() / "runs" if folder is None else Path(folder)
+    rows = [
+        {"run": s.name, "state": s.state, "step": s.step, "steps": s.steps, "next": _NEXT.get(s.state, "")}
+        for s in list_runs(folder)
+    ]
+    return Table(pd.DataFrame(rows), f"runs in {folder}" if rows else f"no runs in {folder} yet")
+
+
+_NEXT = {
+    "new": "02_sft, then 03_grpo",
+    "running": "look at it: grpo_nb.attach",
+    "paused": "look at it: grpo_nb.attach",
+    "stopped": "resume: grpo_nb.start",
+    "dead": "its kernel is gone; resume: grpo_nb.start",
+    "failed": "read 04_diagnostics, then resume: grpo_nb.start",
+    "unreadable": "its config.json is broken",
+    "done": "04_diagnostics",
+}
+
+
+def _preset(name: str) -> Config:
+    if name not in presets.PRESETS:
+        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(sorted(presets.PRESETS))}")
+    return presets.PRESETS[name]()

@@ -1,0 +1,153 @@
+"""Execute the notebooks in order and write pages that need neither kernel nor network.
+
+    python -m grpo_nb.render [--out build] [--set RUN='"demo"'] [notebooks ...]
+
+A widget has no kernel on a page: each is replaced by the texts and the picture that it showed last.
+"""
+
+import argparse
+import ast
+import copy
+import html
+import logging
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbconvert import HTMLExporter
+
+log = logging.getLogger(__name__)
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+STATE = "application/vnd.jupyter.widget-state+json"
+CELL_SECONDS = 3600
+
+
+def render(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) -> float:
+    """Execute one notebook in its own folder, write `out/<name>.html`, return the seconds it took.
+
+    The page is written also when a cell fails, so that the failure can be read in its place.
+
+    Raises:
+        CellExecutionError, DeadKernelError: a cell failed, or the kernel died (mostly: out of memory).
+        ValueError: parameters for a notebook without a cell tagged `parameters`, or that it does not set.
+    """
+    notebook = with_parameters(nbformat.read(path, as_version=4), parameters or {})  # type: ignore[no-untyped-call]
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(path.parent)}})
+    began = time.monotonic()
+    try:
+        client.execute()
+    finally:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{path.stem}.html").write_text(page(notebook, path.stem), encoding="utf-8")
+    return time.monotonic() - began
+
+
+def with_parameters(notebook: Any, parameters: Mapping[str, Any]) -> Any:
+    """A copy whose cell tagged `parameters` sets the given names; names that the cell does not set are refused."""
+    changed = copy.deepcopy(notebook)
+    if not parameters:
+        return changed
+    cell = next((c for c in changed.cells if "parameters" in c.metadata.get("tags", [])), None)
+    if cell is None:
+        raise ValueError("this notebook has no cell tagged 'parameters'")
+    known = {t.id for node in ast.parse(cell.source).body if isinstance(node, ast.Assign) for t in node.targets}  # type: ignore[attr-defined]
+    if strangers := parameters.keys() - known:
+        raise ValueError(f"this notebook has no parameter {sorted(strangers)}; it has {sorted(known)}")
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in parameters.items())
+    return changed
+
+
+def page(notebook: Any, title: str) -> str:
+    """The notebook as one HTML page, pictures inside, no script from elsewhere."""
+    still = without_widgets(notebook)
+    for cell in still.cells:
+        if cell.cell_type == "markdown":  # links to the other notebooks become links to their pages
+            cell.source = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.html)", cell.source)
+    exporter = HTMLExporter(template_name="lab", embed_images=True)  # type: ignore[no-untyped-call]
+    for url in ("mathjax_url", "require_js_url", "jquery_url", "widget_renderer_url", "mermaid_js_url"):
+        setattr(exporter, url, "")
+    body, _ = exporter.from_notebook_node(still, resources={"metadata": {"name": title}})
+    return str(body)
+
+
+def without_widgets(notebook: Any) -> Any:
+    """A copy where every widget is replaced by what it showed last: its texts, then its picture."""
+    still = copy.deepcopy(notebook)
+    models = still.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
+    for cell in still.cells:
+        for output in cell.get("outputs", []):
+            view = output.get("data", {}).pop(WIDGET, None)
+            if view is not None:
+                output["data"]["text/html"] = _still(view["model_id"], models) or "<span></span>"
+    return still
+
+
+def _still(model_id: str, models: Mapping[str, Any]) -> str:
+    model = models.get(model_id, {})
+    state, name = model.get("state", {}), model.get("model_name", "")
+    layout = models.get(str(state.get("layout", "")).removeprefix("IPY_MODEL_"), {}).get("state", {})
+    if layout.get("display") == "none" or layout.get("visibility") == "hidden":  # a progress bar that was cleared
+        return ""
+    if name == "HTMLModel":
+        return f"<span>{state.get('value', '')}</span> "
+    if name == "LabelModel":
+        return f"<span>{html.escape(str(state.get('value', '')))}</span> "
+    if name == "ImageModel":
+        data = next((b["data"] for b in model.get("buffers", []) if b["path"] == ["value"]), None)
+        return f'<div><img alt="" style="max-width: 100%" src="data:image/png;base64,{data}"></div>' if data else ""
+    children = (child.removeprefix("IPY_MODEL_") for child in state.get("children", []))
+    inside = "".join(_still(child, models) for child in children)
+    return f"<div>{inside}</div>" if inside else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all rendered; 1: a cell failed; 2: usage."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(message)s")
+    log.setLevel(logging.INFO)
+    notebooks = options.notebooks or sorted(Path("notebooks").glob("[0-9]*.ipynb"))
+    if not notebooks:
+        log.error("no notebooks given and none in notebooks/; run this in the project's folder")
+        return 2
+    for path in notebooks:
+        try:
+            seconds = render(path, options.out, dict(options.set))
+        except (CellExecutionError, DeadKernelError) as error:
+            log.error("%s failed; read %s\n%s", path, options.out / f"{path.stem}.html", error)
+            return 1
+        except (ValueError, OSError) as error:
+            log.error("%s: %s", path, error)
+            return 2
+        log.info("%s: %.0f s", options.out / f"{path.stem}.html", seconds)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.render", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "notebooks", nargs="*", type=Path, help="notebooks to execute (default: notebooks/[0-9]*.ipynb)"
+    )
+    parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the pages (default: build)")
+    parser.add_argument(
+        "--set", action="append", default=[], type=_assignment, metavar="NAME=VALUE", help="a name of the settings cell"
+    )
+    return parser
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

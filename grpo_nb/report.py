@@ -1,0 +1,225 @@
+"""What a run's files say, for reading without a live kernel: its picture, tables of its logs, its answers."""
+
+import html
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from grpo_nb import plots, training
+from grpo_nb.evaluate import Stage, examples_of, restore_policy
+from grpo_nb.evaluate import comparison as stages_compared
+from grpo_nb.model import Policy
+from grpo_nb.rollout import engine
+from grpo_nb.run import Run
+from grpo_nb.tables import Table, interval
+from grpo_nb.tasks import Task
+from grpo_nb.types import Example, Prompt
+
+
+@dataclass(frozen=True)
+class Report:
+    """The picture and the table of a run as they are on disk now."""
+
+    figure: Figure
+    table: Table
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        picture = b64encode(plots.to_png(self.figure)).decode()
+        name = html.escape(self.table.caption, quote=True)
+        image = f'<img alt="{name}" style="max-width: 100%" src="data:image/png;base64,{picture}">'
+        return {
+            "image/png": picture,
+            "text/html": f"{image}{self.table._repr_html_()}",
+            "text/plain": repr(self.table),
+        }
+
+
+def report(run: Run) -> Report:
+    """The dashboard's picture, and per objective the first and the newest numbers of the log."""
+    rows, status = run.metrics(), run.status()
+    caption = f"{run.name}: {status.state}, step {status.step} of {run.config.run.steps}"
+    return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
+
+
+def picture(run: Run, rows: pd.DataFrame | None = None) -> Figure:
+    """The dashboard's picture of the run's log as it is now."""
+    rows = run.metrics() if rows is None else rows
+    updated = run.status().updated
+    time = datetime.fromtimestamp(updated) if updated else None
+    return plots.dashboard(rows, run.config, run.events(), name=run.name, updated=time)
+
+
+def first_and_last(rows: pd.DataFrame, objectives: Iterable[str], window: int = 5) -> pd.DataFrame:
+    """Mean of the first and of the last `window` steps, for what a run is judged by."""
+    table = []
+    for name in objectives:
+        for title, key in _HEADLINES.items():
+            values = _series(rows, key.format(name))
+            if len(values):
+                first, last = values.head(window).mean(), values.tail(window).mean()
+                table.append({"objective": name, "mean of": title, "first steps": first, "last steps": last})
+    return pd.DataFrame(table, columns=["objective", "mean of", "first steps", "last steps"])
+
+
+_HEADLINES = {
+    "reward": "reward/{}",
+    "KL to the reference, nats per token": "kl/{}",
+    "β": "beta/{}",
+    "length, tokens": "length/{}/mean",
+    "share cut at the cap": "truncation/{}",
+    "share of groups without a signal": "dead_groups/{}",
+}
+
+
+def evaluation(frame: pd.DataFrame) -> Table:
+    """One evaluation, a line a metric, with its 95% interval."""
+    table = [
+        {"objective": r.objective, "metric": r.metric, "value [95%]": interval(r.value, r.low, r.high), "items": r.n}
+        for r in frame.itertuples()
+    ]
+    stage = frame["stage"].iloc[0] if len(frame) else ""
+    return Table(pd.DataFrame(table), f"stage {stage}, held-out items")
+
+
+def comparison(run: Run) -> Table:
+    """Base, SFT and newest side by side on the same items, and what GRPO changed."""
+    table = []
+    for row in stages_compared(run).to_dict("records"):
+        line = {"objective": row["objective"], "metric": row["metric"]}
+        for part in ("base", "sft", "latest", "difference"):
+            title = {"difference": "change by GRPO [95%]", "latest": "after GRPO"}.get(part, part)
+            line[title] = interval(row[part], row[f"{part}_low"], row[f"{part}_high"])
+        verdict = {True: "yes", False: "no"}.get(row["differs"], "")
+        table.append(line | {"differs": verdict, "items": row["n"]})
+    caption = f"{run.name}, the same held-out items at every stage" if table else f"{run.name} was not evaluated yet"
+    return Table(pd.DataFrame(table), caption)
+
+
+def samples(run: Run, *, objective: str | None = None, step: int | None = None, limit: int = 4) -> Table:
+    """What the model wrote at `step` (the newest by default)."""
+    frame = run.samples()
+    if objective is not None and len(frame):
+        frame = frame[frame["objective"] == objective]
+    if frame.empty:
+        return Table(frame, f"{objective or run.name}: no samples in the log")
+    step = int(frame["step"].max()) if step is None else step
+    frame = frame[frame["step"] == step].head(limit)
+    shown = frame[[name for name in _SAMPLE_COLUMNS if name in frame]].map(_text)
+    return Table(shown, f"{objective or run.name}: samples of step {step}")
+
+
+_SAMPLE_COLUMNS = ("prompt", "completion", "label", "reward", "advantage", "stop_reason")
+
+
+def events(run: Run, limit: int = 20) -> Table:
+    """The newest events, latest first; checkpoints as a matter of routine are left out."""
+    frame = run.events()
+    if frame.empty:
+        return Table(frame, f"{run.name}: no events")
+    frame = frame[~frame["kind"].isin(["checkpoint"])].tail(limit).iloc[::-1]
+    rows = [{"step": e.get("step"), "kind": e["kind"], "what": _details(e)} for e in frame.to_dict("records")]
+    return Table(pd.DataFrame(rows), f"{run.name}: the newest {len(rows)} events")
+
+
+def starts(run: Run) -> Table:
+    """Every start and resume of GRPO in the log, and where each ended."""
+    frame = run.events()
+    kinds = ("start", "resume", "takeover", "stopped", "interrupted", "done", "failed")
+    frame = frame[frame["kind"].isin(kinds)] if len(frame) else frame
+    rows = [{"step": e.get("step"), "what": e["kind"]} for e in frame.to_dict("records")]
+    return Table(pd.DataFrame(rows), f"{run.name}: starts and ends")
+
+
+def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
+    """The rows of the metrics on both sides of step `around`: what was in use before and after a knob was turned."""
+    rows = run.metrics()
+    near = rows[rows["step"].between(around - window + 1, around + window)]
+    columns = [name for name in ("step", key, key.replace("/", "_mode/", 1)) if name in near]
+    return Table(near[columns], f"{key} in use, step by step")
+
+
+def sft_losses(run: Run) -> Table:
+    """Loss on held-out pairs before and after SFT, nats per token."""
+    frame = run.events()
+    frame = frame[frame["kind"] == "sft_eval"] if len(frame) else frame
+    rows = [{"SFT step": int(e["step"]), "loss": e["loss"], "pairs": int(e["n"])} for e in frame.to_dict("records")]
+    return Table(
+        pd.DataFrame(rows), "loss on held-out pairs, nats per token" if rows else "SFT has measured no loss yet"
+    )
+
+
+def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task] | None = None) -> Table:
+    """What a stage of the model answers, greedily, to the first held-out prompts of each objective."""
+    policy = restore_policy(run, stage)
+    table = []
+    for name, task in training.load_tasks(run.config, run.path, tasks).items():
+        pool = examples_of(run, name, task, limit=limit)
+        for example, text in zip(pool, _greedy(run, policy, pool), strict=True):
+            score = task.score(example, text)
+            table.append(
+                {"objective": name, "prompt": _text(example.prompt), "gold": example.target, "answer": text}
+                | {"label": score.label, "reward": score.value}
+            )
+    return Table(pd.DataFrame(table), f"greedy answers, stage {stage}")
+
+
+def scored_examples(tasks: Mapping[str, Task], count: int = 1) -> Table:
+    """How each task judges: the gold answer, saying that one does not know, another question's answer, nothing."""
+    table = []
+    for name, task in tasks.items():
+        examples = task.examples("train")
+        for example in examples[:count]:
+            other = next((e.target for e in examples if e.target != example.target), None)
+            table += [
+                _scored(name, task, example, kind, answer)
+                for kind, answer in (("gold", example.target), *_BAD_ANSWERS.items(), ("of another question", other))
+            ]
+    return Table(pd.DataFrame(table), "what the scorers say of good and bad answers")
+
+
+_BAD_ANSWERS = {"abstaining": "Answer: Unknown", "empty": ""}
+
+
+def _scored(name: str, task: Task, example: Example, kind: str, answer: str | None) -> dict[str, Any]:
+    score = task.score(example, answer or "")
+    return {
+        "objective": name,
+        "prompt": _text(example.prompt) if kind == "gold" else '"',
+        "answer": f"{kind}: {answer}" if answer else kind,
+        "reward": score.value,
+        "label": score.label,
+    }
+
+
+def _greedy(run: Run, policy: Policy, examples: list[Example]) -> list[str]:
+    sampling = run.config.sampling
+    prompts = [policy.encode(example.prompt) for example in examples]
+    with policy.scoring():
+        rollouts = engine("eager").generate(policy, prompts, 1, sampling, sampling.temperature, None, greedy=True)
+    return list(rollouts.texts)
+
+
+def _text(value: Prompt | Any) -> Any:
+    """Chat turns as text; anything else as it is."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+        return "\n".join(f"{turn['role']}: {turn['content']}" if len(value) > 1 else turn["content"] for turn in value)
+    return value
+
+
+def _details(event: Mapping[str, Any]) -> str:
+    known = {"kind", "step", "time", "traceback"}
+    pairs = ((key, value) for key, value in event.items() if key not in known and not _missing(value))
+    return ", ".join(f"{key} {value}" for key, value in pairs)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and pd.isna(value))
+
+
+def _series(rows: pd.DataFrame, key: str) -> pd.Series:
+    return pd.to_numeric(rows[key], errors="coerce").dropna() if key in rows else pd.Series(dtype=float)

@@ -1,0 +1,117 @@
+"""Tables for reading: wrapped, escaped, cut to a sane size; with a text form where there is no HTML."""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from grpo_nb.config import Config, Settings
+from grpo_nb.memory import PHASES, Plan, gib
+
+LONGEST_CELL = 600
+"""Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""
+
+_STYLE = "white-space: pre-wrap; text-align: left; vertical-align: top; max-width: 44em; overflow-wrap: break-word"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A data frame shown with wrapped, escaped text and a caption."""
+
+    frame: pd.DataFrame
+    caption: str = ""
+    folded: bool = False
+    """Show the caption only, until it is clicked."""
+
+    def _repr_html_(self) -> str:
+        head = "".join(f'<th style="{_STYLE}">{html.escape(str(name))}</th>' for name in self.frame.columns)
+        rows = (
+            "".join(f'<td style="{_STYLE}">{html.escape(cell(value))}</td>' for value in row)
+            for row in self.frame.itertuples(index=False)
+        )
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        caption = html.escape(self.caption)
+        if self.frame.empty:
+            return f"<p>{caption or 'nothing to show'}</p>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        if self.folded:
+            return f"<details><summary>{caption}</summary>{table}</details>"
+        return f"<p>{caption}</p>{table}" if caption else table
+
+    def __repr__(self) -> str:
+        text = "nothing to show" if self.frame.empty else self.frame.to_string(index=False, max_colwidth=60)
+        return f"{self.caption}\n{text}" if self.caption else text
+
+
+def cell(value: Any) -> str:
+    """A value as a reader wants it: four digits, nothing for what is missing, long text cut."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + " …"
+
+
+def interval(value: float, low: float, high: float) -> str:
+    """`0.61 [0.52, 0.70]`, and nothing where nothing was measured."""
+    if any(math.isnan(number) for number in (value, low, high)):
+        return ""
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def facts(values: Mapping[str, Any], caption: str = "") -> Table:
+    """Names and values, one a line."""
+    return Table(pd.DataFrame({"": list(values), " ": [_plain(value) for value in values.values()]}), caption)
+
+
+def checks(found: Sequence[Any]) -> Table:
+    """What `doctor.environment` found of this machine."""
+    frame = pd.DataFrame([vars(check) for check in found])
+    return Table(frame.astype(object).where(frame.notna(), None))
+
+
+def memory(plan: Plan) -> Table:
+    """The planner's terms with their arithmetic, and its verdict."""
+    rows = [(t.name, gib(t.bytes), t.arithmetic, PHASES[t.phase]) for t in plan.terms]
+    frame = pd.DataFrame(rows, columns=["what", "memory", "arithmetic", "when"])
+    return Table(frame, ". ".join([plan.verdict, *plan.advice]))
+
+
+def findings(found: Sequence[Any]) -> Table:
+    """What the rules say of a run, worst first, with what to change."""
+    order = ("error", "warning", "info")
+    table = [
+        {"severity": f.severity, "step": f.step, "what": f.message, "what to change": f.advice}
+        for f in sorted(found, key=lambda f: order.index(f.severity))
+    ]
+    frame = pd.DataFrame(table, columns=["severity", "step", "what", "what to change"])
+    return Table(frame, "no rule fired" if frame.empty else f"{len(frame)} finding(s)")
+
+
+def settings(config: Config) -> Table:
+    """Every setting with its value and its sentence, folded."""
+    frame = pd.DataFrame(_rows(config, ""), columns=["setting", "value", "what it is"])
+    return Table(frame, f"all {len(frame)} settings", folded=True)
+
+
+def _rows(group: Settings, prefix: str) -> list[tuple[str, Any, str]]:
+    rows: list[tuple[str, Any, str]] = []
+    for name, field in type(group).model_fields.items():
+        value = getattr(group, name)
+        if isinstance(value, Settings):
+            rows += _rows(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            rows += [row for key, item in value.items() for row in _rows(item, f"{prefix}{name}.{key}.")]
+        else:
+            rows.append((prefix + name, _plain(value), field.description or ""))
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower() if value is not None else "null"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value)
+    return value

@@ -1,0 +1,171 @@
+"""The live view of a run: one picture, one status line, one bar, the controls.
+
+All of it comes from the run's files, so it shows a run of this kernel, of another process, or of last week
+alike. One thread draws, at most once a second, and only when a file changed; it ends with the run.
+"""
+
+import html
+import logging
+import os
+import statistics
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import ipywidgets as w
+import pandas as pd
+
+from grpo_nb import plots, report
+from grpo_nb.run import Run
+from grpo_nb.widgets.controls import Controls
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+DRAWING_SHARE = 0.1
+"""At most this share of the time goes into drawing: a slow machine gets fewer pictures, not a slower training."""
+ACTIVE = ("starting", "running", "paused", "stopping")
+COLORS = {
+    "running": "#1a7f37",
+    "starting": "#1a7f37",
+    "paused": "#9a6700",
+    "stopping": "#9a6700",
+    "failed": "#b3261e",
+    "dead": "#b3261e",
+}
+
+
+class Dashboard:
+    """The widgets of one session; `watch` keeps them up to date, `close` ends that."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.status = w.HTML()
+        self.findings = w.HTML()
+        self.message = w.HTML()
+        self.bar = w.FloatProgress(min=0, max=max(session.steps, 1), layout=w.Layout(width="100%", height="12px"))
+        self.picture = w.Image(format="png", layout=w.Layout(width="100%", max_width="1100px"))
+        self.controls = Controls(session, self.say) if session.stage == "grpo" else None
+        parts = [self.status, self.bar, self.picture, self.findings, self.message]
+        self.widget = w.VBox(parts + ([self.controls.widget] if self.controls else []))
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._rows = pd.DataFrame()
+        self._read: object = None
+        self._drawn: object = None
+        self._next_drawing = 0.0
+        self.refresh(draw_now=True)
+
+    def watch(self) -> None:
+        """Follow the run until it ends; harmless when it is followed already."""
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._loop, name="grpo_nb dashboard", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Stop following and remove the widgets; the run goes on."""
+        self._closed.set()
+        self.widget.close()
+
+    def say(self, text: str) -> None:
+        """Show one line under the picture; an empty one takes it away."""
+        self.message.value = _alarm(text) if text else ""
+
+    def refresh(self, draw_now: bool = False) -> None:
+        """Bring everything up to date from the files; the picture only when it is due."""
+        newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
+        if newest != self._read:
+            self._rows, self._read = self.session.metrics(), newest
+        state = self.session.state
+        last: Mapping[str, Any] = self._rows.iloc[-1].to_dict() if len(self._rows) else {}
+        self.status.value = _status_line(self.session, state, self._rows)
+        self.bar.value = float(last.get("step", 0))
+        if self.controls is not None:
+            self.controls.follow(state, last)
+        if self.session.error is not None:
+            self.say(f"{type(self.session.error).__name__}: {self.session.error}")
+        if newest != self._drawn and (draw_now or time.monotonic() >= self._next_drawing):
+            self._draw()
+            self._drawn = newest
+
+    def _draw(self) -> None:
+        began = time.monotonic()
+        self.picture.value = plots.to_png(_figure(self.session, self._rows))
+        self.findings.value = _warnings(self.session.run)
+        finished = time.monotonic()
+        self._next_drawing = finished + max(TICK_SECONDS, (finished - began) / DRAWING_SHARE)
+
+    def _loop(self) -> None:
+        while not self._closed.is_set():
+            active = self.session.followed  # before drawing, so that the last picture has the last row
+            try:
+                self.refresh(draw_now=not active)
+            except Exception as error:  # a picture that fails must not end the watching, and never the training
+                log.exception("the dashboard of %s could not be drawn", self.session.run.name)
+                self.say(f"the picture could not be drawn ({error}); training is not affected")
+            with self._lock:
+                if not active and not self.session.followed:  # not started again meanwhile
+                    self._thread = None
+                    return
+            self._closed.wait(TICK_SECONDS)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        """The widget where there are widgets, else the picture, else a sentence."""
+        bundle: dict[str, Any] = dict(self.widget._repr_mimebundle_(**options) or {})
+        picture = b64encode(self.picture.value).decode() if self.picture.value else None
+        return bundle | {"text/plain": self.session.summary()} | ({"image/png": picture} if picture else {})
+
+
+def _figure(session: Any, rows: pd.DataFrame) -> Any:
+    if session.stage == "sft":
+        return plots.sft(rows)
+    return report.picture(session.run, rows)
+
+
+def _warnings(run: Run, limit: int = 3) -> str:
+    """The newest findings that are more than a remark, a line each."""
+    events = run.rows("events")
+    found = [e for e in events if e.get("kind") == "finding" and e.get("severity") in ("warning", "error")]
+    return "".join(_alarm(f"step {e.get('step')}: {e.get('message')}") for e in found[-limit:])
+
+
+def _alarm(text: str) -> str:
+    return f'<div style="color: {COLORS["failed"]}; line-height: 1.5">{html.escape(text)}</div>'
+
+
+def _signature(folder: os.PathLike[str]) -> object:
+    """Changes when a log of the run changes."""
+    logs = (entry for entry in os.scandir(folder) if entry.name.endswith(".jsonl"))
+    return sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in logs)
+
+
+def _status_line(session: Any, state: str, rows: pd.DataFrame) -> str:
+    step = int(rows["step"].iloc[-1]) if len(rows) else 0
+    owner = session.run.status().owner if state in ACTIVE else None
+    where = "in this kernel" if session.live else f"by {owner}" if owner else ""
+    parts = [
+        f"<b>{html.escape(session.run.name)}</b>",
+        f'<b style="color:{COLORS.get(state, "inherit")}">{html.escape(state)}</b> {html.escape(where)}'.strip(),
+        f"step {step} of {session.steps}",
+        *_pace(rows, session.steps - step if state in ACTIVE else 0),
+        f"as of {datetime.now():%H:%M:%S}",
+    ]
+    return " · ".join(parts)
+
+
+def _pace(rows: pd.DataFrame, left: int) -> list[str]:
+    if left <= 0 or "time/step" not in rows or rows["time/step"].dropna().empty:
+        return []
+    seconds = statistics.median(rows["time/step"].dropna().tail(20))
+    return [f"{seconds:.1f} s a step, about {_duration(left * seconds)} left"]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,117 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     formats: ipynb,py:percent
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version,-language_info,-widgets
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 1. Load: the model, the tasks, and where we start
+#
+# At the end of this notebook you have a **run**: a folder that holds the settings now and, later, everything
+# that training writes. You have seen what the model is asked, how its answers are judged, and how good it is
+# before any training.
+#
+# | | demo (as it stands) |
+# |---|---|
+# | hardware | 2 CPU cores, no GPU |
+# | time | TODO-MEASURE min (measured later) |
+# | memory | TODO-MEASURE GiB (measured later) |
+# | downloads | none |
+#
+# For your own model and data change the settings cell, and only that one.
+
+# %%
+import grpo_nb as g
+from grpo_nb import doctor, project, report, tables, training
+
+tables.checks(doctor.environment())
+
+# %% [markdown]
+# ## Settings
+# `PRESET` gives every setting a value; `CHANGES` replaces some by their dotted names, for instance
+# `{"model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "objectives.fairness.data": "/data/bbq/Age.jsonl"}`.
+# A run keeps its settings for good: to try others, give `RUN` another name.
+
+# %% tags=["parameters"]
+RUN = "demo"
+PRESET = "demo"
+CHANGES = {}
+
+# %%
+run = project.open_run(RUN, preset=PRESET, changes=CHANGES)
+config = run.config
+print(run.path)
+tables.settings(config)
+
+# %% [markdown]
+# Below, every run of this project. One whose kernel died is not lost: it goes on from its newest checkpoint.
+
+# %%
+project.runs()
+
+# %% [markdown]
+# ## The model
+# *Look at* how many parameters train, and at the terminators: each of them ends an answer. A model whose real
+# terminator is missing here would never stop.
+
+# %%
+policy = g.load_policy(config.model, config.run.seed)
+tables.facts(policy.describe())
+
+# %% [markdown]
+# ## The tasks
+# One objective, one task. `selfcheck` proves that gold answers score full marks and wrong ones less, for every
+# example; it is silent when all is well.
+
+# %%
+tasks = training.load_tasks(config, run.path)
+for task in tasks.values():
+    task.selfcheck()
+{name: {split: len(task.examples(split)) for split in ("train", "test")} for name, task in tasks.items()}
+
+# %% [markdown]
+# What the model reads, special tokens and all, and below it what SFT teaches it to write. The prompt ends where the
+# answer has to begin; the answer ends with a terminator.
+
+# %%
+example = tasks[next(iter(tasks))].examples("train")[0]
+print(policy.tokenizer.decode(policy.encode(example.prompt)))
+print(policy.tokenizer.decode(policy.encode_target(example.target or "")))
+
+# %% [markdown]
+# How answers are judged. *Look at* the order: right before "I do not know" before wrong before unreadable.
+# An answer that could not be scored at all has no reward, which is not the same as 0.
+
+# %%
+report.scored_examples(tasks)
+
+# %% [markdown]
+# ## The size of a step
+# In words, then in memory: the planner adds up what training needs and says whether this machine has it.
+
+# %%
+print(config.batch.describe())
+
+# %%
+tables.memory(g.plan(config))
+
+# %% [markdown]
+# ## Before any training
+# The held-out examples, answered greedily. This is the line that SFT and GRPO have to beat.
+
+# %%
+report.evaluation(g.evaluate(run, stage="base", policy=policy, tasks=tasks))
+
+# %% [markdown]
+# **What to look for.** A model that has not learnt the form of an answer is mostly *unparsed*; its accuracy says
+# nothing yet. That is what [02_sft](02_sft.ipynb) is for.

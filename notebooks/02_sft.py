@@ -1,0 +1,84 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     formats: ipynb,py:percent
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version,-language_info,-widgets
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 2. SFT: the model learns the form of an answer
+#
+# GRPO needs answers it can compare; a model that never answers in the asked form gives it nothing. A short
+# supervised warm-up on gold answers mends that. The demo's gold answers are **flawed on purpose**: where the text
+# does not tell, they follow the stereotype or invent. The model will learn that too, and GRPO will have to repair it.
+#
+# | | demo |
+# |---|---|
+# | hardware | 2 CPU cores, no GPU |
+# | time | TODO-MEASURE min (measured later) |
+# | needs | the run that [01_load](01_load.ipynb) made |
+
+# %%
+import grpo_nb as g
+from grpo_nb import project, report
+
+print("grpo_nb", g.__version__)
+
+# %% tags=["parameters"]
+RUN = "demo"
+
+# %%
+run = project.open_run(RUN)
+print(f"{run.config.sft.steps} steps of {run.config.sft.batch} examples, data: {run.config.sft.data or 'gold answers'}")
+
+# %% [markdown]
+# ## Before
+# A few held-out prompts, answered by the model as it was loaded.
+
+# %%
+report.answers(run, stage="base", limit=2)
+
+# %% [markdown]
+# ## Train
+# In a worker thread: this cell returns at once, the picture moves by itself, and the kernel stays free. SFT that is
+# complete is not done twice; one that was interrupted goes on from its newest checkpoint.
+
+# %%
+sft = g.start(run, stage="sft")
+sft
+
+# %% [markdown]
+# The next cell waits. The notebook's stop button (■) ends SFT after the current step and saves.
+
+# %%
+await sft.wait()
+
+# %% [markdown]
+# ## After
+# The loss on examples that SFT did not see, in nats per token. *Look at* both numbers: a loss that did not fall
+# means that nothing was learnt, a loss near 0 that everything was copied and no answer varies any more.
+
+# %%
+report.sft_losses(run)
+
+# %%
+report.answers(run, stage="sft", limit=2)
+
+# %% [markdown]
+# The held-out evaluation. *Look at* `unparsed_rate`, which should be near 0 now, and at the bias and the
+# hallucinated share, which SFT on flawed answers has made worse.
+
+# %%
+report.evaluation(g.evaluate(run, stage="sft"))
+
+# %% [markdown]
+# The model answers in the asked form and has the flaws of its teacher. [03_grpo](03_grpo.ipynb) goes on from here.

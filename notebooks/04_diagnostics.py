@@ -1,0 +1,104 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     formats: ipynb,py:percent
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version,-language_info,-widgets
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 4. Diagnostics: what happened, and what to change
+#
+# This notebook loads no model. It reads the run's folder, so it works on a run that trains now, ended last week, or
+# lies on another machine's disk.
+#
+# | | demo |
+# |---|---|
+# | hardware | anything |
+# | time | TODO-MEASURE s (measured later) |
+# | needs | a run with steps of [03_grpo](03_grpo.ipynb) |
+
+# %%
+import pandas as pd
+import torch
+
+import grpo_nb as g
+from grpo_nb import losses, plots, project, report, tables
+
+print("grpo_nb", g.__version__)
+
+# %% tags=["parameters"]
+RUN = "demo"
+
+# %%
+run = project.open_run(RUN, needs="grpo")
+g.attach(run).summary()
+
+# %% [markdown]
+# ## The curves
+# *Look at* reward (up), KL (inside its band), length (neither collapsing nor at the cap) and the share of groups
+# without a signal (a group whose answers all score the same teaches nothing).
+
+# %%
+report.report(run)
+
+# %% [markdown]
+# ## Before and after
+# Differences on the same held-out items, with 95% bootstrap intervals. An interval that holds 0 is no result.
+
+# %%
+report.comparison(run)
+
+# %%
+plots.before_after(report.stages_compared(run))
+
+# %% [markdown]
+# ## What it wrote
+# The kinds of answers over the steps, then the newest samples. Reward going up while the text gets worse is reward
+# hacking: read some.
+
+# %%
+plots.answers(run.metrics(), run.config)
+
+# %%
+for name in run.config.objectives:
+    display(report.samples(run, objective=name))
+
+# %% [markdown]
+# ## Findings
+# The rules that guard training, replayed over the whole log. Each says what it saw and what to change.
+
+# %%
+tables.findings(g.diagnose(run))
+
+# %% [markdown]
+# ## Events
+# What was out of the ordinary: turned knobs, starts, guards, checkpoints that were set aside.
+
+# %%
+report.events(run)
+
+# %% [markdown]
+# ## Exhibit: a KL that is none
+# Some GRPO code penalises `clamp(ref - new, 0, 10)`. *Look at* its column: where the policy has made a token likelier
+# than the reference did (negative rows), it is 0, so drift that way costs nothing, and everywhere else its slope is
+# the same however far the drift. k2 and k3 are 0 only where both agree and grow on both sides.
+
+# %%
+gap = torch.linspace(-2, 2, 9)[None]  # log-prob of the reference minus the policy's, one token each
+columns = {name: losses.KL[name](-gap, 0 * gap, 20.0)[0].tolist() for name in ("k2", "k3")}
+clamped = {"ref - new": gap[0].tolist(), "clamp(ref - new, 0, 10)": gap.clamp(0, 10)[0].tolist()}
+tables.Table(pd.DataFrame(clamped | columns))
+
+# %% [markdown]
+# ## What to change
+# Begin a new run for other settings (`RUN` and `CHANGES` in [01_load](01_load.ipynb)); a run's own settings never
+# change, so that its curves stay comparable. β, temperature and learning rate can be turned while it trains.

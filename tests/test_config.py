@@ -1,0 +1,245 @@
+"""Every rule of the settings with its message: what was found, what is needed, what to change."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from grpo_nb import presets
+from grpo_nb.config import BatchConfig, Config, ConfigError, ObjectiveConfig, Settings, check_data_size, parse
+
+
+def refused(**changes: Any) -> str:
+    """The message with which a change of the demo's settings is refused; dots are written `__`."""
+    with pytest.raises(ConfigError) as caught:
+        presets.demo().replace(**{key.replace("__", "."): value for key, value in changes.items()})
+    return str(caught.value)
+
+
+def groups(group: type[Settings]) -> Iterator[type[Settings]]:
+    yield group
+    for field in group.model_fields.values():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                yield from groups(kind)
+
+
+ALL_GROUPS = list(groups(Config))
+
+
+# ---- shape of the settings
+
+
+def test_every_group_is_reached() -> None:
+    assert len(ALL_GROUPS) == 8 and ObjectiveConfig in ALL_GROUPS
+
+
+@pytest.mark.parametrize("group", ALL_GROUPS, ids=lambda group: group.__name__)
+def test_every_field_has_its_sentence(group: type[Settings]) -> None:
+    for name, field in group.model_fields.items():
+        is_group = isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+        text = field.annotation.__doc__ if is_group else field.description
+        assert text and text.strip().endswith((".", ")")), f"{group.__name__}.{name}"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().run.steps = 3  # type: ignore[misc]
+
+
+def test_the_default_is_valid_and_survives_json() -> None:
+    assert parse(Config().model_dump(mode="json")) == Config()
+
+
+# ---- unknown and wrong
+
+
+def test_unknown_keys_are_refused_by_name() -> None:
+    assert parse_error({"run": {"stepz": 3}}) == "unknown setting 'run.stepz': remove it or correct its name"
+    assert parse_error({"runn": {}}) == "unknown setting 'runn': remove it or correct its name"
+
+
+def test_a_misspelt_change_names_the_nearest() -> None:
+    assert refused(batch__group_sice=4) == (
+        "unknown setting 'batch.group_sice' ('group_sice'): did you mean 'group_size'?"
+    )
+    assert "'fairness'?" in refused(objectives__fairnes__weight=2)
+    assert "known here: fairness, hallucination" in refused(objectives__xyz__weight=2)
+
+
+def test_every_wrong_setting_is_listed_at_once() -> None:
+    message = parse_error({"run": {"steps": -1, "seed": "x"}, "sampling": {"temperature": 0}})
+    assert [line.split(":")[0] for line in message.splitlines()] == ["sampling.temperature", "run.steps", "run.seed"]
+    assert "(found -1)" in message and "(found 'x')" in message and "greater than 0" in message
+
+
+def parse_error(tree: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(tree)
+    return str(caught.value)
+
+
+# ---- geometry
+
+
+def test_a_group_of_one_compares_nothing() -> None:
+    assert "group_size=1: an answer is compared with the others of its group" in refused(batch__group_size=1)
+    assert "needs 2 or more" in refused(batch__group_size=0)
+
+
+def test_train_batch_must_fit_and_divide() -> None:
+    message = refused(batch__train_batch=200)
+    assert "train_batch=200 is more than the 128 completions of a step (16 prompts x 8)" in message
+    message = refused(batch__train_batch=48)
+    assert "train_batch=48 does not divide the 128 completions" in message
+    assert "use one of [1, 2, 4, 8, 16, 32, 64, 128]" in message
+
+
+def test_micro_batch_must_divide_an_update() -> None:
+    message = refused(batch__micro_batch=48)
+    assert "micro_batch=48 does not divide an update of 128 completions; use one of [1, 2, 4," in message
+    assert BatchConfig(prompts=2, group_size=4, micro_batch=100).micro_batches_per_update == 1
+
+
+@given(
+    prompts=st.integers(1, 12),
+    group=st.integers(2, 8),
+    parts=st.integers(1, 6),
+    micro=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+)
+def test_a_valid_geometry_covers_every_completion(
+    prompts: int, group: int, parts: int, micro: int, epochs: int
+) -> None:
+    total = prompts * group
+    update = total // parts
+    try:
+        batch = BatchConfig(
+            prompts=prompts, group_size=group, micro_batch=micro, train_batch=update or None, inner_epochs=epochs
+        )
+    except ValidationError:
+        assert (update and total % update) or (micro < (update or total) and (update or total) % micro)
+        return
+    assert batch.completions == total
+    assert batch.updates_per_rollout * batch.update_size == epochs * total
+    assert batch.micro_batches_per_update * micro >= batch.update_size
+    assert batch.on_policy == (batch.updates_per_rollout == 1)
+
+
+def test_geometry_in_words() -> None:
+    words = BatchConfig(prompts=8, group_size=4, micro_batch=4, train_batch=16, inner_epochs=2).describe()
+    assert words == (
+        "8 prompts x 4 completions = 32 per step; 4 update(s) of 16 per step (off-policy after the first, clipping "
+        "active); 4 micro-batch(es) of 4 per update"
+    )
+    assert "on-policy, clipping inactive" in BatchConfig().describe()
+
+
+def test_objectives_share_the_prompts_equally() -> None:
+    assert "batch.prompts=15 cannot be shared equally by 2 objectives; use a multiple of 2" in refused(
+        batch__prompts=15, batch__micro_batch=8
+    )
+    assert "objectives is empty; needs at least one" in refused(objectives={})
+    assert presets.demo().prompts_per_objective == 8
+
+
+def test_data_must_fill_a_step() -> None:
+    config = presets.demo()
+    check_data_size(config, {"fairness": 8, "hallucination": 8})
+    with pytest.raises(
+        ConfigError, match=r"'hallucination' has 7 training prompts, a step takes 8 .*; lower it or add data"
+    ):
+        check_data_size(config, {"fairness": 8, "hallucination": 7})
+
+
+# ---- objectives and algorithm
+
+
+def test_bands_are_ordered() -> None:
+    assert "is no band; needs 0 <= low < high" in refused(objectives__fairness__kl_band=[0.1, 0.1])
+    assert "is no band" in refused(objectives__fairness__kl_band=[-0.1, 0.1])
+    assert "beta_bounds=(0.0, 1.0); needs 0 < low < high" in refused(objectives__fairness__beta_bounds=[0, 1])
+    assert presets.demo().replace(**{"objectives.fairness.kl_band": None}).objectives["fairness"].kl_band is None
+
+
+def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
+    message = refused(algorithm__kl="k1")
+    assert "as a loss its expected gradient is zero" in message and "use 'k2' or 'k3'" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.lora_rank", 0),
+        ("model.lora_alpha", 0),
+        ("model.dtype", "int8"),
+        ("model.train", "qlora"),
+        ("objectives.fairness.weight", 0),
+        ("objectives.fairness.beta", -0.1),
+        ("sft.steps", -1),
+        ("sft.batch", 0),
+        ("sft.learning_rate", 0),
+        ("sft.micro_batch", 0),
+        ("sampling.temperature", 0),
+        ("sampling.max_completion", 0),
+        ("sampling.max_prompt", 0),
+        ("sampling.top_p", 0),
+        ("sampling.top_p", 1.1),
+        ("sampling.top_k", -1),
+        ("sampling.min_p", 1),
+        ("sampling.repetition_penalty", 0),
+        ("batch.prompts", 0),
+        ("batch.micro_batch", 0),
+        ("batch.inner_epochs", 0),
+        ("algorithm.loss", "ppo"),
+        ("algorithm.combine", "mean"),
+        ("algorithm.learning_rate", -1e-6),
+        ("algorithm.clip_low", 1),
+        ("algorithm.clip_low", 0),
+        ("algorithm.clip_high", 0),
+        ("algorithm.max_grad_norm", 0),
+        ("algorithm.skip_grad_norm", 0),
+        ("algorithm.advantage_clip", 0),
+        ("algorithm.log_ratio_clamp", 0),
+        ("run.steps", -1),
+        ("run.seed", -1),
+        ("run.checkpoint_every", 0),
+        ("run.keep_checkpoints", 0),
+        ("run.eval_examples", 0),
+        ("run.deterministic", "maybe"),
+    ],
+)
+def test_values_out_of_range_are_refused_with_key_and_value(key: str, value: Any) -> None:
+    message = refused(**{key: value})
+    assert message.startswith(key) and f"found {value!r}" in message
+
+
+def test_sampling_knows_when_it_leaves_the_policy() -> None:
+    assert not presets.demo().sampling.changes_policy
+    for change in ({"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {"repetition_penalty": 1.1}):
+        (item,) = change.items()
+        assert presets.demo().replace(**{f"sampling.{item[0]}": item[1]}).sampling.changes_policy
+
+
+# ---- changing and comparing
+
+
+def test_replace_leaves_the_original_alone() -> None:
+    config = presets.demo()
+    changed = config.replace(**{"run.steps": 7, "objectives.fairness.beta": 0.5})
+    assert (changed.run.steps, changed.objectives["fairness"].beta) == (7, 0.5)
+    assert config == presets.demo()
+
+
+def test_differences_are_dotted_with_both_values() -> None:
+    config = presets.demo()
+    changed = config.replace(**{"run.steps": 7, "objectives.fairness.kl_band": None})
+    assert config.differences(changed) == {
+        "run.steps": (config.run.steps, 7),
+        "objectives.fairness.kl_band": (list(config.objectives["fairness"].kl_band or ()), None),
+    }
+    assert config.differences(config) == {}

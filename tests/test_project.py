@@ -1,0 +1,245 @@
+"""The project around the code: one list of dependencies, an environment that points to it, targets that exist."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rattler import MatchSpec
+
+import grpo_nb
+from grpo_nb import docs, presets
+from grpo_nb.cli.arguments import commands
+from grpo_nb.cli.keys import settings
+from grpo_nb.config import Config, parse
+from tests.conftest import ROOT
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+LISTED = [*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]
+TARGETS = ("run", "lab", "test", "test-all", "bench", "docs", "format", "help")
+MODULE_OF = {"pyyaml": "yaml", "py-rattler": "rattler", "markdown-it-py": "markdown_it", "pytest-xdist": "xdist"}
+COMES_WITH = {
+    "IPython": "ipykernel",
+    "markdown_it": "rich",
+    "jinja2": "torch",
+    "tokenizers": "transformers",
+    "nbformat": "nbclient",
+}
+"""Modules that are imported and belong to a package which is listed."""
+
+
+def module_of(requirement: str) -> str:
+    name = Requirement(requirement).name
+    return MODULE_OF.get(name, name.replace("-", "_"))
+
+
+def imported_modules(folder: str) -> set[str]:
+    """Third-party modules that any file below `folder` imports, at its top or inside a function."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return {COMES_WITH.get(name, name) for name in found - {"grpo_nb", "tests"} - set(sys.stdlib_module_names)}
+
+
+# ---- dependencies
+
+
+def test_the_package_imports_what_is_listed_and_nothing_else() -> None:
+    core = {module_of(r) for r in PROJECT["dependencies"]}
+    optional = {module_of(r) for name in ("notebook", "judge", "datasets", "gguf") for r in EXTRAS[name]}
+    used = imported_modules("grpo_nb")
+    assert used <= core | optional, "imported, not in pyproject.toml"
+    assert core <= used, "in pyproject.toml, imported nowhere"
+
+
+def test_the_tests_import_what_is_listed() -> None:
+    listed = set(map(module_of, LISTED))
+    assert imported_modules("tests") <= listed
+
+
+def test_every_dependency_says_why_and_is_capped() -> None:
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    for requirement in LISTED:
+        (line,) = (line for line in lines if f'"{requirement}"' in line)
+        assert re.search(r"# \w.{4,}", line), f"{requirement} has no reason"
+        specifier = Requirement(requirement).specifier
+        assert "grpo_nb" in requirement or any(s.operator == ">=" for s in specifier), requirement
+
+
+def test_torch_range() -> None:
+    torch = next(Requirement(r).specifier for r in PROJECT["dependencies"] if Requirement(r).name == "torch")
+    assert torch.contains("2.13.0") and torch.contains("2.13.0+cpu") and not torch.contains("3.0")
+
+
+def test_heavy_or_paid_things_are_optional() -> None:
+    core = {Requirement(r).name for r in PROJECT["dependencies"]}
+    assert not core & {"openai", "datasets", "gguf", "jupyterlab", "trl", "vllm", "accelerate", "bitsandbytes"}
+
+
+# ---- environment.yml
+
+
+def environment() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "environment.yml").read_text())
+    return loaded
+
+
+def test_environment_solves_from_conda_forge_alone() -> None:
+    assert environment()["channels"] == ["conda-forge", "nodefaults"]
+
+
+def test_environment_has_conda_specs_that_conda_reads() -> None:
+    specs = [MatchSpec(s, strict=True) for s in environment()["dependencies"] if isinstance(s, str)]
+    assert [str(spec.name.normalized if hasattr(spec.name, "normalized") else spec.name) for spec in specs] == [
+        "python",
+        "pip",
+    ]
+
+
+def test_environment_has_the_project_s_python() -> None:
+    python = next(s for s in environment()["dependencies"] if str(s).startswith("python"))
+    assert SpecifierSet(python.removeprefix("python")) == SpecifierSet(PROJECT["requires-python"])
+
+
+def test_environment_lists_no_package_of_its_own() -> None:
+    (pip,) = [d["pip"] for d in environment()["dependencies"] if isinstance(d, dict)]
+    (line,) = pip
+    match = re.fullmatch(r"-e \.\[([\w,]+)\]", line)
+    assert match and set(match[1].split(",")) <= EXTRAS.keys()
+    assert "notebook" in match[1]
+
+
+# ---- Makefile and CI
+
+
+def make(*arguments: str) -> str:
+    done = subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_help_lists_every_target() -> None:
+    shown = make("help")
+    assert all(re.search(rf"^{target} +\w", shown, re.MULTILINE) for target in TARGETS), shown
+    assert all(f"  {variable} " in shown for variable in ("PYTHON", "VENV", "TORCH", "TORCH_INDEX"))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_target_makes_its_environment_first(target: str, tmp_path: Path) -> None:
+    recipe = make("--dry-run", target, f"VENV={tmp_path}/venv")
+    if target != "help":
+        made, installed = recipe.index("-m venv"), recipe.index("pip install")
+        assert made < installed < len(recipe)
+        assert recipe.index("'torch>=") < recipe.index("--editable"), "torch goes in before what depends on it"
+
+
+def test_run_executes_every_notebook_and_renders_it(tmp_path: Path) -> None:
+    recipe = make("--dry-run", "run", f"VENV={tmp_path}/venv")
+    names = sorted(p.name for p in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    positions = [recipe.index(f"notebooks/{name}") for name in names]
+    assert positions == sorted(positions)
+    assert "grpo_nb.render --out build notebooks/" in recipe
+
+
+def test_test_checks_format_lint_types_and_tests(tmp_path: Path) -> None:
+    recipe = make("--dry-run", "test", f"VENV={tmp_path}/venv")
+    assert all(step in recipe for step in ("ruff format --check", "ruff check", "mypy", "pytest"))
+
+
+def test_an_own_torch_is_taken_as_given(tmp_path: Path) -> None:
+    recipe = make(
+        "--dry-run", "lab", f"VENV={tmp_path}/venv", "TORCH=torch==2.13.0", "TORCH_INDEX=https://an.index/cpu"
+    )
+    assert "pip install --quiet --index-url https://an.index/cpu 'torch==2.13.0'" in recipe
+
+
+def test_ci_script_is_strict_and_calls_make_test() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "set -euo pipefail" in script.read_text() and "\nmake test " in script.read_text()
+
+
+def test_licence() -> None:
+    assert PROJECT["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+
+
+# ---- the package's front door
+
+
+def test_every_name_of_the_front_door_opens() -> None:
+    for name in grpo_nb.__all__:
+        assert getattr(grpo_nb, name) is not None, name
+    assert set(grpo_nb.__all__) <= set(dir(grpo_nb))
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'gpro'.*grpo, load_policy"):
+        _ = grpo_nb.gpro
+
+
+@pytest.mark.parametrize("before", ["", "import grpo_nb.sft; import grpo_nb.evaluate; "])
+def test_verbs_are_callable_however_they_were_imported(before: str) -> None:
+    """Python binds the module `sft` over the function `sft`: whoever calls it must get the verb."""
+    code = (
+        f"{before}import grpo_nb; from grpo_nb import sft, evaluate\n"
+        "for verb in (sft, evaluate, grpo_nb.sft, grpo_nb.evaluate):\n"
+        "    try: verb()\n"
+        "    except TypeError as error: assert 'run' in str(error), error\n"
+        "from grpo_nb.sft import finished; import grpo_nb.evaluate as e; e.comparison"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- presets and reference pages
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_preset_is_a_valid_config_that_survives_json(name: str) -> None:
+    config = presets.PRESETS[name]()
+    assert parse(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_preset_says_hardware_minutes_and_expectation(name: str) -> None:
+    text = inspect.getdoc(presets.PRESETS[name]) or ""
+    for label in ("Hardware:", "Time:", "Expect:"):
+        assert re.search(rf"^{label} \S", text, re.MULTILINE), f"{name} lacks '{label}'"
+    assert re.search(r"\d+ (s|minutes|min)\b", text), f"{name} gives no time"
+    assert name == "demo" or "easured" in text, f"{name} must say what was measured and what was not"
+
+
+def test_real_presets_take_own_model_and_data() -> None:
+    config = presets.cpu_small(model="models/mine", bbq="here/bbq", halueval="here/qa.json")
+    assert config.model.name == "models/mine"
+    assert [o.data for o in config.objectives.values()] == ["here/bbq", "here/qa.json"]
+
+
+def test_reference_pages_hold_every_setting_preset_and_command(tmp_path: Path) -> None:
+    written = {path.stem: path.read_text() for path in docs.write(tmp_path)}
+    assert all(f"<code>{s.key}</code>" in written["settings"] for s in settings(Config()))
+    assert all(f"<h2>{name}</h2>" in written["presets"] for name in presets.PRESETS)
+    assert all(f"<h2>{name}</h2>" in written["commands"] for name in commands())
+
+
+def test_settings_are_what_replace_takes() -> None:
+    config = Config()
+    found = settings(config)
+    assert len(found) > 50 and all(s.meaning for s in found)
+    assert config.replace(**{s.key: s.value for s in found}) == config

@@ -1,0 +1,617 @@
+"""Sessions, dashboard, controls and reports on a stand-in for training whose every step the test releases."""
+
+import asyncio
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ipywidgets
+import nbformat
+import pandas as pd
+import pytest
+
+import grpo_nb
+import grpo_nb.sft
+import grpo_nb.train
+from grpo_nb import plots, project, render, report, session
+from grpo_nb.run import Run, RunError
+from grpo_nb.session import Stopped, attach, start
+from grpo_nb.tables import Table
+from grpo_nb.types import StepStats
+from grpo_nb.widgets.controls import Controls
+from grpo_nb.widgets.dashboard import Dashboard
+from tests.tiny import tiny_config, tiny_run
+
+PATIENCE = 60.0
+FOREVER = 10**6
+
+
+class Stage:
+    """Trains by writing rows, one for each `release`; obeys and logs as the real generators do."""
+
+    def __init__(self) -> None:
+        self.loaded = threading.Event()
+        self.released = threading.Semaphore(0)
+        self.calls: list[int | None] = []
+        self.error: Exception | None = None
+
+    def release(self, steps: int = 1) -> None:
+        self.loaded.set()
+        self.released.release(steps)
+
+    def grpo(
+        self, run: Run, *, tasks: Any = None, rewards: Any = None, steps: int | None = None
+    ) -> Iterator[StepStats]:
+        self.calls.append(steps)
+        with run.lock():
+            assert self.loaded.wait(PATIENCE)
+            run.knobs.request("run")
+            run.log_event("resume" if run.last_step() else "start", step=run.last_step() or 0)
+            yield from self._steps(run, steps or run.config.run.steps)
+
+    def _steps(self, run: Run, goal: int) -> Iterator[StepStats]:
+        for step in range((run.last_step() or 0) + 1, goal + 1):
+            while not self.released.acquire(timeout=0.02):
+                if run.knobs.command == "stop":
+                    break
+            if run.knobs.command == "stop":
+                run.log_event("stopped", step=step - 1)
+                return
+            if self.error:
+                raise self.error
+            run.log_metrics(row(run, step))
+            yield StepStats(step, row(run, step))
+        run.log_event("done", step=goal)
+
+    def sft(self, run: Run, *, tasks: Any = None) -> Iterator[StepStats]:
+        with run.lock():
+            for step in range(1, run.config.sft.steps + 1):
+                assert self.released.acquire(timeout=PATIENCE)
+                run.log_sft({"step": step, "loss": 1.0})
+                yield StepStats(step, {})
+
+
+def row(run: Run, step: int) -> dict[str, Any]:
+    knobs = run.knobs.snapshot()
+    betas = {name: value for name, value in knobs.values.items() if name.startswith("beta/")}
+    return {"step": step, "status": "ok", "reward/fairness": 0.5, "temperature": knobs.values["temperature"], **betas}
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage()
+    monkeypatch.setattr(grpo_nb.train, "grpo", stage.grpo)
+    monkeypatch.setattr(grpo_nb.sft, "sft", stage.sft)
+    yield stage
+    stage.release(FOREVER)
+    for thread in workers():
+        thread.join(PATIENCE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return tiny_run(tmp_path, run__steps=6)
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if hasattr(thread, "grpo_nb_session")]
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+# ---- sessions
+
+
+def test_start_does_not_wait_for_the_model(stage: Stage, run: Run) -> None:
+    live = start(run)
+    assert live.live and live.step == 0 and live.state in ("starting", "running")
+    stage.release(6)
+    assert repr(live.wait_blocking()) == "tiny: done, step 6 of 6"
+    assert (live.state, live.step) == ("done", 6)
+
+
+def test_start_makes_a_run_from_a_path_and_a_config(stage: Stage, tmp_path: Path) -> None:
+    stage.release(FOREVER)
+    live = start(tmp_path / "new", config=tiny_config(run__steps=2))
+    live.wait_blocking()
+    assert (live.run.path, live.step) == (tmp_path / "new", 2)
+
+
+def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
+    start(run)
+    with pytest.raises(RunError, match=r"tiny is already training in this kernel.*wait.*stop.*attach"):
+        start(str(run.path))
+    assert len(workers()) == 1
+
+
+def test_reloaded_module_still_knows_the_live_session(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(run)
+    monkeypatch.setattr(grpo_nb, "session", session)  # to have it back afterwards
+    monkeypatch.delitem(sys.modules, "grpo_nb.session")
+    again = importlib.import_module("grpo_nb.session")
+    assert again is not session
+    with pytest.raises(RunError, match="already training in this kernel"):
+        again.refuse_if_live(run)
+
+
+def test_run_that_trains_elsewhere_is_refused_and_named(stage: Stage, run: Run) -> None:
+    with run.lock(), pytest.raises(RunError, match=r"is running in another process \(process \d+ on"):
+        start(run)
+    assert not workers()
+
+
+def test_wait_raises_what_ended_the_worker(stage: Stage, run: Run) -> None:
+    stage.error = ZeroDivisionError("of the worker")
+    stage.release()
+    live = start(run)
+    with pytest.raises(ZeroDivisionError, match="of the worker"):
+        asyncio.run(live.wait())
+    assert live.state == "failed" and "of the worker" in live.summary()
+    logged = run.events().set_index("kind").loc["traceback"]
+    assert "ZeroDivisionError" in logged["traceback"]
+
+
+def test_wait_for_a_step_leaves_the_run_alone(stage: Stage, run: Run) -> None:
+    live = start(run)
+    stage.release(2)
+    asyncio.run(live.wait(step=2))
+    assert live.live and live.step == 2
+
+
+def test_first_interrupt_stops_and_saves_in_one_line(stage: Stage, run: Run) -> None:
+    stage.release(2)
+    live = start(run)
+
+    async def interrupt() -> None:
+        waiting = asyncio.ensure_future(live.wait())
+        await asyncio.sleep(0)
+        until(lambda: live.step == 2)
+        waiting.cancel()  # what the kernel does on the stop button
+        await waiting
+
+    with pytest.raises(Stopped, match="tiny stopped at step 2 of 6 and is saved") as caught:
+        asyncio.run(interrupt())
+    assert caught.value._render_traceback_() == [str(caught.value)]
+    assert live.state == "stopped"
+
+
+def test_stop_asked_while_loading_is_not_forgotten(stage: Stage, run: Run) -> None:
+    live = start(run)
+    live.stop()
+    assert live.state == "stopping"
+    stage.release(FOREVER)
+    live.wait_blocking()
+    assert live.step == 1 and live.state == "stopped"
+
+
+def test_resume_after_a_stop_goes_on(stage: Stage, run: Run) -> None:
+    stage.release(2)
+    live = start(run, steps=4)
+    live.wait_blocking(step=2)
+    live.stop()
+    live.wait_blocking()
+    live.resume()
+    stage.release(FOREVER)
+    live.wait_blocking()
+    assert run.metrics()["step"].tolist() == [1, 2, 3, 4] and stage.calls == [4, 4]
+    assert live.state == "stopped", "4 of 6 steps is not done"
+
+
+def test_pause_and_resume_are_knob_requests(stage: Stage, run: Run) -> None:
+    stage.release()
+    live = start(run)
+    live.wait_blocking(step=1)
+    live.pause()
+    assert run.knobs.command == "pause"
+    live.resume()
+    assert run.knobs.command == "run" and len(workers()) == 1
+
+
+def test_stop_of_an_idle_run_writes_nothing(run: Run) -> None:
+    before = run.knobs.snapshot()
+    attach(run).stop()
+    assert run.knobs.snapshot() == before
+
+
+def test_attach_shows_a_finished_run(stage: Stage, run: Run) -> None:
+    stage.release(FOREVER)
+    start(run).wait_blocking()
+    seen = attach(str(run.path))
+    assert not seen.live and (seen.state, seen.step) == ("done", 6) and len(seen.metrics()) == 6
+
+
+def test_sft_is_stopped_between_two_steps(stage: Stage, run: Run) -> None:
+    stage.release()
+    live = start(run, stage="sft")
+    until(lambda: live.step == 1)
+    live.stop()
+    stage.release()
+    live.wait_blocking()
+    assert (live.state, live.step, live.steps) == ("stopped", 2, 3)
+
+
+# ---- controls
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def controls(run: Run, said: list[str]) -> Controls:
+    return Controls(attach(run), said.append)
+
+
+def test_beta_is_shown_exactly(controls: Controls) -> None:
+    controls.follow("new", {})
+    control = controls.knobs["beta/fairness"]
+    assert control.entry.value == 0.04 and control.slider.value == pytest.approx(0.04)
+    assert not control.slider.readout, "its readout rounds"
+
+
+def test_moving_a_slider_requests_the_knob(controls: Controls, run: Run) -> None:
+    control = controls.knobs["beta/fairness"]
+    control.slider.value = 0.2
+    assert (run.knobs["beta/fairness"].value, run.knobs["beta/fairness"].mode) == (0.2, "manual")
+    assert run.knobs.snapshot().by["beta/fairness"] == "dashboard"
+    assert control.entry.value == 0.2 and control.auto is not None and control.auto.value is False
+    assert run.knobs["beta/hallucination"].mode == "auto"
+
+
+@pytest.mark.parametrize("typed", [0.05, 0.0, 3.0])
+def test_typed_beta_is_taken_exactly(controls: Controls, run: Run, typed: float) -> None:
+    controls.knobs["beta/fairness"].entry.value = typed
+    assert run.knobs["beta/fairness"].value == typed
+    controls.follow("running", {"beta/fairness": 0.04})
+    assert controls.knobs["beta/fairness"].entry.value == typed
+
+
+def test_typed_value_beyond_the_bounds_is_clamped(controls: Controls, run: Run) -> None:
+    controls.knobs["temperature"].entry.value = 99.0
+    assert run.knobs["temperature"].value == 5.0
+
+
+def test_requested_and_in_use_are_told_apart(controls: Controls) -> None:
+    control = controls.knobs["beta/fairness"]
+    control.entry.value = 0.1
+    controls.follow("running", {"beta/fairness": 0.04})
+    assert control.label.value == "requested <b>0.1</b>, in use 0.04"
+    controls.follow("running", {"beta/fairness": 0.1})
+    assert control.label.value == "in use <b>0.1</b>"
+
+
+def test_automatic_slider_follows_the_controller_and_writes_nothing(controls: Controls, run: Run) -> None:
+    before = run.knobs.snapshot()
+    controls.follow("running", {"beta/fairness": 0.0523})
+    control = controls.knobs["beta/fairness"]
+    assert control.slider.value == pytest.approx(0.0523) and control.entry.value == 0.0523
+    assert control.label.value == "in use <b>0.0523</b> (auto)"
+    assert run.knobs.snapshot() == before
+
+
+def test_auto_button_gives_the_knob_back(controls: Controls, run: Run) -> None:
+    control = controls.knobs["beta/fairness"]
+    control.slider.value = 0.2
+    assert control.auto is not None
+    control.auto.value = True
+    assert run.knobs["beta/fairness"].mode == "auto"
+
+
+def test_knob_turned_elsewhere_moves_the_slider(controls: Controls, run: Run) -> None:
+    Run.open(run.path).knobs["temperature"].set(0.73, by="the command line")
+    controls.follow("running", {"temperature": 1.0})
+    control = controls.knobs["temperature"]
+    assert control.slider.value == 0.73 and control.entry.value == 0.73
+    assert run.knobs.snapshot().by["temperature"] == "the command line"
+
+
+def test_beta_without_a_band_has_no_auto(tmp_path: Path, said: list[str]) -> None:
+    run = tiny_run(tmp_path, objectives__fairness__kl_band=None)
+    assert Controls(attach(run), said.append).knobs["beta/fairness"].auto is None
+
+
+def test_knob_that_cannot_be_written_is_said(controls: Controls, run: Run, said: list[str]) -> None:
+    (run.path / "knobs.json").write_text("{")
+    controls.knobs["temperature"].slider.value = 0.5
+    assert "knobs.json is broken" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("state", "allowed"),
+    [("running", "pause stop"), ("paused", "resume stop"), ("stopped", "resume"), ("stopping", ""), ("done", "")],
+)
+def test_buttons_allow_what_makes_sense(controls: Controls, state: str, allowed: str) -> None:
+    controls.follow(state, {})
+    buttons = ("pause", "resume", "stop")
+    assert " ".join(b for b in buttons if not getattr(controls, b).disabled) == allowed
+
+
+# ---- dashboard
+
+
+@pytest.fixture
+def drawings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of metric rows in each picture that was drawn."""
+    drawn: list[int] = []
+
+    def picture(run: Run, rows: pd.DataFrame) -> Any:
+        drawn.append(len(rows))
+        return plots.Picture(figsize=(1, 1))
+
+    monkeypatch.setattr(report, "picture", picture)
+    return drawn
+
+
+def test_dashboard_follows_to_the_last_row_and_ends(
+    stage: Stage, run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo_nb.widgets.dashboard.DRAWING_SHARE", 1e-9)  # no picture is due but the last
+    stage.release(3)
+    live = start(run)
+    board = live.dashboard()
+    assert live.dashboard() is board
+    stage.release(FOREVER)
+    live.wait_blocking()
+    until(lambda: board._thread is None)
+    assert drawings[-1] == 6 and board.bar.value == 6 and "done" in board.status.value
+    assert "grpo_nb dashboard" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_nothing_new_is_not_drawn_again(run: Run, drawings: list[int]) -> None:
+    board = Dashboard(attach(run))
+    board.refresh(draw_now=True)
+    assert drawings == [0]
+    run.log_metrics(row(run, 1))
+    board.refresh(draw_now=True)
+    assert drawings == [0, 1]
+
+
+def test_row_written_while_drawing_is_drawn_next(
+    run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Dashboard(attach(run))
+    read = board.session.metrics
+
+    def meanwhile() -> pd.DataFrame:
+        rows = read()
+        run.log_metrics(row(run, len(rows) + 1))
+        return rows
+
+    run.log_metrics(row(run, 1))
+    monkeypatch.setattr(board.session, "metrics", meanwhile)
+    board.refresh(draw_now=True)
+    monkeypatch.setattr(board.session, "metrics", read)
+    board.refresh(draw_now=True)
+    assert drawings == [0, 1, 2]
+
+
+def test_warnings_are_shown_and_remarks_are_not(run: Run) -> None:
+    for severity in ("info", "warning"):
+        run.log_event("finding", step=3, severity=severity, message=f"<{severity}>")
+    board = Dashboard(attach(run))
+    assert "step 3: &lt;warning&gt;" in board.findings.value and "info" not in board.findings.value
+
+
+def test_drawing_waits_for_its_turn(run: Run, drawings: list[int]) -> None:
+    board = Dashboard(attach(run))
+    for step in (1, 2, 3):
+        run.log_metrics(row(run, step))
+        board.refresh()
+    assert drawings == [0], "at most one picture a second"
+    assert board.bar.value == 3, "numbers do not wait"
+
+
+def test_failed_picture_is_said_and_the_watching_goes_on(
+    stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch, drawings: list[int]
+) -> None:
+    live = start(run)
+    board = live.dashboard()
+    monkeypatch.setattr(report, "picture", lambda run, rows: 1 / 0)
+    stage.release()
+    until(lambda: "could not be drawn" in board.message.value)
+    assert board._thread is not None and board._thread.is_alive()
+
+
+def test_closed_dashboard_leaves_the_run_alone(stage: Stage, run: Run, drawings: list[int]) -> None:
+    live = start(run)
+    board = live.dashboard()
+    board.close()
+    assert live.live
+    stage.release(FOREVER)
+    live.wait_blocking()
+
+
+def test_resume_wakes_the_dashboard(stage: Stage, run: Run, drawings: list[int]) -> None:
+    live = start(run)
+    board = live.dashboard()
+    live.stop()
+    stage.release()
+    live.wait_blocking()
+    until(lambda: board._thread is None)
+    stage.release(FOREVER)
+    live.resume()
+    live.wait_blocking()
+    until(lambda: board._thread is None)
+    assert drawings[-1] == 6
+
+
+def test_dashboard_of_an_earlier_start_rests(stage: Stage, run: Run, drawings: list[int]) -> None:
+    stage.release(2)
+    first = start(run, steps=2)
+    board = first.dashboard()
+    first.wait_blocking()
+    second = start(run)
+    until(lambda: board._thread is None)
+    assert second.live and board.bar.value == 2
+
+
+def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, drawings: list[int]) -> None:
+    with run.lock():
+        board = attach(Run.open(run.path)).dashboard()
+        run.log_metrics(row(run, 1))
+        until(lambda: board.bar.value == 1)
+        assert board._thread is not None
+    until(lambda: board._thread is None)
+
+
+def test_session_shows_widget_picture_and_text(run: Run) -> None:
+    run.log_metrics(row(run, 1))
+    bundle = attach(run)._repr_mimebundle_()
+    assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert bundle["image/png"].startswith("iVBORw0KGgo")
+    assert bundle["text/plain"] == "tiny: stopped, step 1 of 6"
+
+
+def test_what_is_shown_is_escaped(tmp_path: Path, drawings: list[int]) -> None:
+    board = Dashboard(attach(tiny_run(tmp_path, name="<b>run")))
+    board.say("<script>")
+    assert "&lt;b&gt;run" in board.status.value and "<script>" not in board.message.value
+    assert "<img" not in Table(pd.DataFrame({"<img": ["<img src=x>"]}), "<img")._repr_html_()
+
+
+# ---- report
+
+
+def test_report_needs_no_kernel(run: Run) -> None:
+    for step in range(1, 4):
+        run.log_metrics(row(run, step) | {"reward/fairness": step / 10})
+    bundle = report.report(run)._repr_mimebundle_()
+    assert "data:image/png;base64,iVBORw0KGgo" in bundle["text/html"]
+    assert "script" not in bundle["text/html"] and "0.2" in bundle["text/plain"]
+
+
+def test_empty_run_reports_without_failing(run: Run) -> None:
+    for shown in (report.samples(run), report.events(run), report.starts(run), report.sft_losses(run)):
+        assert repr(shown) and shown._repr_html_()
+    assert report.report(run).table.frame.empty
+
+
+def test_knob_trace_shows_both_sides_of_the_turn(run: Run) -> None:
+    for step in range(1, 7):
+        run.log_metrics({"step": step, "beta/fairness": 0.04 if step <= 3 else 0.1, "beta_mode/fairness": "auto"})
+    trace = report.knob_trace(run, "beta/fairness", around=3, window=2).frame
+    assert trace["step"].tolist() == [2, 3, 4, 5] and trace["beta/fairness"].tolist() == [0.04, 0.04, 0.1, 0.1]
+
+
+def test_long_text_is_cut() -> None:
+    assert len(Table(pd.DataFrame({"completion": ["x" * 10**6]}))._repr_html_()) < 2000
+
+
+# ---- finding runs
+
+
+def test_runs_live_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert project.run_path("demo") == tmp_path / "runs" / "demo"
+    assert project.run_path("/elsewhere/demo") == Path("/elsewhere/demo")
+
+
+def test_notebook_out_of_order_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="run notebook 01_load first") as caught:
+        project.open_run(tmp_path / "none", needs="sft")
+    assert caught.value._render_traceback_() == [str(caught.value)], "one line, no traceback"
+    run = tiny_run(tmp_path)
+    with pytest.raises(RunError, match="run notebook 02_sft first"):
+        project.open_run(run.path, needs="sft")
+    with pytest.raises(RunError, match="run notebook 03_grpo first"):
+        project.open_run(run.path, needs="grpo")
+
+
+def test_settings_cell_makes_the_run_once(tmp_path: Path) -> None:
+    made = project.open_run(tmp_path / "r", preset="demo", changes={"run.steps": 7})
+    assert made.config.run.steps == 7
+    assert project.open_run(tmp_path / "r", preset="demo", changes={"run.steps": 7}).config == made.config
+    with pytest.raises(RunError, match=r"run\.seed"):
+        project.open_run(tmp_path / "r", preset="demo", changes={"run.steps": 7, "run.seed": 3})
+    with pytest.raises(ValueError, match="there is no preset 'demmo'"):
+        project.open_run(tmp_path / "s", preset="demmo")
+
+
+def test_list_of_runs_says_what_to_do(tmp_path: Path, run: Run) -> None:
+    run.log_metrics(row(run, 2))
+    frame = project.runs(tmp_path).frame
+    assert frame.to_dict("records") == [
+        {"run": "tiny", "state": "stopped", "step": 2, "steps": 6, "next": "resume: grpo_nb.start"}
+    ]
+
+
+# ---- pages
+
+
+def book(*sources: str) -> Any:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells[0].metadata["tags"] = ["parameters"]
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+
+
+def test_parameters_replace_settings_and_nothing_else() -> None:
+    changed = render.with_parameters(book('RUN = "demo"', "RUN"), {"RUN": "/elsewhere"})
+    assert changed.cells[0].source == "RUN = \"demo\"\nRUN = '/elsewhere'"
+    with pytest.raises(ValueError, match=r"no parameter \['STEP'\]; it has \['RUN'\]"):
+        render.with_parameters(book('RUN = "demo"'), {"STEP": 1})
+
+
+def test_widgets_become_their_last_picture_and_text() -> None:
+    notebook = book("x = 1")
+    parts = {
+        "box": ("VBoxModel", {"children": ["IPY_MODEL_label", "IPY_MODEL_image"]}, []),
+        "label": ("HTMLModel", {"value": "step <b>3</b>"}, []),
+        "image": ("ImageModel", {}, [{"path": ["value"], "data": "QUJD", "encoding": "base64"}]),
+    }
+    state = {key: {"model_name": n, "state": s, "buffers": b} for key, (n, s, b) in parts.items()}
+    notebook.metadata["widgets"] = {render.STATE: {"state": state}}
+    notebook.cells[0].outputs = [
+        nbformat.v4.new_output("display_data", {render.WIDGET: {"model_id": "box"}, "image/png": "OLD"})
+    ]
+    page = render.page(notebook, "title")
+    assert "step <b>3</b>" in page and "base64,QUJD" in page and "OLD" not in page
+    assert 'src="http' not in page, "a page needs no network"
+
+
+def test_progress_that_was_cleared_leaves_nothing() -> None:
+    notebook = book("x = 1")
+    label = {"model_name": "HTMLModel", "state": {"value": "100%", "layout": "IPY_MODEL_l"}}
+    layout = {"model_name": "LayoutModel", "state": {"display": "none"}}
+    notebook.metadata["widgets"] = {render.STATE: {"state": {"label": label, "l": layout}}}
+    notebook.cells[0].outputs = [nbformat.v4.new_output("display_data", {render.WIDGET: {"model_id": "label"}})]
+    assert "100%" not in render.without_widgets(notebook).cells[0].outputs[0].data["text/html"]
+
+
+def test_notebook_that_fails_leaves_its_page(tmp_path: Path) -> None:
+    nbformat.write(book("RUN = 1", "1 / RUN"), tmp_path / "good.ipynb")
+    nbformat.write(book("RUN = 1", "1 / 0"), tmp_path / "bad.ipynb")
+    assert render.main([str(tmp_path / "good.ipynb"), "--out", str(tmp_path), "--set", "RUN=4"]) == 0
+    assert "0.25" in (tmp_path / "good.html").read_text()
+    assert render.main([str(tmp_path / "bad.ipynb"), "--out", str(tmp_path)]) == 1
+    assert "ZeroDivisionError" in (tmp_path / "bad.html").read_text()
+    assert render.main([str(tmp_path / "good.ipynb"), "--out", str(tmp_path), "--set", "NO=4"]) == 2
+
+
+# ---- the real thing
+
+
+def test_real_run_stops_part_way_and_joins(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=4)
+    start(run, stage="sft").wait_blocking()
+    start(run, steps=2).wait_blocking()
+    run.knobs["beta/fairness"].set(0.3)
+    done = start(run)
+    done.wait_blocking()
+    rows = done.metrics()
+    assert rows["step"].tolist() == [1, 2, 3, 4]
+    assert rows["beta/fairness"].tolist()[2:] == [0.3, 0.3] and rows["beta/fairness"][1] != 0.3
+    assert run.events()["kind"].tolist().count("resume") == 1
+    assert isinstance(done.dashboard().widget, ipywidgets.VBox)
