@@ -33,7 +33,7 @@ def demo() -> Config:
         sft=SFTConfig(data="demo", steps=250, batch=64, micro_batch=64, learning_rate=2.5e-3, warmup_steps=20),
         sampling=SamplingConfig(max_completion=10, max_prompt=96),
         batch=BatchConfig(prompts=16, group_size=8, micro_batch=64),
-        algorithm=AlgorithmConfig(learning_rate=2e-4),
+        algorithm=AlgorithmConfig(learning_rate=1.2e-4),
         run=RunConfig(steps=100, checkpoint_every=20),
     )
 

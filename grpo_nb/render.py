@@ -86,6 +86,8 @@ def without_widgets(notebook: Any) -> Any:
             view = output.get("data", {}).pop(WIDGET, None)
             if view is not None:
                 output["data"]["text/html"] = _still(view["model_id"], models) or "<span></span>"
+            if "image/png" in output.get("data", {}):
+                output["metadata"]["image/png"] = {"alt": output["data"].get("text/plain", "")}
     return still
 
 
@@ -95,6 +97,8 @@ def _still(model_id: str, models: Mapping[str, Any]) -> str:
     layout = models.get(str(state.get("layout", "")).removeprefix("IPY_MODEL_"), {}).get("state", {})
     if layout.get("display") == "none" or layout.get("visibility") == "hidden":  # a progress bar that was cleared
         return ""
+    if name.endswith("SliderModel"):
+        return f"<span>{html.escape(str(state.get('description', '')))}</span> "
     if name == "HTMLModel":
         return f"<span>{state.get('value', '')}</span> "
     if name == "LabelModel":

@@ -101,16 +101,16 @@ def comparison(run: Run) -> Table:
 
 
 def samples(run: Run, *, objective: str | None = None, step: int | None = None, limit: int = 4) -> Table:
-    """What the model wrote at `step` (the newest by default)."""
-    frame = run.samples()
-    if objective is not None and len(frame):
-        frame = frame[frame["objective"] == objective]
-    if frame.empty:
-        return Table(frame, f"{objective or run.name}: no samples in the log")
-    step = int(frame["step"].max()) if step is None else step
-    frame = frame[frame["step"] == step].head(limit)
-    shown = frame[[name for name in _SAMPLE_COLUMNS if name in frame]].map(_text)
-    return Table(shown, f"{objective or run.name}: samples of step {step}")
+    """What the model wrote, newest first, no answer twice; at `step`, or whenever it was logged last."""
+    rows = [
+        {"step": row["step"]} | {name: _text(row.get(name)) for name in _SAMPLE_COLUMNS}
+        for row in reversed(run.rows("samples"))
+        if objective in (None, row.get("objective")) and step in (None, row.get("step"))
+    ]
+    different = {(row["prompt"], row["completion"]): row for row in reversed(rows)}  # of equal ones the newest stays
+    shown = sorted(different.values(), key=lambda row: -row["step"])[:limit]
+    title = objective or run.name
+    return Table(pd.DataFrame(shown), f"{title}: the newest answers" if shown else f"{title}: no samples in the log")
 
 
 _SAMPLE_COLUMNS = ("prompt", "completion", "label", "reward", "advantage", "stop_reason")
@@ -118,21 +118,28 @@ _SAMPLE_COLUMNS = ("prompt", "completion", "label", "reward", "advantage", "stop
 
 def events(run: Run, limit: int = 20) -> Table:
     """The newest events, latest first; checkpoints as a matter of routine are left out."""
-    frame = run.events()
-    if frame.empty:
-        return Table(frame, f"{run.name}: no events")
-    frame = frame[~frame["kind"].isin(["checkpoint"])].tail(limit).iloc[::-1]
-    rows = [{"step": e.get("step"), "kind": e["kind"], "what": _details(e)} for e in frame.to_dict("records")]
-    return Table(pd.DataFrame(rows), f"{run.name}: the newest {len(rows)} events")
+    found = [event for event in run.rows("events") if event.get("kind") != "checkpoint"][-limit:]
+    rows = [{"step": e.get("step"), "kind": e.get("kind"), "what": _details(e)} for e in reversed(found)]
+    caption = f"{run.name}: the newest {len(rows)} events" if rows else f"{run.name}: no events"
+    return Table(pd.DataFrame(rows), caption)
 
 
 def starts(run: Run) -> Table:
-    """Every start and resume of GRPO in the log, and where each ended."""
-    frame = run.events()
-    kinds = ("start", "resume", "takeover", "stopped", "interrupted", "done", "failed")
-    frame = frame[frame["kind"].isin(kinds)] if len(frame) else frame
-    rows = [{"step": e.get("step"), "what": e["kind"]} for e in frame.to_dict("records")]
-    return Table(pd.DataFrame(rows), f"{run.name}: starts and ends")
+    """Every start and resume of GRPO in the log, and how each ended."""
+    found = [event for event in run.rows("events") if event.get("kind") in _STARTS]
+    rows = [{"step": e.get("step"), "what": _STARTS[e["kind"]]} for e in found]
+    return Table(pd.DataFrame(rows), f"{run.name}: starts and ends" if rows else f"{run.name} was not started yet")
+
+
+_STARTS = {
+    "start": "started from the result of SFT, or from the model as loaded",
+    "resume": "went on from the checkpoint of this step",
+    "takeover": "took over from a trainer that had died",
+    "stopped": "stopped when asked to",
+    "interrupted": "interrupted within a step",
+    "done": "reached the steps asked for",
+    "failed": "failed",
+}
 
 
 def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
@@ -145,9 +152,8 @@ def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
 
 def sft_losses(run: Run) -> Table:
     """Loss on held-out pairs before and after SFT, nats per token."""
-    frame = run.events()
-    frame = frame[frame["kind"] == "sft_eval"] if len(frame) else frame
-    rows = [{"SFT step": int(e["step"]), "loss": e["loss"], "pairs": int(e["n"])} for e in frame.to_dict("records")]
+    found = [event for event in run.rows("events") if event.get("kind") == "sft_eval"]
+    rows = [{"SFT step": e["step"], "loss": e["loss"], "pairs": e["n"]} for e in found]
     return Table(
         pd.DataFrame(rows), "loss on held-out pairs, nats per token" if rows else "SFT has measured no loss yet"
     )
@@ -212,13 +218,12 @@ def _text(value: Prompt | Any) -> Any:
 
 
 def _details(event: Mapping[str, Any]) -> str:
+    """An event's own sentence, else its values."""
+    if sentence := event.get("message"):
+        return str(sentence)
     known = {"kind", "step", "time", "traceback"}
-    pairs = ((key, value) for key, value in event.items() if key not in known and not _missing(value))
+    pairs = ((key, value) for key, value in event.items() if key not in known and value is not None)
     return ", ".join(f"{key} {value}" for key, value in pairs)
-
-
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and pd.isna(value))
 
 
 def _series(rows: pd.DataFrame, key: str) -> pd.Series:

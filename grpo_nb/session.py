@@ -113,7 +113,7 @@ class Session:
 
     @property
     def state(self) -> str:
-        """new, starting, running, paused, stopping, stopped, done, failed or dead."""
+        """new, starting, running, paused, stopping, stopped, done, failed, dead; continued: by a later start."""
         if self._worker is not None and self._worker.is_alive():
             if self._worker.asked_to_stop.is_set():
                 return "stopping"
@@ -122,7 +122,9 @@ class Session:
         if self.error is not None:
             return "failed"
         recorded = self.run.status().state
-        return recorded if self.stage == "grpo" or recorded in LIVE else self._sft_state()
+        if recorded in LIVE:
+            return recorded if self._worker is None else "continued"
+        return recorded if self.stage == "grpo" else self._sft_state()
 
     @property
     def step(self) -> int:

@@ -153,11 +153,12 @@ def test_the_prompt_holds_context_question_options_and_one_instruction_line(tmp_
 
 def test_split_is_by_template_within_each_category(tmp_path: Path) -> None:
     task = load(tmp_path, *templates(10))
+    for seed in range(4):
+        held = Counter(e.columns["category"] for e in load(tmp_path, *templates(10), seed=seed).examples("test"))
+        assert held == {"Peoples": 8, "Guilds": 8}, "two of ten templates of each category, four rows each"
     train, test = task.examples("train"), task.examples("test")
     assert len(train) + len(test) == 80
     assert not {e.columns["cluster"] for e in train} & {e.columns["cluster"] for e in test}
-    held_out = Counter(e.columns["category"] for e in test)
-    assert held_out == {"Peoples": 8, "Guilds": 8}, "two of ten templates of each category, four rows each"
     for cluster in {e.columns["cluster"] for e in test}:
         cells = {(e.columns["condition"], e.columns["polarity"]) for e in test if e.columns["cluster"] == cluster}
         assert len(cells) == 4

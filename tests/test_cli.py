@@ -284,6 +284,10 @@ def test_a_stop_from_the_knobs_is_told_from_an_interrupt(
         (PermissionError(13, "Permission denied", "runs/x"), "error: [Errno 13] Permission denied: 'runs/x'"),
         (FloatingPointError("parameter w is not finite"), "error: parameter w is not finite"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "Halve batch.micro_batch"),
+        (
+            ModuleNotFoundError("No module named 'rich'", name="rich"),
+            f"No module named 'rich' in {sys.executable}; call",
+        ),
     ],
 )
 def test_a_failure_is_one_clear_error(

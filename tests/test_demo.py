@@ -115,6 +115,10 @@ def test_selfchecks_and_gold_answers(tasks: tuple[Any, Any]) -> None:
     fairness = tasks[0]
     gold = fairness.summary(e := fairness.examples("test"), [fairness.score(x, x.target) for x in e])
     assert gold["bias_ambiguous"] == gold["bias_disambiguated"] == 0, "the told half leans to neither side"
+    told = [x.columns for x in fairness.examples("train") if x.columns["condition"] == "disambig"]
+    for polarity in ("neg", "nonneg"):
+        along = [c["label"] == c["biased"] for c in told if c["polarity"] == polarity]
+        assert sum(along) / len(along) == pytest.approx(0.5, abs=0.08), "nor does either wording of the question"
 
 
 def _answers(sft: list[list[dict[str, str]]], examples: list[Example], wanted: Any) -> list[tuple[Example, str]]:

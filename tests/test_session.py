@@ -453,6 +453,8 @@ def test_dashboard_of_an_earlier_start_rests(stage: Stage, run: Run, drawings: l
     second = start(run)
     until(lambda: board._thread is None)
     assert second.live and board.bar.value == 2
+    until(lambda: second.state == "running")
+    assert first.state == "continued"
 
 
 def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, drawings: list[int]) -> None:
@@ -494,6 +496,15 @@ def test_empty_run_reports_without_failing(run: Run) -> None:
     for shown in (report.samples(run), report.events(run), report.starts(run), report.sft_losses(run)):
         assert repr(shown) and shown._repr_html_()
     assert report.report(run).table.frame.empty
+
+
+def test_samples_are_newest_first_and_no_answer_comes_twice(run: Run) -> None:
+    prompt = [{"role": "user", "content": "Who?"}]
+    for step, text in ((1, "A"), (1, "B"), (2, "B"), (3, "C")):
+        run.log_samples([{"step": step, "objective": "fairness", "prompt": prompt, "completion": text}] * 2)
+    frame = report.samples(run, objective="fairness", limit=2).frame
+    assert frame[["step", "completion"]].values.tolist() == [[3, "C"], [2, "B"]] and frame["prompt"][0] == "Who?"
+    assert report.samples(run, step=1).frame["completion"].tolist() == ["A", "B"]
 
 
 def test_knob_trace_shows_both_sides_of_the_turn(run: Run) -> None:
@@ -567,7 +578,8 @@ def test_parameters_replace_settings_and_nothing_else() -> None:
 def test_widgets_become_their_last_picture_and_text() -> None:
     notebook = book("x = 1")
     parts = {
-        "box": ("VBoxModel", {"children": ["IPY_MODEL_label", "IPY_MODEL_image"]}, []),
+        "box": ("VBoxModel", {"children": ["IPY_MODEL_slider", "IPY_MODEL_label", "IPY_MODEL_image"]}, []),
+        "slider": ("FloatLogSliderModel", {"description": "β fairness"}, []),
         "label": ("HTMLModel", {"value": "step <b>3</b>"}, []),
         "image": ("ImageModel", {}, [{"path": ["value"], "data": "QUJD", "encoding": "base64"}]),
     }
@@ -577,7 +589,7 @@ def test_widgets_become_their_last_picture_and_text() -> None:
         nbformat.v4.new_output("display_data", {render.WIDGET: {"model_id": "box"}, "image/png": "OLD"})
     ]
     page = render.page(notebook, "title")
-    assert "step <b>3</b>" in page and "base64,QUJD" in page and "OLD" not in page
+    assert "β fairness" in page and "step <b>3</b>" in page and "base64,QUJD" in page and "OLD" not in page
     assert 'src="http' not in page, "a page needs no network"
 
 

@@ -15,6 +15,7 @@ from grpo_nb.config import ConfigError
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 INTERRUPTED_AT_ONCE = "interrupted at once: what was done since the last checkpoint is lost, the run itself is whole"
+INSTALL = "call the environment that has this package installed (.venv/bin/grpo-nb after make run), or pip install -e ."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +47,8 @@ def _explain(error: Exception) -> int | None:
         return _say(f"error: {error}", USAGE)
     if type(error).__module__.startswith("grpo_nb") or isinstance(error, OSError | FloatingPointError):
         return _say(f"error: {error}", FAILED)
+    if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("grpo_nb"):
+        return _say(f"error: {error} in {sys.executable}; {INSTALL}", FAILED)
     from grpo_nb.doctor import explain
 
     known = explain(error)

@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from grpo_nb.types import StepStats
 
@@ -77,8 +78,14 @@ def _display(name: str, start: int, total: int) -> Iterator[Any]:
     if not console.is_terminal:
         yield _Lines(name, total)
         return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[words]}"), console=console) as bar:
+    columns = [
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=len(name))),
+        BarColumn(bar_width=20, table_column=Column(min_width=20)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+    ]
+    with Progress(*columns, console=console, expand=True, refresh_per_second=4) as bar:
         task = bar.add_task(name, total=total, completed=start, words="")
         yield lambda stats: bar.update(task, completed=stats.step, words=summary(stats.metrics))
 
