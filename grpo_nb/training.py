@@ -133,6 +133,7 @@ def save(training: Training) -> Path:
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
         "knobs": asdict(training.knobs),
+        "judged_by": _judged_by(training),
         "fingerprint": fingerprint(),
     }
     path = training.run.checkpoints.save(training.step, tensors, state)
@@ -280,9 +281,25 @@ def _restore(training: Training) -> None:
     training.step, training.knobs = int(state["step"]), KnobSnapshot(**state["knobs"])
     for name, objective in training.objectives.items():
         objective.beta = BetaState.from_dict(state["betas"][name])
+    _note_other_judges(training, state["judged_by"])
     run.rewind(training.step)
     training.rows = run.metric_rows()
     run.log_event("resume", step=training.step, **surroundings(policy))
+
+
+def _judged_by(training: Training) -> dict[str, list[str]]:
+    """Task and reward functions of each objective, by name: they live in the caller's code, not in the run."""
+    return {
+        name: [o.rubric.task.name, *(f"{f.weight:g} x {f.name}" for f in o.rubric.functions)]
+        for name, o in training.objectives.items()
+    }
+
+
+def _note_other_judges(training: Training, before: dict[str, list[str]]) -> None:
+    now = _judged_by(training)
+    if now != before:
+        training.run.log_event("rewards_changed", step=training.step, before=before, now=now)
+        log.warning("this run was judged by %s until step %d, from here on by %s", before, training.step, now)
 
 
 def _start(training: Training) -> None:

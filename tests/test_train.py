@@ -262,3 +262,12 @@ def test_every_row_of_an_epoch_is_in_exactly_one_update(tmp_path: Path) -> None:
     assert len(seen) == run.config.batch.updates_per_rollout == 4
     for epoch in (seen[:2], seen[2:]):
         assert sorted(i for update in epoch for share in update.values() for i in share) == list(range(16))
+
+
+def test_resuming_with_other_rewards_is_noted(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    next(grpo(run))
+    next(grpo(run))
+    assert "rewards_changed" not in set(run.events()["kind"])
+    next(grpo(run, rewards={}))
+    assert "rewards_changed" in set(run.events()["kind"])
