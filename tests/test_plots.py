@@ -24,7 +24,9 @@ from grpo_nb.config import Config
 from grpo_nb.plots import canvas
 from tests.made_rows import ill
 
-CONFIG = presets.demo()
+CONFIG = presets.demo().replace(
+    **{"run.steps": 60, "objectives.fairness.kl_band": (0.01, 0.1), "objectives.hallucination.kl_band": (0.01, 0.1)}
+)
 F, H = "fairness", "hallucination"
 EVENTS = pd.DataFrame(
     [

@@ -12,7 +12,14 @@ from grpo_nb.config import Config
 from grpo_nb.findings import Finding
 from tests.made_rows import Row, healthy, ill
 
-CONFIG = presets.demo().replace(**{"sampling.max_completion": 12})
+CONFIG = presets.demo().replace(
+    **{
+        "sampling.max_completion": 12,
+        "run.steps": 60,
+        "objectives.fairness.kl_band": (0.01, 0.1),
+        "objectives.hallucination.kl_band": (0.01, 0.1),
+    }
+)
 F, H = "fairness", "hallucination"
 
 
