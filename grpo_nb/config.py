@@ -20,7 +20,7 @@ class ConfigError(ValueError):
 class Settings(BaseModel):
     """Base of every settings group: frozen, unknown keys refused, field sentences kept as descriptions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Settings):

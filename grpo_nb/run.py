@@ -189,8 +189,16 @@ class Run:
         self._logs["evaluations"].append(row)
 
     def rows(self, log: Log) -> list[Row]:
-        """The rows of one log as they were written, oldest first."""
-        return self._logs[log].read()
+        """The rows of one log as they were written, oldest first; a row of a step without its number is passed over."""
+        rows = self._logs[log].read()
+        if log in ("events", "evaluations"):
+            return rows
+        whole = [row for row in rows if isinstance(row.get("step"), int)]
+        if len(whole) < len(rows):
+            logger.warning(
+                "%d rows of %s.jsonl in %s have no step and are left out", len(rows) - len(whole), log, self.path
+            )
+        return whole
 
     def metric_rows(self) -> list[Row]:
         """The metrics' rows as they were written, oldest first."""

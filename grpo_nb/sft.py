@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from grpo_nb import metrics, optim, seeding, training
+from grpo_nb import metrics, optim, rules, seeding, training
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
+from grpo_nb.guards import TrainingError
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, demo, records
@@ -108,11 +109,18 @@ def _steps(run: Run, policy: Policy, pairs: Sequence[Pair]) -> Steps:
     parameters = policy.parameters_by_name()
     optimizer = optim.adamw(parameters, settings.learning_rate, settings.weight_decay)
     step = saved = _resume(run, policy, optimizer)
+    skipped = 0
     if held_out and step == 0:
         run.log_event("sft_eval", step=0, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
     try:
         while step < settings.steps:
             stats = sft_step(policy, optimizer, train, run.config, step + 1)
+            skipped = skipped + 1 if stats.status == "skipped" else 0
+            if skipped == rules.SKIPS_TO_STOP:
+                raise TrainingError(
+                    f"the last {skipped} SFT updates were skipped (loss {stats['loss']}): nothing is learnt; "
+                    "see that the model's weights are finite, or lower sft.learning_rate"
+                )
             step += 1
             run.log_sft(dict(stats.metrics))
             if settings.checkpoint_every and step % settings.checkpoint_every == 0:
@@ -196,13 +204,21 @@ def _check_lengths(pairs: Sequence[Pair], context: int) -> None:
 
 def _pair(row: records.Row) -> tuple[Prompt, str]:
     match row.data:
-        case {"messages": [*prompt, {"role": "assistant", "content": str(completion)}]} if prompt:
+        case {"messages": [*prompt, {"role": "assistant", "content": str(completion)}]} if prompt and _chat(prompt):
             return prompt, completion
-        case {"prompt": str() | list() as prompt, "completion": str(completion)}:
+        case {"prompt": str() as prompt, "completion": str(completion)} if prompt:
             return prompt, completion
-        case {"prompt": list() as prompt, "completion": [{"role": "assistant", "content": str(completion)}]}:
+        case {"prompt": [*prompt], "completion": str(completion)} if prompt and _chat(prompt):
+            return prompt, completion
+        case {"prompt": [*prompt], "completion": [{"role": "assistant", "content": str(completion)}]} if _chat(prompt):
             return prompt, completion
     raise DataError(
         f"{row.where}: found fields {', '.join(row.data) or 'none'}; needs 'messages' that end with the assistant's "
         "turn, or 'prompt' and 'completion'"
+    )
+
+
+def _chat(messages: Sequence[Any]) -> bool:
+    return all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
     )

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ from grpo_nb.model import Policy, load_policy
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.rollout import Engine
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import Task, load_task
+from grpo_nb.tasks import DataError, Task, load_task
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ def prepare(
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     training = Training(run, policy, optimizer, engine, objectives, knobs=run.knobs.snapshot())
     check_data_size(config, {name: len(o.examples) for name, o in objectives.items()})
+    _check_ids(objectives)
     _check_prompts(training)
     _restore(training)
     return training
@@ -242,6 +244,17 @@ def _objectives(config: Config, tasks: Mapping[str, Task], rewards: Rewards) -> 
         )
         for name, objective in config.objectives.items()
     }
+
+
+def _check_ids(objectives: Mapping[str, Objective]) -> None:
+    """Ids name an example in the log, in evaluations and in the prompt cache, so they must be its own."""
+    for name, objective in objectives.items():
+        counts = Counter(example.id for example in objective.examples)
+        if repeated := [example_id for example_id, count in counts.items() if count > 1]:
+            raise DataError(
+                f"objective '{name}': example id '{repeated[0]}' is used {counts[repeated[0]]} times "
+                f"({len(repeated)} ids repeat); give each example of task '{objective.rubric.task.name}' its own id"
+            )
 
 
 def _check_prompts(training: Training) -> None:

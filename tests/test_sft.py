@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from grpo_nb.config import ConfigError
+from grpo_nb.guards import TrainingError
 from grpo_nb.model import load_policy
 from grpo_nb.run import Run
 from grpo_nb.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
@@ -92,6 +93,7 @@ def test_both_shapes_of_data_are_read(tmp_path: Path) -> None:
         ([{"text": "hello"}], "'messages'"),
         ([{"messages": CHAT["messages"][:1]}], "assistant"),
         ([{"messages": CHAT["messages"][1:]}], "assistant"),
+        ([{"messages": ["hi", CHAT["messages"][1]]}], "line 1"),
     ],
 )
 def test_bad_data_is_one_error_that_says_where(tmp_path: Path, lines: list[Any], said: str) -> None:
@@ -129,3 +131,13 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
     assert factors[3:] == sorted(factors[3:], reverse=True)
     assert factors[-1] == pytest.approx(0.1)
+
+
+def test_a_model_that_is_not_finite_ends_sft_and_saves_nothing(tmp_path: Path) -> None:
+    policy = load_policy(tiny_config().model, 0)
+    with torch.no_grad():
+        next(iter(policy.parameters_by_name().values())).fill_(float("nan"))
+    run = tiny_run(tmp_path, sft__steps=5)
+    with pytest.raises(TrainingError, match="skipped"):
+        list(sft(run, policy=policy))
+    assert not finished(run)

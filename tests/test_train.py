@@ -13,6 +13,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.rewards import RewardError
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import sft
+from grpo_nb.tasks import DataError
 from grpo_nb.train import TrainingError
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Score, StepStats
@@ -271,3 +272,17 @@ def test_resuming_with_other_rewards_is_noted(tmp_path: Path) -> None:
     assert "rewards_changed" not in set(run.events()["kind"])
     next(grpo(run, rewards={}))
     assert "rewards_changed" in set(run.events()["kind"])
+
+
+def test_repeated_example_ids_are_refused(tmp_path: Path) -> None:
+    class Twins:
+        name = "twins"
+
+        def examples(self, split: str) -> list[Example]:
+            return [Example(id="x", prompt=f"Who {verb}") for verb in ("broke", "hid", "lost")]
+
+        def score(self, example: Example, completion: str) -> Score:
+            return Score(value=0.0)
+
+    with pytest.raises(DataError, match="'x' is used 3 times"):
+        next(grpo(tiny_run(tmp_path), tasks={"fairness": Twins(), "hallucination": Twins()}))

@@ -15,6 +15,8 @@ def open_run(arguments: Namespace, steps: int | None = None) -> Run:
         UsageError: it is missing and nothing says how to make it, or it contradicts the settings given.
         RunError: it cannot be made or read.
     """
+    if not arguments.run.strip():
+        raise UsageError("RUN is empty (an unset variable?); give the run directory, e.g. runs/demo")
     path, given = Path(arguments.run), changes(arguments)
     made = (path / "config.json").exists()
     if not made and arguments.preset is None and not given:

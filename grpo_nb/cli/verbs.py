@@ -11,6 +11,7 @@ from grpo_nb.evaluate import Stage, comparison, evaluate
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
 from grpo_nb.train import grpo
+from grpo_nb.training import load_tasks
 
 DONE, INTERRUPTED = 0, 130
 STAGE_KEYS = ("stage", "step", "split", "mode")
@@ -27,13 +28,15 @@ def train_command(arguments: Namespace) -> int:
     run = open_run(arguments, steps=arguments.steps)
     goal = run.config.run.steps if arguments.steps is None else arguments.steps
     newest, _ = run.checkpoints.latest()
+    if newest is None:
+        load_tasks(run.config, run.path)  # data that cannot be used is said before SFT, not after it
     if newest is None and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")
         if status := _warm_up(run):
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
-        say(f"{run.path}: already at step {start} of {goal}; pass --steps to go on")
+        say(f"{run.path}: already at step {start}, {goal} asked for; --steps {start + 20}, say, goes on")
         return DONE
     say(f"{run.path}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
     last, interrupted = follow(grpo(run, steps=goal), "GRPO", start, goal)
@@ -105,7 +108,12 @@ def _with_interval(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _newest_stage(run: Run) -> Stage:
-    if run.checkpoints.latest()[0] is not None:
+    newest, damaged = run.checkpoints.latest()
+    if newest is None and damaged:
+        raise RunError(
+            f"no GRPO checkpoint of {run.path} verifies ({damaged[0].reason}); name a stage, e.g. --stage sft"
+        )
+    if newest is not None:
         return "latest"
     return "sft" if run.sft_checkpoints.latest()[0] is not None else "base"
 
