@@ -24,7 +24,7 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | TODO-MEASURE min (measured later) |
+# | time | SFT itself about 1 min on idle cores (`python -m grpo_nb.promise`); the notebook took 4 min on busy ones |
 # | needs | the run that [01_load](01_load.ipynb) made |
 
 # %%

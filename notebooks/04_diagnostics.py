@@ -23,7 +23,7 @@
 # | | demo |
 # |---|---|
 # | hardware | anything |
-# | time | TODO-MEASURE s (measured later) |
+# | time | 9 s by `make run`, on cores that were busy with other work |
 # | needs | a run with steps of [03_grpo](03_grpo.ipynb) |
 
 # %%
