@@ -28,6 +28,8 @@ UNPARSED = 0.2
 CONFLICT_COSINE, CONFLICT_ROWS, CONFLICT_SHARE = -0.1, 20, 0.8
 """Objectives pull apart in 80% of the last 20 steps; a single negative cosine is the noise of a batch."""
 NEAR_ZERO_LOSS = 0.02
+MEMORY_WARM_UP = 20
+"""Rows left out at the start: caches fill, and a peak can only rise."""
 MEMORY_ROWS, MEMORY_SLOPE_MIB, MEMORY_SLOPE_SHARE = 20, 1.0, 0.002
 """Growth in both halves of the last 20 steps, by 1 MiB and 0.2% a step; warm-up is one jump, a leak goes on."""
 REWARD_UP, ACCURACY_UP = 0.1, 0.02
@@ -227,8 +229,8 @@ def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
         "loss_near_zero",
         "info",
         newest(rows),
-        f"the loss reads {losses[-1]:.2g}: with one update per rollout the ratio is 1 and advantages sum to 0, so only "
-        f"beta x KL is left of its value. Its gradient is not 0 (norm {norms[-1]:.3g}).",
+        f"the loss reads {losses[-1]:.2g}: with one update per rollout the ratio is 1 and a group's advantages sum "
+        f"to 0, so little but beta x KL is left of its value. Its gradient is not 0 (norm {norms[-1]:.3g}).",
         {"loss": losses[-1], "norm": norms[-1]},
         "watch the reward and the held-out accuracy instead",
         "none",
@@ -237,7 +239,7 @@ def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
 
 def memory_trend(rows: Rows, config: Config) -> Finding | None:
     """Memory grows step by step, and keeps growing: a leak, or answers that get longer."""
-    used = series(rows[-MEMORY_ROWS:], "memory/peak_mib")
+    used = series(rows[MEMORY_WARM_UP:][-MEMORY_ROWS:], "memory/peak_mib")
     if len(used) < MEMORY_ROWS:
         return None
     half = MEMORY_ROWS // 2

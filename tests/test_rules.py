@@ -258,6 +258,7 @@ def test_memory_that_keeps_growing() -> None:
     finding = only(ill(lambda row: {"memory/peak_mib": 800 + 5.0 * row["step"]}), "memory_trend")
     assert "5 MiB a step" in finding.message
     assert "memory_trend" not in found(ill(lambda row: {"memory/peak_mib": 800 if row["step"] < 50 else 1200}))
+    assert "memory_trend" not in found(ill(lambda row: {"memory/peak_mib": 700 + 6.0 * row["step"]}, steps=20))
 
 
 def evaluation(stage: str, accuracy: float, **more: Any) -> dict[str, Any]:
