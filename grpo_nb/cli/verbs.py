@@ -36,7 +36,7 @@ def train_command(arguments: Namespace) -> int:
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
-        say(f"{run.path}: already at step {start}, {goal} asked for; --steps {start + 20}, say, goes on")
+        say(f"{run.path}: already at step {start} of {goal}; pass --steps to go on")
         return DONE
     say(f"{run.path}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
     last, interrupted = follow(grpo(run, steps=goal), "GRPO", start, goal)
