@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -11,16 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from grpo_nb import presets
 from grpo_nb.run import Run
 from tests.tiny import stable, tiny_config, weights
 
-STEPS = 12
+STEPS, SFT_STEPS = 12, 6
 
 
 def config_flags() -> list[str]:
-    config = tiny_config(run__steps=STEPS, run__checkpoint_every=3, sft__steps=6, sft__checkpoint_every=2)
-    from grpo_nb import presets
-
+    config = tiny_config(run__steps=STEPS, run__checkpoint_every=3, sft__steps=SFT_STEPS, sft__checkpoint_every=2)
     changes = config.differences(presets.demo())
     return ["--preset", "demo", *(part for k, (v, _) in changes.items() for part in ("--set", f"{k}={json.dumps(v)}"))]
 
@@ -30,8 +30,8 @@ def command(run: Path) -> list[str]:
 
 
 def finish(run: Path) -> None:
-    done = subprocess.run(command(run), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    ended = subprocess.run(command(run), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def outcome(path: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
@@ -39,28 +39,31 @@ def outcome(path: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     return [stable(json.loads(line)) for line in lines], weights(Run.open(path))
 
 
-def kill_after(run: Path, seconds: float) -> bool:
-    """Whether the trainer was still there to be killed."""
+def done(run: Path) -> int:
+    """Steps in the logs so far, SFT's and GRPO's."""
+    logs = [run / "sft.jsonl", run / "metrics.jsonl"]
+    return sum(log.read_bytes().count(b"\n") for log in logs if log.exists())
+
+
+def kill_at(run: Path, steps: int, later: float) -> bool:
+    """Kill the trainer `later` seconds after so many steps; whether it was still there to be killed."""
     child = subprocess.Popen(command(run), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        child.wait(timeout=seconds)
-        return False
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-        return True
+    while done(run) < steps and child.poll() is None:
+        time.sleep(0.002)
+    time.sleep(later)
+    child.kill()
+    return child.wait() == -signal.SIGKILL
 
 
 def check(folder: Path, moments: int) -> int:
-    start = time.monotonic()
+    """Kill at random steps and random moments within them, finish each run, compare; how many kills struck."""
     finish(folder / "straight")
-    duration = time.monotonic() - start
     rows, state = outcome(folder / "straight")
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     draw, killed = random.Random(0), 0
     for moment in range(moments):
         run = folder / f"killed-{moment}"
-        killed += kill_after(run, draw.uniform(0.3, 1.0) * duration)
+        killed += kill_at(run, draw.randint(0, SFT_STEPS + STEPS - 4), draw.uniform(0.0, 0.2))
         finish(run)
         resumed_rows, resumed_state = outcome(run)
         assert resumed_rows == rows
