@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from grpo_nb import metrics, rules
 from grpo_nb.findings import Finding
+from grpo_nb.run import Run
 from grpo_nb.training import Training
 from grpo_nb.types import Experience, Rollouts
 
@@ -33,9 +34,10 @@ def check_masks(rollouts: Rollouts, experience: Experience, mask_truncated: bool
     Raises:
         TrainingError: a mask is longer or shorter than what was sampled.
     """
+    trained = experience.mask().sum(dim=1).tolist()
     for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
         wanted = 0 if mask_truncated and reason == "length" else len(ids)
-        if int(experience.mask()[i].sum()) != wanted:
+        if trained[i] != wanted:
             raise TrainingError(f"completion {i}: {wanted} tokens were sampled, the mask trains another number of them")
 
 
@@ -48,8 +50,17 @@ def watch(state: Training, row: metrics.Row) -> None:
     skip = rules.before_update([*state.rows, row], state.config) if row["status"] == "skipped" else None
     state.rows.append(row)
     found = ([skip] if skip else []) + rules.after_step(state.rows, state.config)
+    act_on(state.run, found)
+
+
+def act_on(run: Run, found: Sequence[Finding]) -> None:
+    """Log findings.
+
+    Raises:
+        TrainingError: the action of one is to stop.
+    """
     for finding in found:
-        state.run.log_event("finding", **as_event(finding))
+        run.log_event("finding", **as_event(finding))
     if stops := [finding for finding in found if finding.action == "stop"]:
         raise TrainingError("\n".join(str(finding) for finding in stops))
 

@@ -1,6 +1,6 @@
 """The planner: what a configuration needs of a device, term by term with its arithmetic, and what to lower.
 
-    print(plan(presets.gpu_24gb(), device_gib=24))
+    plan(presets.gpu_24gb(), device_gib=24)
 
 The numbers are for every prompt and completion at its cap, so a run stays below them. Put at the lengths that
 occurred, they came within 3% of the peak that an H100 measured for the three GPU presets (Qwen2.5-7B's shape, LoRA).

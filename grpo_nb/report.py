@@ -136,7 +136,7 @@ _STARTS = {
     "resume": "went on from the checkpoint of this step",
     "takeover": "took over from a trainer that had died",
     "stopped": "stopped when asked to",
-    "interrupted": "interrupted within a step",
+    "torn": "ended inside an update, so it goes on from the newest checkpoint",
     "done": "reached the steps asked for",
     "failed": "failed",
 }

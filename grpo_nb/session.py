@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,7 @@ import pandas as pd
 from grpo_nb.config import Config
 from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
-from grpo_nb.types import StepStats
+from grpo_nb.types import Steps
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     from grpo_nb.report import Report
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Stage = Literal["sft", "grpo"]
 Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]]
-Work = Callable[[], Generator[StepStats, None, None]]
+Work = Callable[[], Steps]
 
 POLL_SECONDS = 0.1
 LIVE = ("running", "paused")
@@ -337,13 +337,13 @@ def refuse_if_live(run: Run) -> None:
 def _work(
     run: Run, stage: Stage, tasks: Mapping[str, "Task"] | None, rewards: Rewards | None, steps: int | None
 ) -> Work:
-    def steps_of_sft() -> Generator[StepStats, None, None]:
+    def steps_of_sft() -> Steps:
         from grpo_nb.sft import finished, sft
 
         if not finished(run):
             yield from sft(run, tasks=tasks)
 
-    def steps_of_grpo() -> Generator[StepStats, None, None]:
+    def steps_of_grpo() -> Steps:
         from grpo_nb.train import grpo
 
         yield from grpo(run, tasks=tasks, rewards=rewards, steps=steps)

@@ -3,6 +3,7 @@
 `for step in sft(run): ...` trains and saves; like `grpo()` it resumes by itself.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,10 +12,9 @@ from typing import Any
 
 import torch
 
-from grpo_nb import metrics, optim, rules, seeding, training
+from grpo_nb import guards, metrics, optim, rules, seeding, training
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
-from grpo_nb.guards import TrainingError
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, demo, records
@@ -41,6 +41,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
     Raises:
         ConfigError, ModelError, DataError: before any work.
         RunError: GRPO has begun in this run, so its reference must not change any more.
+        TrainingError: three updates in a row were refused.
     """
     config = run.config
     if run.checkpoints.latest()[0] is not None:
@@ -109,18 +110,15 @@ def _steps(run: Run, policy: Policy, pairs: Sequence[Pair]) -> Steps:
     parameters = policy.parameters_by_name()
     optimizer = optim.adamw(parameters, settings.learning_rate, settings.weight_decay)
     step = saved = _resume(run, policy, optimizer)
-    skipped = 0
+    recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
     if held_out and step == 0:
         run.log_event("sft_eval", step=0, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
     try:
         while step < settings.steps:
             stats = sft_step(policy, optimizer, train, run.config, step + 1)
-            skipped = skipped + 1 if stats.status == "skipped" else 0
-            if skipped == rules.SKIPS_TO_STOP:
-                raise TrainingError(
-                    f"the last {skipped} SFT updates were skipped (loss {stats['loss']}): nothing is learnt; "
-                    "see that the model's weights are finite, or lower sft.learning_rate"
-                )
+            recent.append(dict(stats.metrics))
+            if endless := rules.repeated_skips(list(recent), run.config):
+                guards.act_on(run, [endless])
             step += 1
             run.log_sft(dict(stats.metrics))
             if settings.checkpoint_every and step % settings.checkpoint_every == 0:
@@ -169,14 +167,11 @@ def schedule(step: int, warmup_steps: int, steps: int) -> float:
 
 
 def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    newest, damaged = run.sft_checkpoints.latest()
-    for path, reason in damaged:
-        run.log_event("checkpoint_damaged", path=path.name, reason=reason)
+    newest = training.newest_whole(run, run.sft_checkpoints)
     if newest is None:
         run.rewind_sft(0)
         return 0
-    policy.load_state(newest.tensors("policy"))
-    optim.load_state_tensors(policy.parameters_by_name(), optimizer, newest.tensors("optimizer"))
+    training.relearn(policy, optimizer, newest)
     run.rewind_sft(newest.step)
     if newest.step < run.config.sft.steps:
         run.log_event("sft_resume", step=newest.step, **training.surroundings(policy))
@@ -184,11 +179,9 @@ def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
 
 
 def _save(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> int:
-    tensors = {
-        "policy": policy.state(),
-        "optimizer": optim.state_tensors(policy.parameters_by_name(), optimizer),
-    }
-    run.sft_checkpoints.save(step, tensors, {"step": step, "fingerprint": training.fingerprint()})
+    run.sft_checkpoints.save(
+        step, training.learned(policy, optimizer), {"step": step, "fingerprint": training.fingerprint()}
+    )
     run.sft_checkpoints.prune(1)
     return step
 

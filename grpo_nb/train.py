@@ -9,6 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from grpo_nb import control, guards, losses, metrics, optim, seeding, training
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
@@ -91,6 +93,7 @@ class Settings:
 
     temperature: float
     learning_rate: float
+    """After its warm-up."""
     betas: Mapping[str, float]
     needs_reference: bool
 
@@ -151,7 +154,7 @@ def _settings(state: Training, knobs: KnobSnapshot) -> Settings:
     watched = any(o.config.kl_band for o in state.objectives.values())
     return Settings(
         temperature=knobs.values["temperature"],
-        learning_rate=knobs.values["learning_rate"],
+        learning_rate=knobs.values["learning_rate"] * optim.warmup(state.step + 1, state.config.algorithm.warmup_steps),
         betas=betas,
         needs_reference=watched or any(beta > 0 for beta in betas.values()),
     )
@@ -185,11 +188,16 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
     return scores
 
 
+def _rewards(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
+    """Rewards by prompt and completion; NaN where there is none."""
+    return torch.tensor([float("nan") if s.value is None else s.value for s in scores]).view(-1, group)
+
+
 def _experience(
     state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scores: Sequence[Score], settings: Settings
 ) -> Experience:
     algorithm, group = state.config.algorithm, rollouts.group_size
-    rewards = torch.tensor([float("nan") if s.value is None else s.value for s in scores]).view(-1, group)
+    rewards = _rewards(scores, group)
     advantages = losses.group_advantages(
         rewards, scale=losses.ALGORITHMS[algorithm.loss].scale, clip=algorithm.advantage_clip
     )
@@ -253,7 +261,7 @@ def _apply(state: Training, settings: Settings) -> optim.Update:
     return optim.apply(
         state.policy.parameters_by_name(),
         state.optimizer,
-        learning_rate=settings.learning_rate * optim.warmup(state.step + 1, algorithm.warmup_steps),
+        learning_rate=settings.learning_rate,
         max_norm=algorithm.max_grad_norm,
         skip_above=algorithm.skip_grad_norm,
     )
@@ -272,14 +280,14 @@ def _row(
     row: metrics.Row = {"step": step} | metrics.update_row(updates)
     for name, objective in state.objectives.items():
         rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
-        rewards = torch.tensor([float("nan") if (v := scores[i].value) is None else v for i in rows])
-        row |= metrics.reward_row(name, [scores[i] for i in rows], rewards.view(-1, rollouts.group_size))
+        own = [scores[i] for i in rows]
+        row |= metrics.reward_row(name, own, _rewards(own, rollouts.group_size))
         row |= metrics.policy_row(name, experience, algorithm.kl, algorithm.log_ratio_clamp)
         row |= {f"beta/{name}": settings.betas[name], f"beta_mode/{name}": objective.beta.mode}
         row |= metrics.length_row(name, rollouts, rows)
     return row | {
         "sampler_gap": metrics.sampler_gap(experience, rollouts),
-        "lr": settings.learning_rate * optim.warmup(step, algorithm.warmup_steps),
+        "lr": settings.learning_rate,
         "temperature": settings.temperature,
         "tokens": sum(len(ids) for ids in rollouts.completion_ids),
         "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),

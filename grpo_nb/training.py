@@ -1,5 +1,6 @@
 """What a GRPO run holds in memory while it trains: prepared from its directory, saved back into it."""
 
+import functools
 import hashlib
 import logging
 import os
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_nb import optim, seeding
+from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
 from grpo_nb.control import BetaState
 from grpo_nb.knobs import KnobSnapshot
@@ -126,11 +129,6 @@ def prepare(
 
 def save(training: Training) -> Path:
     """Write a checkpoint of this step boundary and retire the oldest ones."""
-    parameters = training.policy.parameters_by_name()
-    tensors = {
-        "policy": training.policy.state(),
-        "optimizer": optim.state_tensors(parameters, training.optimizer),
-    }
     state = {
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
@@ -138,10 +136,30 @@ def save(training: Training) -> Path:
         "judged_by": _judged_by(training),
         "fingerprint": fingerprint(),
     }
-    path = training.run.checkpoints.save(training.step, tensors, state)
+    path = training.run.checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
     training.run.checkpoints.prune(training.config.run.keep_checkpoints)
     training.run.log_event("checkpoint", step=training.step, path=path.name)
     return path
+
+
+def learned(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint: what the policy has learnt, and the optimizer's memory of it."""
+    return {"policy": policy.state(), "optimizer": optim.state_tensors(policy.parameters_by_name(), optimizer)}
+
+
+def relearn(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Undo `learned`, bit for bit."""
+    policy.load_state(checkpoint.tensors("policy"))
+    optim.load_state_tensors(policy.parameters_by_name(), optimizer, checkpoint.tensors("optimizer"))
+
+
+def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
+    """The newest checkpoint that verifies; newer ones that do not are logged."""
+    newest, damaged = checkpoints.latest()
+    for path, reason in damaged:
+        run.log_event("checkpoint_damaged", path=path.name, reason=reason)
+        log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
+    return newest
 
 
 @contextmanager
@@ -159,8 +177,9 @@ def deterministic(config: Config, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@functools.cache
 def fingerprint() -> str:
-    """Hash of the package's sources: two runs with one fingerprint ran the same code."""
+    """Hash of the package's sources as this process first looked: what it runs, whatever is edited later."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -279,17 +298,13 @@ def _check_prompts(training: Training) -> None:
 def _restore(training: Training) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
     run, policy = training.run, training.policy
-    newest, damaged = run.checkpoints.latest()
-    for path, reason in damaged:
-        run.log_event("checkpoint_damaged", path=str(path.name), reason=reason)
-        log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
+    newest = newest_whole(run, run.checkpoints)
     if newest is None:
         _start(training)
         return
     policy.load_state(run.checkpoints.load(0).tensors("policy"))
     policy.freeze_reference()
-    policy.load_state(newest.tensors("policy"))
-    optim.load_state_tensors(policy.parameters_by_name(), training.optimizer, newest.tensors("optimizer"))
+    relearn(policy, training.optimizer, newest)
     state = newest.state()
     training.step, training.knobs = int(state["step"]), KnobSnapshot(**state["knobs"])
     for name, objective in training.objectives.items():
