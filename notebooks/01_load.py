@@ -24,7 +24,7 @@
 # | | demo (as it stands) |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 38 s by `make run`, on cores that were busy with other work |
+# | time | 9 s (`make run`, two CPU cores) |
 # | memory | 0.85 GiB at the peak of all four notebooks (`make run`) |
 # | downloads | none |
 #

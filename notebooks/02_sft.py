@@ -24,7 +24,7 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | SFT itself about 1 min on idle cores (`python -m grpo_nb.promise`); the notebook took 4 min on busy ones |
+# | time | 79 s (`make run`, two CPU cores) |
 # | needs | the run that [01_load](01_load.ipynb) made |
 
 # %%

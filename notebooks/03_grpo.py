@@ -24,7 +24,7 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | GRPO itself about 1 min on idle cores (`python -m grpo_nb.promise`); the notebook took 10 min on busy ones |
+# | time | 56 s (`make run`, two CPU cores) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 #
 # Everything shown is read from the run's folder. You may close the browser, restart the kernel or lose the machine:

@@ -23,7 +23,7 @@
 # | | demo |
 # |---|---|
 # | hardware | anything |
-# | time | 9 s by `make run`, on cores that were busy with other work |
+# | time | 8 s (`make run`, two CPU cores) |
 # | needs | a run with steps of [03_grpo](03_grpo.ipynb) |
 
 # %%
