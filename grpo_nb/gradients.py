@@ -18,12 +18,16 @@ class GradientStats:
     """What the backward passes of one update reported; `loss` is in reward units, the rest without unit."""
 
     loss: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
+    """The loss by term: policy, kl, entropy."""
     ratio_deviation: float = 0.0
     """max |pi_new / pi_old - 1| over the trained tokens."""
     tokens: int = 0
     clipped_low: float = 0.0
     """Tokens whose gradient the lower clip removed."""
     clipped_high: float = 0.0
+    clamped: float = 0.0
+    """Tokens whose log-ratio is beyond the clamp before exp."""
     norms: dict[str, float] = field(default_factory=dict)
     """Norm of each objective's own gradient, where they are kept apart."""
     cosine: float | None = None
@@ -48,16 +52,17 @@ def objective_gradients(
     added to: any micro_batch gives the same gradient to rounding. With `sum` nothing else is stored; another
     combiner keeps one gradient per objective and weighs them through their Gram matrix.
     """
-    stats, parameters = GradientStats(), policy.parameters_by_name()
+    stats, parameters, settings = GradientStats(), policy.parameters_by_name(), recipe(algorithm)
     apart: dict[str, dict[str, Tensor]] = {}
     separate = algorithm.combine != "sum" and len(rows) > 1
     for name, indices in rows.items():
         scale = 1.0 if separate else weights[name]
-        counts = _counts(experience, indices, max_completion)
+        counts = count(experience, indices, max_completion)
         for micro in chunks(indices, micro_batch):
-            loss = micro_loss(policy, experience, micro, betas[name], algorithm, counts, stats)
-            (scale * loss).backward()
-            stats.loss += weights[name] * loss.item()
+            tokens = micro_tokens(policy, experience, micro, algorithm)
+            terms = losses.loss_terms(tokens, settings, betas[name], counts)
+            (scale * torch.stack(list(terms.values())).sum()).backward()
+            _observe(stats, tokens, settings, {term: weights[name] * value.item() for term, value in terms.items()})
         if separate:
             apart[name] = {key: p.grad for key, p in parameters.items() if p.grad is not None}
             for parameter in parameters.values():
@@ -73,34 +78,49 @@ def objective_gradients(
     return stats
 
 
-def micro_loss(
-    policy: Policy,
-    experience: Experience,
-    rows: Sequence[int],
-    beta: float,
-    algorithm: AlgorithmConfig,
-    counts: losses.Counts,
-    stats: GradientStats,
-) -> Float[Tensor, ""]:
-    """Surrogate + beta * KL over some rows of one objective, divided by the whole update's counts."""
+def recipe(algorithm: AlgorithmConfig) -> losses.Recipe:
+    """The loss that the settings describe."""
+    row = algorithm.row
+    limits = losses.Limits(
+        low=row.clip[0],
+        high=row.clip[1],
+        dual=algorithm.dual_clip,
+        log_ratio_clamp=algorithm.log_ratio_clamp,
+        tau_positive=algorithm.sapo_tau_positive,
+        tau_negative=algorithm.sapo_tau_negative,
+        drift=algorithm.cpgd_drift,
+        drift_clip=algorithm.cpgd_drift_clip,
+    )
+    return losses.Recipe(row, limits, algorithm.entropy_coef, algorithm.kl_weight)
+
+
+def micro_tokens(
+    policy: Policy, experience: Experience, rows: Sequence[int], algorithm: AlgorithmConfig
+) -> losses.Tokens:
+    """One forward pass of some rows, beside what the step knows of them.
+
+    Where the old log-probs are not known yet, this pass, before the step's only update, is the one that gives them.
+    """
     batch = collate(policy, experience, rows)
-    tokens = policy.logprobs(batch, experience.temperature)
-    logp = tokens.logprobs.float()
+    stats = policy.logprobs(batch, experience.temperature, entropy_learns=algorithm.entropy_coef > 0)
+    logp = stats.logprobs.float()
     if not experience.old_known:
         store(experience.logprobs_old, rows, logp)
-        store(experience.entropy, rows, tokens.entropy)
+        store(experience.entropy, rows, stats.entropy)
     index, width, device = list(rows), logp.shape[1], logp.device
-    old = experience.logprobs_old[index, :width].to(device)
-    mask = experience.mask()[index, :width].to(device)
-    advantage = experience.advantages[index].to(device)
-    clamp = algorithm.log_ratio_clamp
-    surrogate = losses.SURROGATES[losses.ALGORITHMS[algorithm.loss].surrogate]
-    per_token = surrogate(logp, old, advantage, algorithm.clip_low, algorithm.clip_high, clamp, mask)
-    if beta > 0 and experience.logprobs_reference is not None:
-        reference = experience.logprobs_reference[index, :width].to(device)
-        per_token = per_token + beta * losses.KL[algorithm.kl](logp, reference, clamp, mask)
-    _observe(stats, logp.detach(), old, advantage, mask, algorithm)
-    return losses.reduce(algorithm.loss, per_token, mask, counts)
+
+    def of_rows(table: Tensor | None) -> Tensor | None:
+        return None if table is None else table[index, :width].to(device)
+
+    return losses.Tokens(
+        logp=logp,
+        logp_old=experience.logprobs_old[index, :width].to(device),
+        logp_ref=of_rows(experience.logprobs_reference),
+        advantage=experience.advantages[index, :width].to(device),
+        mask=experience.mask()[index, :width].to(device),
+        weight=of_rows(experience.weights),
+        entropy=stats.entropy if algorithm.entropy_coef > 0 else None,
+    )
 
 
 def token_stats(
@@ -130,19 +150,23 @@ def chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _counts(experience: Experience, rows: Sequence[int], max_completion: int) -> losses.Counts:
+def count(experience: Experience, rows: Sequence[int], max_completion: int) -> losses.Counts:
+    """What the reductions of an update over these rows divide by."""
     lengths = experience.lengths[list(rows)]
     sequences, tokens = int((lengths > 0).sum()), int(lengths.sum())  # a masked answer counts nowhere
     return losses.Counts(sequences=sequences, tokens=tokens, max_completion=max_completion)
 
 
-def _observe(
-    stats: GradientStats, logp: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, algorithm: AlgorithmConfig
-) -> None:
-    if not (tokens := int(mask.sum())):
+def _observe(stats: GradientStats, tokens: losses.Tokens, settings: losses.Recipe, terms: Mapping[str, float]) -> None:
+    for term, value in terms.items():
+        stats.loss += value
+        stats.terms[term] = stats.terms.get(term, 0.0) + value
+    if not (n := int(tokens.mask.sum())):
         return
-    low, high = losses.clip_fractions(logp, old, advantage, mask, algorithm.clip_low, algorithm.clip_high)
+    logp, old, mask, limits = tokens.logp.detach(), tokens.logp_old, tokens.mask, settings.limits
+    low, high = losses.clip_fractions(settings.algorithm.surrogate, logp, old, tokens.advantage, limits, mask)
     stats.ratio_deviation = max(stats.ratio_deviation, float(losses.ratio_deviation(logp, old, mask)))
-    stats.tokens += tokens
-    stats.clipped_low += float(low) * tokens
-    stats.clipped_high += float(high) * tokens
+    stats.tokens += n
+    stats.clipped_low += float(low) * n
+    stats.clipped_high += float(high) * n
+    stats.clamped += float(losses.clamped_share(logp, old, mask, limits.log_ratio_clamp)) * n

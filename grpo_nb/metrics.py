@@ -60,7 +60,9 @@ def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
     return {
         "status": next((s for s in ("skipped", "clipped") if s in statuses), "ok"),
         "loss": fmean(g.loss for g, _ in updates),
+        **{f"loss/{term}": fmean(g.terms.get(term, 0.0) for g, _ in updates) for term in first.terms},
         "ratio/max_dev": first.ratio_deviation,
+        "ratio/clamped": sum(g.clamped for g, _ in updates) / tokens,
         "clip/low": sum(g.clipped_low for g, _ in updates) / tokens,
         "clip/high": sum(g.clipped_high for g, _ in updates) / tokens,
         "grad/norm": max((u.norm for _, u in updates), key=lambda n: (not math.isfinite(n), n)),
@@ -99,30 +101,40 @@ def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
     }
 
 
+def shaped_row(objective: str, rewards: Float[Tensor, "prompt group"]) -> Row:
+    """Mean of the rewards as they were compared, after shaping; `reward/` is before it."""
+    return {f"shaped_reward/{objective}": _mean(rewards[~rewards.isnan()].tolist())}
+
+
 def policy_row(objective: str, experience: Experience, kl_name: str, log_ratio_clamp: float) -> Row:
     """KL to the reference and entropy of one objective, in nats per token, before the step's first update."""
-    rows = experience.rows_of(objective)
+    rows, keys = experience.rows_of(objective), ("kl", "kl_k1", "kl_clamped", "entropy")
     if not rows:
-        return {f"kl/{objective}": None, f"kl_k1/{objective}": None, f"entropy/{objective}": None}
+        return {f"{key}/{objective}": None for key in keys}
     mask = experience.mask()[rows]
-    row: Row = {f"entropy/{objective}": float(losses.masked_mean(experience.entropy[rows], mask))}
-    if experience.logprobs_reference is None:
-        return row | {f"kl/{objective}": None, f"kl_k1/{objective}": None}
-    new, reference = experience.logprobs_old[rows], experience.logprobs_reference[rows]
-    for key, name in (("kl", kl_name), ("kl_k1", "k1")):
-        row[f"{key}/{objective}"] = float(losses.masked_mean(losses.KL[name](new, reference, log_ratio_clamp), mask))
-    return row
+    values: dict[str, Tensor | None] = {key: None for key in keys}
+    values["entropy"] = losses.masked_mean(experience.entropy[rows], mask)
+    if experience.logprobs_reference is not None:
+        new, reference = experience.logprobs_old[rows], experience.logprobs_reference[rows]
+        values["kl"] = losses.masked_mean(losses.KL[kl_name](new, reference, log_ratio_clamp, mask), mask)
+        values["kl_k1"] = losses.masked_mean(losses.kl_k1(new, reference, log_ratio_clamp, mask), mask)
+        values["kl_clamped"] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
+    return {f"{key}/{objective}": None if value is None else float(value) for key, value in values.items()}
 
 
-def sampler_gap(experience: Experience, rollouts: Rollouts) -> float | None:
-    """Mean |log pi_old - log-prob reported by the sampler| in nats per trained token."""
+def sampler_row(experience: Experience, sampled: Float[Tensor, "batch token"]) -> Row:
+    """How far the sampler's log-probs are from the trainer's, in nats per trained token, and what was done about it."""
     mask = experience.mask() & experience.kept[:, None]
     if not mask.any():
-        return None
-    sampled = torch.zeros_like(experience.logprobs_old)
-    for i, values in enumerate(rollouts.logprobs):
-        sampled[i, : len(values)] = torch.tensor(values, dtype=sampled.dtype)
-    return float(losses.masked_mean((experience.logprobs_old - sampled).abs(), mask))
+        return {"sampler_gap": None}
+    row: Row = {"sampler_gap": float(losses.masked_mean((experience.logprobs_old - sampled).abs(), mask))}
+    if experience.weights is None:
+        return row
+    silent = (experience.weights == 0).to(sampled.dtype)
+    return row | {
+        "weight/mean": float(losses.masked_mean(experience.weights, mask)),
+        "weight/zero": float(losses.masked_mean(silent, mask)),
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -144,11 +144,11 @@ class Policy:
 
     # scores
 
-    def logprobs(self, batch: Batch, temperature: float = 1.0) -> TokenStats:
+    def logprobs(self, batch: Batch, temperature: float = 1.0, *, entropy_learns: bool = False) -> TokenStats:
         """log softmax(logits / temperature)[token] of each completion token, with the distribution's entropy.
 
         Computed in float32 as logit - logsumexp, 0 outside the mask. Positions count real tokens only, so padding
-        changes nothing. Gradients flow where they are enabled; the entropy is detached.
+        changes nothing. Gradients flow where they are enabled, through the entropy only where `entropy_learns`.
         """
         start = batch.input_ids.shape[1] - batch.completion_mask.shape[1]
         logits = self._completion_logits(batch)
@@ -157,7 +157,7 @@ class Policy:
         tokens = batch.input_ids[:, start:, None]
         logprobs = logits.gather(-1, tokens).squeeze(-1) - normaliser
         outside = ~batch.completion_mask
-        entropy = _entropy(logits.detach(), normaliser.detach())
+        entropy = _entropy(logits, normaliser) if entropy_learns else _entropy(logits.detach(), normaliser.detach())
         return TokenStats(logprobs.masked_fill(outside, 0.0), entropy.masked_fill(outside, 0.0))
 
     def _completion_logits(self, batch: Batch) -> Float[Tensor, "batch token vocab"]:
@@ -371,5 +371,6 @@ def _check_rows(prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequenc
 
 
 def _entropy(logits: Tensor, normaliser: Tensor) -> Tensor:
-    """H = logsumexp(z) - sum softmax(z) z, in nats, of the last axis."""
-    return normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
+    """H = logsumexp(z) - sum softmax(z) z, in nats, of the last axis; a forbidden token (z = -inf) adds 0, not NaN."""
+    bounded = logits.clamp(min=torch.finfo(logits.dtype).min)
+    return normaliser - (torch.softmax(logits, -1) * bounded).sum(-1)

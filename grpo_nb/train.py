@@ -12,7 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, losses, metrics, optim, seeding, training
+from grpo_nb import control, guards, metrics, optim, seeding, training
+from grpo_nb.config import Config
+from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs
+from grpo_nb.gradient_report import gradient_report
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
 from grpo_nb.knobs import KnobSnapshot
@@ -70,20 +73,24 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
         rollouts = _rollouts(state, drawn_P, step, settings.temperature)
     with clock("score"):  # 2. a reward for each, None where there is no verdict
         scores = _scores(state, drawn_P, rollouts)
-    experience = _experience(state, drawn_P, rollouts, scores, settings)  # 3. compared within its group
-    with clock("reference"), policy.scoring():  # 4. the same tokens under the old and the starting policy
+    experience = gather(state, drawn_P, rollouts, scores, settings.temperature)
+    with clock("reference"), policy.scoring():  # 3. the same tokens under the old and the starting policy
         if experience.old_known:
             experience.logprobs_old, experience.entropy = token_stats(policy, experience, config.batch.micro_batch)
         if settings.needs_reference:
             with policy.as_reference():
                 experience.logprobs_reference, _ = token_stats(policy, experience, config.batch.micro_batch)
+    rewards = compare(state, experience, rollouts, scores, settings.betas)  # 4. each against its group
     updates: list[tuple[GradientStats, optim.Update]] = []
+    report: metrics.Row = {}
     with clock("train"):
         for rows in _updates(state, experience, step):
+            if not updates and _reports(config, step):
+                report = _report(state, experience, rows, settings)
             state.torn = True
             gradient = _gradient(state, experience, rows, settings, step)  # 5. per objective, conflicts settled
             updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
-    row = _row(state, step, settings, rollouts, scores, experience, updates) | clock.row()
+    row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report | clock.row()
     return _finish(state, row, drawn_P, rollouts, scores, experience)
 
 
@@ -94,7 +101,7 @@ class Settings:
     temperature: float
     learning_rate: float
     """After its warm-up."""
-    betas: Mapping[str, float]
+    betas: dict[str, float]
     needs_reference: bool
 
 
@@ -188,40 +195,6 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
     return scores
 
 
-def _rewards(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
-    """Rewards by prompt and completion; NaN where there is none."""
-    return torch.tensor([float("nan") if s.value is None else s.value for s in scores]).view(-1, group)
-
-
-def _experience(
-    state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scores: Sequence[Score], settings: Settings
-) -> Experience:
-    algorithm, group = state.config.algorithm, rollouts.group_size
-    rewards = _rewards(scores, group)
-    advantages = losses.group_advantages(
-        rewards, scale=losses.ALGORITHMS[algorithm.loss].scale, clip=algorithm.advantage_clip
-    )
-    lengths = torch.tensor([len(ids) for ids in rollouts.completion_ids])
-    if algorithm.mask_truncated:
-        lengths *= torch.tensor([reason == "stop" for reason in rollouts.stop_reasons])
-    blank = torch.zeros(len(scores), max(len(ids) for ids in rollouts.completion_ids))
-    experience = Experience(
-        objectives=[drawn_P[i // group].objective for i in range(len(scores))],
-        prompt_ids=[rollouts.prompt_ids[i // group] for i in range(len(scores))],
-        completion_ids=rollouts.completion_ids,
-        temperature=settings.temperature,
-        advantages=advantages.flatten(),
-        kept=(~rewards.isnan().any(dim=1)).repeat_interleave(group),
-        logprobs_old=blank,
-        old_known=not state.config.batch.on_policy or state.step == 0,
-        logprobs_reference=None,
-        entropy=blank.clone(),
-        lengths=lengths,
-    )
-    guards.check_masks(rollouts, experience, algorithm.mask_truncated)
-    return experience
-
-
 def _updates(state: Training, experience: Experience, step: int) -> Iterator[dict[str, list[int]]]:
     """Rows of each optimizer update, by objective: every epoch deals each objective's rows evenly."""
     batch, seed = state.config.batch, state.config.run.seed
@@ -256,6 +229,24 @@ def _gradient(
     )
 
 
+def _reports(config: Config, step: int) -> bool:
+    every = config.algorithm.gradient_report_every
+    return every > 0 and step % every == 0
+
+
+def _report(state: Training, experience: Experience, rows: Mapping[str, list[int]], settings: Settings) -> metrics.Row:
+    config = state.config
+    return gradient_report(
+        state.policy,
+        experience,
+        rows,
+        settings.betas,
+        config.algorithm,
+        micro_batch=config.batch.micro_batch,
+        max_completion=config.sampling.max_completion,
+    )
+
+
 def _apply(state: Training, settings: Settings) -> optim.Update:
     algorithm = state.config.algorithm
     return optim.apply(
@@ -275,18 +266,21 @@ def _row(
     scores: Sequence[Score],
     experience: Experience,
     updates: Sequence[tuple[GradientStats, optim.Update]],
+    rewards: Mapping[str, Float[Tensor, "prompt group"]],
 ) -> metrics.Row:
     algorithm = state.config.algorithm
     row: metrics.Row = {"step": step} | metrics.update_row(updates)
     for name, objective in state.objectives.items():
         rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
         own = [scores[i] for i in rows]
-        row |= metrics.reward_row(name, own, _rewards(own, rollouts.group_size))
-        row |= metrics.policy_row(name, experience, algorithm.kl, algorithm.log_ratio_clamp)
+        row |= metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size))
+        if state.config.shaping.active:
+            row |= metrics.shaped_row(name, rewards[name])
+        row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)
         row |= {f"beta/{name}": settings.betas[name], f"beta_mode/{name}": objective.beta.mode}
         row |= metrics.length_row(name, rollouts, rows)
     return row | {
-        "sampler_gap": metrics.sampler_gap(experience, rollouts),
+        **metrics.sampler_row(experience, sampler_logprobs(experience, rollouts)),
         "lr": settings.learning_rate,
         "temperature": settings.temperature,
         "tokens": sum(len(ids) for ids in rollouts.completion_ids),

@@ -21,6 +21,7 @@ from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
 from grpo_nb.control import BetaState
 from grpo_nb.knobs import KnobSnapshot
+from grpo_nb.losses import SCALE_FREE, Moments
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.rollout import Engine
@@ -42,6 +43,8 @@ class Objective:
     rubric: Rubric
     examples: list[Example]
     beta: BetaState
+    moments: Moments = field(default_factory=Moments)
+    """Of the rewards seen, where they are normalised."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def prepare(
     _check_ids(objectives)
     _check_prompts(training)
     _restore(training)
+    _note_what_cancels(training)
     return training
 
 
@@ -132,6 +136,7 @@ def save(training: Training) -> Path:
     state = {
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
+        "reward_moments": {name: o.moments.to_dict() for name, o in training.objectives.items()},
         "knobs": asdict(training.knobs),
         "judged_by": _judged_by(training),
         "fingerprint": fingerprint(),
@@ -241,7 +246,7 @@ def sample_rows(
             "label": scores[i].label,
             "parts": dict(scores[i].parts),
             "cause": scores[i].cause,
-            "advantage": float(experience.advantages[i]),
+            "advantage": experience.advantage_of(i),
             "stop_reason": rollouts.stop_reasons[i],
             "tokens": len(rollouts.completion_ids[i]),
         }
@@ -309,6 +314,7 @@ def _restore(training: Training) -> None:
     training.step, training.knobs = int(state["step"]), KnobSnapshot(**state["knobs"])
     for name, objective in training.objectives.items():
         objective.beta = BetaState.from_dict(state["betas"][name])
+        objective.moments = Moments.from_dict(state.get("reward_moments", {}).get(name, {}))
     _note_other_judges(training, state["judged_by"])
     run.rewind(training.step)
     training.rows = run.metric_rows()
@@ -328,6 +334,18 @@ def _note_other_judges(training: Training, before: dict[str, list[str]]) -> None
     if now != before:
         training.run.log_event("rewards_changed", step=training.step, before=before, now=now)
         log.warning("this run was judged by %s until step %d, from here on by %s", before, training.step, now)
+
+
+def _note_what_cancels(training: Training) -> None:
+    """Say it where rewards are normalised for nothing: a group's mean takes any shift away, its std any scale."""
+    if not training.config.shaping.normalise:
+        return
+    name = training.config.algorithm.row.advantage
+    cancels = "shift and scale cancel, so it changes" if name in SCALE_FREE else "the shift cancels, the scale remains:"
+    left = "nothing but what shaping.clip cuts" if name in SCALE_FREE else "it changes the size of the step only"
+    message = f"shaping.normalise with advantage '{name}': inside a group, {cancels} {left}"
+    training.run.log_event("shaping_cancels", step=training.step, message=message)
+    log.info(message)
 
 
 def _start(training: Training) -> None:

@@ -113,7 +113,7 @@ class TokenStats:
     logprobs: Float[Tensor, "batch token"]
     """log pi(token) in nats; 0 outside the completion mask."""
     entropy: Float[Tensor, "batch token"]
-    """Entropy of the predicted distribution in nats, detached; 0 outside the completion mask."""
+    """Entropy of the predicted distribution in nats, 0 outside the completion mask; detached unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ class Experience:
     completion_ids: Sequence[Sequence[int]]
     temperature: float
     """At which the completions were drawn and at which every log-prob of the step is taken."""
-    advantages: Float[Tensor, "batch"]
+    advantages: Float[Tensor, "batch #token"]
+    """One a completion, [batch, 1], or one a token where the KL is in the reward of REINFORCE++."""
     kept: Bool[Tensor, "batch"]
     logprobs_old: Float[Tensor, "batch token"]
     """log pi_old; where `old_known` is False, the step's only update fills it from its own forward pass."""
@@ -160,10 +161,17 @@ class Experience:
     entropy: Float[Tensor, "batch token"]
     lengths: Int[Tensor, "batch"]
     """Trained tokens of each row: its completion, or 0 where truncated answers are masked."""
+    weights: Float[Tensor, "batch token"] | None = None
+    """What multiplies a token's policy loss (another sampler's correction, the entropy mask); None: 1."""
 
     def rows_of(self, objective: str) -> list[int]:
         """Kept rows of one objective."""
         return [i for i, name in enumerate(self.objectives) if name == objective and self.kept[i]]
+
+    def advantage_of(self, row: int) -> float:
+        """The row's advantage, mean over its trained tokens where they differ."""
+        values = self.advantages[row]
+        return float(values[: max(int(self.lengths[row]), 1)].mean())
 
     def mask(self) -> Bool[Tensor, "batch token"]:
         """True on every trained token."""

@@ -35,7 +35,7 @@ ALL_GROUPS = list(groups(Config))
 
 
 def test_every_group_is_reached() -> None:
-    assert len(ALL_GROUPS) == 8 and ObjectiveConfig in ALL_GROUPS
+    assert len(ALL_GROUPS) == 9 and ObjectiveConfig in ALL_GROUPS
 
 
 @pytest.mark.parametrize("group", ALL_GROUPS, ids=lambda group: group.__name__)
@@ -168,7 +168,10 @@ def test_bands_are_ordered() -> None:
 
 def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
     message = refused(algorithm__kl="k1")
-    assert "as a loss its expected gradient is zero" in message and "use 'k2' or 'k3'" in message
+    assert (
+        "as a loss its expected gradient is zero" in message
+        and "use 'k2', 'k3' or 'k3_k2', or 'k1_in_reward'" in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,6 @@ def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
         ("algorithm.loss", "ppo"),
         ("algorithm.combine", "mean"),
         ("algorithm.learning_rate", -1e-6),
-        ("algorithm.clip_low", 1),
         ("algorithm.clip_low", 0),
         ("algorithm.clip_high", 0),
         ("algorithm.max_grad_norm", 0),

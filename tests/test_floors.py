@@ -12,11 +12,24 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "grpo_nb"
 
 FLOORS = (
-    {"types", "losses", "control", "combine", "seeding"},
+    {"types", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "judge", "findings"},
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock"},
-    {"sft", "train", "training", "gradients", "guards", "metrics", "evaluate", "rules", "symptoms", "doctor"},
+    {
+        "sft",
+        "train",
+        "training",
+        "experience",
+        "gradients",
+        "gradient_report",
+        "guards",
+        "metrics",
+        "evaluate",
+        "rules",
+        "symptoms",
+        "doctor",
+    },
     {
         "session",
         "report",
@@ -120,9 +133,12 @@ def test_no_circles_between_rooms() -> None:
     assert not uses, f"circular imports among {sorted(uses)}"
 
 
-@pytest.mark.parametrize("room", sorted(MATHEMATICS))
-def test_the_mathematics_knows_only_torch(room: str) -> None:
-    path = ROOT / PACKAGE / f"{room}.py"
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if room_of(module_of(path)) in MATHEMATICS],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_the_mathematics_knows_only_torch(path: Path) -> None:
     strangers = {module[0] for module in imported(path, TREES[path])} - MATHEMATICS_MAY_IMPORT - {PACKAGE}
     assert not strangers, f"{path.name} (floor 0) imports {sorted(strangers)}; floor 0 has torch only"
 

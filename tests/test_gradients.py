@@ -18,7 +18,7 @@ def experience(lengths: list[int]) -> Experience:
         prompt_ids=[[1]] * rows,
         completion_ids=[[2] * width] * rows,
         temperature=1.0,
-        advantages=torch.zeros(rows),
+        advantages=torch.zeros(rows, 1),
         kept=torch.ones(rows, dtype=torch.bool),
         logprobs_old=blank,
         old_known=True,
@@ -29,7 +29,7 @@ def experience(lengths: list[int]) -> Experience:
 
 
 def test_a_masked_answer_is_in_no_denominator() -> None:
-    assert gradients._counts(experience([3, 0, 2]), [0, 1, 2], 8) == losses.Counts(2, 5, 8)
+    assert gradients.count(experience([3, 0, 2]), [0, 1, 2], 8) == losses.Counts(2, 5, 8)
 
 
 def test_the_mask_is_the_length_of_each_row() -> None:

@@ -43,7 +43,7 @@ def reward(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame 
 
 def kl(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """KL of each objective and its target band."""
-    title(axis, "KL to the reference", f"nats per token ({config.algorithm.kl}); shaded: target band")
+    title(axis, "KL to the reference", f"nats per token ({config.algorithm.row.kl_reported}); shaded: target band")
     bands = {name: o.kl_band for name, o in config.objectives.items() if o.kl_band}
     shared = len(set(bands.values())) == 1
     for name, (low, high) in list(bands.items())[: 1 if shared else None]:

@@ -7,20 +7,26 @@ while a run trains (each beta, temperature, learning rate) start from here and t
 import difflib
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
+from grpo_nb.config.base import ConfigError, Count, Positive, Settings
 
-
-class ConfigError(ValueError):
-    """A setting is wrong: the message says what was found, what is needed and what to change."""
-
-
-class Settings(BaseModel):
-    """Base of every settings group: frozen, unknown keys refused, field sentences kept as descriptions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+__all__ = [
+    "AlgorithmConfig",
+    "BatchConfig",
+    "Config",
+    "ConfigError",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "RunConfig",
+    "SFTConfig",
+    "SamplingConfig",
+    "Settings",
+    "ShapingConfig",
+    "check_data_size",
+    "parse",
+]
 
 
 class ModelConfig(Settings):
@@ -198,48 +204,6 @@ class BatchConfig(Settings):
         return self
 
 
-class AlgorithmConfig(Settings):
-    """The loss, its clipping, the KL estimator, and how objectives are combined."""
-
-    loss: Literal["grpo", "dr_grpo", "dapo"] = "dapo"
-    """`grpo`: mean of each answer's token mean; `dapo`: mean over all tokens; `dr_grpo`: constant length, no std."""
-    learning_rate: Positive = 1e-6
-    """Peak learning rate of AdamW; a knob while training."""
-    combine: Literal["sum", "pcgrad"] = "sum"
-    """Objectives' gradients: `sum` weighs and adds; `pcgrad` first removes what conflicts (Yu et al. 2020)."""
-    max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this global norm."""
-
-    # advanced
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """PPO's lower clip: the ratio's gain stops at 1 - clip_low."""
-    clip_high: Positive = 0.2
-    """PPO's upper clip, 1 + clip_high; DAPO's clip-higher is 0.28."""
-    kl: Literal["k2", "k3"] = "k3"
-    """KL estimator of the penalty, per token: k2 has the gradient of KL(policy || reference), k3 the unbiased value."""
-    skip_grad_norm: Positive | None = 100.0
-    """An update whose gradient norm is above this, or not finite, is skipped and logged; null: only not finite."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Linear rise of the learning rate at the start; constant afterwards."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW's decoupled weight decay."""
-    advantage_clip: Positive | None = 10.0
-    """Advantages are cut at +- this; null never cuts."""
-    log_ratio_clamp: Annotated[float, Field(gt=0, le=80)] = 20.0
-    """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
-    mask_truncated: bool = False
-    """Leave completions that hit the cap out of the loss (numerator and denominator)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _k1_is_no_loss(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("kl") == "k1":
-            raise ValueError(
-                "kl='k1': as a loss its expected gradient is zero (it would penalise nothing); use 'k2' or 'k3'"
-            )
-        return data
-
-
 class RunConfig(Settings):
     """How long, how often, and from which seed."""
 
@@ -276,7 +240,17 @@ class Config(Settings):
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    shaping: ShapingConfig = ShapingConfig()
     run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _overlong_fits(self) -> Self:
+        if self.shaping.overlong_buffer > self.sampling.max_completion:
+            raise ValueError(
+                f"shaping.overlong_buffer={self.shaping.overlong_buffer} is more than "
+                f"sampling.max_completion={self.sampling.max_completion}; use at most that, a quarter of it is usual"
+            )
+        return self
 
     @model_validator(mode="after")
     def _objectives_share_the_prompts(self) -> Self:

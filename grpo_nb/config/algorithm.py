@@ -1,0 +1,132 @@
+"""The settings of the mathematics: which algorithm, with which numbers, and what a reward is before it is compared."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from grpo_nb.algorithms import (
+    K1_IS_NO_LOSS,
+    AdvantageName,
+    Algorithm,
+    AlgorithmName,
+    KLName,
+    ReductionName,
+    SurrogateName,
+    algorithm,
+)
+from grpo_nb.config.base import Positive, Settings
+
+
+class AlgorithmConfig(Settings):
+    """The loss, its clipping, the KL estimator, and how objectives are combined."""
+
+    loss: AlgorithmName = "dapo"
+    """A row of `algorithms.ALGORITHMS`: `dapo` averages over tokens, `grpo` over answers, `dr_grpo` by a constant."""
+    learning_rate: Positive = 1e-6
+    """Peak learning rate of AdamW; a knob while training."""
+    combine: Literal["sum", "pcgrad"] = "sum"
+    """Objectives' gradients: `sum` weighs and adds; `pcgrad` first removes what conflicts (Yu et al. 2020)."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this global norm."""
+
+    # advanced
+    advantage: AdvantageName | Literal["auto"] = "auto"
+    """How rewards become advantages; `auto`: the algorithm's own. `group_std`, `mean_only`, `rloo`, ..."""
+    surrogate: SurrogateName | Literal["auto"] = "auto"
+    """The per-token policy loss; `auto`: the algorithm's own."""
+    reduction: ReductionName | Literal["auto"] = "auto"
+    """What the per-token losses are averaged over; `auto`: the algorithm's own."""
+    kl: KLName | Literal["auto"] = "auto"
+    """KL per token: k2 has the gradient of KL(policy || reference), k3 the unbiased value, `k3_k2` both;
+    `k1_in_reward` subtracts it from the reward; `auto`: the algorithm's own."""
+    kl_weight: Literal["none", "ratio", "ratio_through"] = "ratio"
+    """What corrects the KL off-policy: the ratio as a constant, the ratio with its gradient, or nothing."""
+    clip_low: Positive | None = None
+    """Lower clip: the ratio's gain stops at 1 - clip_low; null: the algorithm's own (0.2 for most, 3e-4 for gspo)."""
+    clip_high: Positive | None = None
+    """Upper clip, 1 + clip_high; null: the algorithm's own (0.2 for most, 0.28 for dapo)."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """PPO's and GSPO's third bound: where the advantage is negative, a ratio above this pulls no more; 3 is usual."""
+    sapo_tau_positive: Positive = 1.0
+    """SAPO's temperature where the advantage is positive: larger falls off faster."""
+    sapo_tau_negative: Positive = 1.05
+    """SAPO's temperature elsewhere."""
+    cpgd_drift: Annotated[float, Field(ge=0)] = 0.01
+    """CPGD's pull back to the policy that sampled."""
+    cpgd_drift_clip: Positive = 0.2
+    """The weight of that pull, r - 1, is cut at +- this."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Bonus for entropy, in reward per nat: higher keeps answers more varied."""
+    entropy_top_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Only this share of an objective's tokens, those of highest entropy, learn from the reward; 0.2 is usual."""
+    correction: Literal["none", "tis", "mis"] = "none"
+    """Where the engine's log-probs are not the trainer's: weigh by the ratio, truncated (`tis`) or masked (`mis`)."""
+    correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
+    """Whose ratio that is: a token's, the completion's, or the completion's geometric mean."""
+    correction_bounds: tuple[Annotated[float, Field(ge=0)], Positive] = (0.5, 2.0)
+    """`mis` drops ratios outside, `tis` cuts at the upper one."""
+    gradient_report_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between reports of each objective's and each term's gradient (norm, cosine), a pass a term; 0: never."""
+    skip_grad_norm: Positive | None = 100.0
+    """An update whose gradient norm is above this, or not finite, is skipped and logged; null: only not finite."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear rise of the learning rate at the start; constant afterwards."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay."""
+    advantage_clip: Positive | None = 10.0
+    """Advantages are cut at +- this; null never cuts."""
+    log_ratio_clamp: Annotated[float, Field(gt=0, le=80)] = 20.0
+    """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
+    mask_truncated: bool = False
+    """Leave completions that hit the cap out of the loss (numerator and denominator)."""
+
+    @property
+    def row(self) -> Algorithm:
+        """The algorithm as it is used: the named row with what is set here in place of its own."""
+        return algorithm(
+            self.loss,
+            advantage=self.advantage,
+            surrogate=self.surrogate,
+            reduction=self.reduction,
+            kl=self.kl,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+        )
+
+    @property
+    def old_first(self) -> bool:
+        """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
+        return self.row.needs_old or self.entropy_top_share < 1 or self.correction != "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _k1_is_no_loss(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("kl") == "k1":
+            raise ValueError(K1_IS_NO_LOSS)
+        return data
+
+    @model_validator(mode="after")
+    def _choices_go_together(self) -> Self:
+        if self.correction_bounds[0] >= self.correction_bounds[1]:
+            raise ValueError(f"correction_bounds={self.correction_bounds}; needs lower < upper, e.g. (0.5, 2.0)")
+        _ = self.row  # raises where the choices contradict each other
+        return self
+
+
+class ShapingConfig(Settings):
+    """Rewards before they are compared; all off to begin with."""
+
+    truncated_factor: Annotated[float, Field(le=1)] | None = None
+    """Reward of an answer that hit the cap: times this (0 to 1), or this itself (below 0); null: as it is."""
+    overlong_buffer: Annotated[int, Field(ge=0)] = 0
+    """The last so many tokens before the cap cost more and more (DAPO); 0: none do."""
+    overlong_penalty: Positive = 1.0
+    """What an answer at the cap costs then, in reward."""
+    normalise: bool = False
+    """Running mean and std of all rewards seen; most algorithms cancel it inside a group, and the log says so."""
+    clip: Positive | None = None
+    """Rewards are cut at +- this, after all else; null never cuts."""
+
+    @property
+    def active(self) -> bool:
+        return self != ShapingConfig()

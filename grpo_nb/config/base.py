@@ -1,0 +1,18 @@
+"""What every settings group is built from."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ConfigError(ValueError):
+    """A setting is wrong: the message says what was found, what is needed and what to change."""
+
+
+class Settings(BaseModel):
+    """Base of every settings group: frozen, unknown keys refused, field sentences kept as descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -1,0 +1,142 @@
+"""What a step learns from: its rows gathered, then compared, as tensors that no longer change."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from grpo_nb import guards, losses
+from grpo_nb.config import Config
+from grpo_nb.training import Drawn, Training
+from grpo_nb.types import Experience, Rollouts, Score
+
+
+def gather(
+    state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scores: Sequence[Score], temperature: float
+) -> Experience:
+    """The step's B rows, before anything is measured or compared.
+
+    Raises:
+        TrainingError: a mask does not fit what was sampled.
+    """
+    algorithm, group = state.config.algorithm, rollouts.group_size
+    lengths = torch.tensor([len(ids) for ids in rollouts.completion_ids])
+    if algorithm.mask_truncated:
+        lengths *= ~_truncated(rollouts)
+    blank = torch.zeros(len(scores), max(len(ids) for ids in rollouts.completion_ids))
+    experience = Experience(
+        objectives=[drawn_P[i // group].objective for i in range(len(scores))],
+        prompt_ids=[rollouts.prompt_ids[i // group] for i in range(len(scores))],
+        completion_ids=rollouts.completion_ids,
+        temperature=temperature,
+        advantages=torch.zeros(len(scores), 1),
+        kept=(~reward_matrix(scores, group).isnan().any(dim=1)).repeat_interleave(group),
+        logprobs_old=blank,
+        old_known=not state.config.batch.on_policy or algorithm.old_first or state.step == 0,
+        logprobs_reference=None,
+        entropy=blank.clone(),
+        lengths=lengths,
+    )
+    guards.check_masks(rollouts, experience, algorithm.mask_truncated)
+    return experience
+
+
+def compare(
+    state: Training, experience: Experience, rollouts: Rollouts, scores: Sequence[Score], betas: dict[str, float]
+) -> dict[str, Float[Tensor, "prompt group"]]:
+    """Fill in the advantages and the token weights, objective by objective; give back the rewards that they came from.
+
+    An incomplete group is NaN throughout, so it moves no statistic of the others. Moves each objective's running
+    reward moments where rewards are normalised.
+    """
+    config, group = state.config, rollouts.group_size
+    compared, shaped = [], {}
+    for name, objective in state.objectives.items():
+        rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
+        rewards = reward_matrix([scores[i] for i in rows], group)
+        rewards = torch.where(rewards.isnan().any(dim=1, keepdim=True), torch.nan, rewards)
+        lengths = torch.tensor([len(rollouts.completion_ids[i]) for i in rows]).view(-1, group)
+        shaped[name], objective.moments = shape(
+            rewards, lengths, _truncated(rollouts)[rows].view(-1, group), config, objective.moments
+        )
+        outcomes = losses.Outcomes(
+            shaped[name],
+            experience.lengths[rows].view(-1, group),
+            _penalty(experience, rows, betas[name], config, group),
+        )
+        values = losses.advantages(outcomes, config.algorithm.row.advantage, config.algorithm.advantage_clip)
+        compared.append(values.flatten(0, 1))
+    experience.advantages = torch.cat(compared)
+    experience.weights = _weights(experience, rollouts, config)
+    return shaped
+
+
+def shape(
+    rewards: Float[Tensor, "prompt group"],
+    lengths: Int[Tensor, "prompt group"],
+    truncated: Tensor,
+    config: Config,
+    moments: losses.Moments,
+) -> tuple[Float[Tensor, "prompt group"], losses.Moments]:
+    """Rewards as the settings shape them, in this order: truncated, overlong, normalised, clipped; and the moments."""
+    shaping = config.shaping
+    if shaping.truncated_factor is not None:
+        rewards = losses.stop_properly(rewards, truncated, shaping.truncated_factor)
+    if shaping.overlong_buffer:
+        rewards = rewards + losses.overlong_penalty(
+            lengths, config.sampling.max_completion, shaping.overlong_buffer, shaping.overlong_penalty
+        )
+    if shaping.normalise:
+        moments = moments.update(rewards[~rewards.isnan()].tolist())
+        rewards = moments.normalise(rewards)
+    return rewards if shaping.clip is None else rewards.clamp(-shaping.clip, shaping.clip), moments
+
+
+def reward_matrix(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
+    """Rewards by prompt and completion; NaN where there is none."""
+    return torch.tensor([float("nan") if s.value is None else s.value for s in scores]).view(-1, group)
+
+
+def sampler_logprobs(experience: Experience, rollouts: Rollouts) -> Float[Tensor, "batch token"]:
+    """What the engine said each token's log-prob was when it drew it; 0 beyond a completion."""
+    table = torch.zeros_like(experience.logprobs_old)
+    for i, values in enumerate(rollouts.logprobs):
+        table[i, : len(values)] = torch.tensor(values, dtype=table.dtype)
+    return table
+
+
+def _truncated(rollouts: Rollouts) -> Tensor:
+    return torch.tensor([reason == "length" for reason in rollouts.stop_reasons])
+
+
+def _penalty(
+    experience: Experience, rows: Sequence[int], beta: float, config: Config, group: int
+) -> Float[Tensor, "prompt group token"] | None:
+    """beta * k1 of every token, where the KL is in the reward."""
+    if config.algorithm.row.kl != "k1_in_reward" or experience.logprobs_reference is None or beta == 0:
+        return None
+    index = list(rows)
+    clamp, mask = config.algorithm.log_ratio_clamp, experience.mask()[index]
+    k1 = losses.kl_k1(experience.logprobs_old[index], experience.logprobs_reference[index], clamp, mask)
+    return (beta * k1).view(-1, group, k1.shape[1])
+
+
+def _weights(experience: Experience, rollouts: Rollouts, config: Config) -> Float[Tensor, "batch token"] | None:
+    algorithm, mask = config.algorithm, experience.mask()
+    if algorithm.correction == "none" and algorithm.entropy_top_share == 1:
+        return None
+    weights = losses.correction(
+        algorithm.correction,
+        algorithm.correction_level,
+        experience.logprobs_old,
+        sampler_logprobs(experience, rollouts),
+        mask,
+        algorithm.correction_bounds,
+        algorithm.log_ratio_clamp,
+    )
+    for name in dict.fromkeys(experience.objectives):
+        rows = experience.rows_of(name)
+        learns = losses.top_entropy(experience.entropy[rows], mask[rows], algorithm.entropy_top_share)
+        weights[rows] = torch.where(learns, weights[rows], 0.0)
+    return weights

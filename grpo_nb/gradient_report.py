@@ -1,0 +1,82 @@
+"""Each objective's and each loss term's gradient by itself: norms and cosines for the log, never for the update."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_nb import combine, losses
+from grpo_nb.config import AlgorithmConfig
+from grpo_nb.gradients import chunks, count, micro_tokens, recipe
+from grpo_nb.metrics import Row
+from grpo_nb.model import Policy
+from grpo_nb.types import Experience
+
+Gradients = dict[str, dict[str, Tensor]]
+"""Objective or loss term -> parameter name -> gradient."""
+
+
+def gradient_report(
+    policy: Policy,
+    experience: Experience,
+    rows: Mapping[str, Sequence[int]],
+    betas: Mapping[str, float],
+    algorithm: AlgorithmConfig,
+    *,
+    micro_batch: int,
+    max_completion: int,
+) -> Row:
+    """Flat metrics of one update's gradients before weights and combination: `grad/norm/<objective>`,
+    `grad/norm/<objective>/<term>` (policy, kl, entropy), and for two objectives or more `grad/cosine/<a>/<b>`.
+
+    Takes one forward and backward pass a term, holds one gradient a term and objective, and leaves `.grad` alone.
+    A cosine with a zero gradient, which has no direction, is None.
+    """
+    of_objective: Gradients = {}
+    report: Row = {}
+    for name, indices in rows.items():
+        counts = count(experience, indices, max_completion)
+        terms = _by_term(policy, experience, indices, betas[name], algorithm, counts, micro_batch)
+        of_objective[name] = combine.combine(list(terms.values()), torch.ones(len(terms)))
+        own = [of_objective[name], *terms.values()]
+        keys = [f"grad/norm/{name}", *(f"grad/norm/{name}/{term}" for term in terms)]
+        report |= dict(zip(keys, combine.norms(combine.gram(own)).tolist(), strict=True))
+    return report | _cosines(of_objective)
+
+
+def _by_term(
+    policy: Policy,
+    experience: Experience,
+    rows: Sequence[int],
+    beta: float,
+    algorithm: AlgorithmConfig,
+    counts: losses.Counts,
+    micro_batch: int,
+) -> Gradients:
+    parameters, settings = policy.parameters_by_name(), recipe(algorithm)
+    sums: Gradients = {}
+    for micro in chunks(rows, micro_batch):
+        for term in _terms(algorithm, beta, experience):
+            tokens = micro_tokens(policy, experience, micro, algorithm)  # a graph of its own for each backward pass
+            loss = losses.loss_terms(tokens, settings, beta, counts)[term]
+            found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            held = sums.setdefault(term, {})
+            for key, gradient in zip(parameters, found, strict=True):
+                held[key] = held[key] + gradient if key in held else gradient
+    return sums
+
+
+def _terms(algorithm: AlgorithmConfig, beta: float, experience: Experience) -> list[str]:
+    penalised = beta > 0 and experience.logprobs_reference is not None and algorithm.row.kl != "k1_in_reward"
+    return ["policy", *(["kl"] if penalised else []), *(["entropy"] if algorithm.entropy_coef else [])]
+
+
+def _cosines(gradients: Gradients) -> Row:
+    names, gram = list(gradients), combine.gram(list(gradients.values()))
+    cosine, alive = combine.cosine(gram), combine.norms(gram) > 0
+    return {
+        f"grad/cosine/{a}/{b}": float(cosine[i, j]) if alive[i] and alive[j] else None
+        for i, a in enumerate(names)
+        for j, b in enumerate(names)
+        if i < j
+    }

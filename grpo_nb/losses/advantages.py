@@ -1,0 +1,179 @@
+"""From the rewards of a prompt's answers to their advantages.
+
+Rewards come as [prompt, group]; NaN is unscored: such an answer gets exactly 0 and leaves every mean and std of
+the others alone. A group with fewer than two scored answers, or whose std is below 1e-6, has nothing to compare and
+gets exactly 0 throughout (but for `reinforce_pp`, which compares with the whole batch).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from grpo_nb.algorithms import AdvantageName
+
+Groups = Float[Tensor, "prompt group"]
+TokenGroups = Float[Tensor, "prompt group #token"]
+
+STD_EPS = 1e-4
+"""Added to a group's std before dividing, as TRL does; it matters: rewards .50001, .5, .5, .5 give A = .07, not 1.5."""
+DEGENERATE_STD = 1e-6
+"""A group whose rewards differ by less than this has nothing to compare; its noise is not blown up to advantages."""
+WHITEN_EPS = 1e-8
+"""Added to the variance of a whole batch before its root, as OpenRLHF does."""
+CPGD_MAX_WEIGHT = 3.0
+"""CPGD's cap on how much the groups that can be compared are lifted for those that cannot."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the answers of one objective came to.
+
+    >>> Outcomes(rewards=torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[7, 9]])).totals()
+    tensor([[1., 0.]])
+    """
+
+    rewards: Groups
+    """NaN where an answer could not be scored."""
+    lengths: Int[Tensor, "prompt group"]
+    """Trained tokens of each answer."""
+    penalty: Float[Tensor, "prompt group token"] | None = None
+    """What each token costs, in units of the reward: beta · k1, with KL in the reward; 0 beyond the length."""
+
+    def totals(self) -> Groups:
+        """Rᵢ − Σₜ penaltyᵢₜ: an answer's reward less what its tokens cost."""
+        return self.rewards if self.penalty is None else self.rewards - self.penalty.sum(-1)
+
+    def returns(self) -> TokenGroups:
+        """Gᵢₜ = Rᵢ − Σ_{u ≥ t} penaltyᵢᵤ: what still lies ahead of each token, [.., 1] without penalty."""
+        if self.penalty is None:
+            return self.rewards[..., None]
+        return self.rewards[..., None] - self.penalty.flip(-1).cumsum(-1).flip(-1)
+
+    def weights(self) -> TokenGroups:
+        """Tokens that each entry of `returns` stands for; 0 for unscored answers."""
+        scored = ~self.rewards.isnan()[..., None]
+        if self.penalty is None:
+            return (scored * self.lengths[..., None]).to(self.rewards.dtype)
+        within = torch.arange(self.penalty.shape[-1], device=self.rewards.device) < self.lengths[..., None]
+        return (scored & within).to(self.rewards.dtype)
+
+
+def group_std(rewards: Groups) -> Float[Tensor, "prompt"]:
+    """s = √(Σ(Rᵢ − R̄)² / (n − 1)) over the n scored answers of each prompt; NaN where n < 2."""
+    n = (~rewards.isnan()).sum(-1)
+    centred = rewards - rewards.nanmean(-1, keepdim=True)
+    variance = centred.square().nansum(-1) / (n - 1).clamp(min=1)
+    return torch.where(n >= 2, variance.sqrt(), torch.nan)
+
+
+def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = None) -> TokenGroups:
+    """The estimator of that name over one objective's answers, 0 where there is nothing to compare, cut at ± `clip`.
+
+    Raises:
+        ValueError: an infinite reward, which would silently erase its whole group.
+    """
+    if outcomes.rewards.isinf().any():
+        raise ValueError(
+            "rewards hold inf; needs finite numbers, or NaN where an answer could not be scored: "
+            "correct the reward function, or let it return None there"
+        )
+    values = ADVANTAGES[name](outcomes)
+    values = torch.where(values.isnan(), 0.0, values)
+    return values if clip is None else values.clamp(-clip, clip)
+
+
+# ---- estimators: Outcomes -> advantages, NaN where there is none
+
+
+def grpo(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = (Rᵢ − R̄) / (s + 1e-4) with mean and std of the answer's own group. Shao et al. 2024, section 4.1.2."""
+    centred, std = _centred(outcomes.totals())
+    return (centred / (std + STD_EPS))[..., None]
+
+
+def mean_only(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = Rᵢ − R̄: a group's spread does not reweigh it. Liu et al. 2025 (Dr. GRPO)."""
+    return _centred(outcomes.totals())[0][..., None]
+
+
+def batch_std(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = (Rᵢ − R̄) / (S + 1e-4): the group's mean, the std S over all scored answers. Liu et al., arXiv:2508.08221."""
+    centred, _ = _centred(outcomes.totals())
+    return (centred / (group_std(outcomes.totals().reshape(1, -1)) + STD_EPS))[..., None]
+
+
+def rloo(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = Rᵢ − mean_{j≠i} Rⱼ = n/(n−1) · (Rᵢ − R̄) over the n scored answers. Ahmadian et al. 2024, eq. 9."""
+    totals = outcomes.totals()
+    n = (~totals.isnan()).sum(-1, keepdim=True)
+    return (_centred(totals)[0] * n / (n - 1).clamp(min=1))[..., None]
+
+
+def opo(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = Rᵢ − Σⱼ TⱼRⱼ / Σⱼ Tⱼ: the length-weighted mean, the baseline of least variance. Hao et al. 2025, eq. 7."""
+    totals = outcomes.totals()
+    lengths = torch.where(totals.isnan(), 0.0, outcomes.lengths.to(totals.dtype))
+    baseline = (lengths * totals).nansum(-1, keepdim=True) / lengths.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(_alive(totals), totals - baseline, torch.nan)[..., None]
+
+
+def cpgd(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = ω (Rᵢ − R̄), ω = min(P / P_alive, 3): the P_alive groups that can be compared stand in for all P.
+
+    Liu et al. 2025 (CPGD), section 3.3, the weight like a clip-filter's.
+    """
+    centred, std = _centred(outcomes.totals())
+    alive = (std >= DEGENERATE_STD).sum().clamp(min=1)
+    return (centred * (len(std) / alive).clamp(max=CPGD_MAX_WEIGHT))[..., None]
+
+
+def reinforce_pp(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢₜ = (Gᵢₜ − mean G) / √(var G + 1e-8) over all tokens of the batch, G the returns. Hu et al. 2025.
+
+    No group: an answer is compared with the whole batch, so a group of equal rewards still learns.
+    """
+    return _whitened(outcomes.returns(), outcomes.weights())
+
+
+def reinforce_pp_baseline(outcomes: Outcomes) -> TokenGroups:
+    """Aᵢ = (Rᵢ − R̄, whitened over the tokens of all groups that can be compared). Hu et al. 2025."""
+    centred = _centred(outcomes.totals())[0][..., None]
+    return _whitened(centred, torch.where(centred.isnan(), 0.0, outcomes.lengths[..., None].to(centred.dtype)))
+
+
+ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
+    "group_std": grpo,
+    "mean_only": mean_only,
+    "batch_std": batch_std,
+    "rloo": rloo,
+    "opo": opo,
+    "cpgd": cpgd,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+}
+
+SCALE_FREE: frozenset[AdvantageName] = frozenset({"group_std", "batch_std", "reinforce_pp", "reinforce_pp_baseline"})
+"""Estimators that divide by a spread: multiplying every reward by one number changes nothing but the eps."""
+
+
+def _alive(totals: Groups) -> Bool[Tensor, "prompt 1"]:
+    return (group_std(totals) >= DEGENERATE_STD)[:, None]
+
+
+def _centred(totals: Groups) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
+    """(Rᵢ − R̄, s) of each group; NaN throughout a group that cannot be compared."""
+    centred = totals - totals.nanmean(-1, keepdim=True)
+    return torch.where(_alive(totals), centred, torch.nan), group_std(totals)[:, None]
+
+
+def _whitened(values: TokenGroups, weights: TokenGroups) -> TokenGroups:
+    """(x − mean) / √(var + 1e-8) under the weights; NaN where the weight is 0 or nothing differs."""
+    held = torch.where(weights > 0, values, 0.0)
+    total = weights.sum()
+    mean = (weights * held).sum() / total
+    variance = (weights * (held - mean).square()).sum() / total
+    known = (weights > 0) & (variance.sqrt() >= DEGENERATE_STD)
+    return torch.where(known, (held - mean) / (variance + WHITEN_EPS).sqrt(), torch.nan)

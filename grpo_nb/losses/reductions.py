@@ -1,0 +1,33 @@
+"""From per-token losses to one number: Σ over micro-batches = the value of the whole."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from grpo_nb.algorithms import ReductionName
+from grpo_nb.losses.tokens import Counts, Scalar, TokenFloats, TokenMask
+
+
+def sequence_mean(per_token: TokenFloats, mask: TokenMask, n_sequences: int) -> Scalar:
+    """Σᵢ (Σₜ m l / Σₜ m) / n_sequences: each answer counts the same, however long. An empty one adds 0."""
+    sums = torch.where(mask, per_token, 0.0).sum(-1)
+    return (sums / mask.sum(-1).clamp(min=1)).sum() / max(n_sequences, 1)
+
+
+def token_mean(per_token: TokenFloats, mask: TokenMask, n_tokens: int) -> Scalar:
+    """Σ m l / n_tokens: each token counts the same."""
+    return torch.where(mask, per_token, 0.0).sum() / max(n_tokens, 1)
+
+
+def constant_length(per_token: TokenFloats, mask: TokenMask, n_sequences: int, max_completion: int) -> Scalar:
+    """Σ m l / (n_sequences · max_completion): no length in the denominator, hence no length bias."""
+    return torch.where(mask, per_token, 0.0).sum() / max(n_sequences * max_completion, 1)
+
+
+Reduction = Callable[[TokenFloats, TokenMask, Counts], Scalar]
+
+REDUCTIONS: Mapping[ReductionName, Reduction] = {
+    "sequence_mean": lambda per_token, mask, n: sequence_mean(per_token, mask, n.sequences),
+    "token_mean": lambda per_token, mask, n: token_mean(per_token, mask, n.tokens),
+    "constant_length": lambda per_token, mask, n: constant_length(per_token, mask, n.sequences, n.max_completion),
+}

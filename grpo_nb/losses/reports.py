@@ -1,0 +1,70 @@
+"""What the log reports of a step's tokens; no gradient."""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from grpo_nb.algorithms import SurrogateName
+from grpo_nb.losses.surrogates import Limits
+from grpo_nb.losses.tokens import Advantage, Scalar, TokenFloats, TokenMask, log_ratio, log_ratio_mean
+
+
+@torch.no_grad()
+def masked_mean(values: TokenFloats, mask: TokenMask) -> Scalar:
+    """Σ m v / Σ m; NaN when nothing is left in: no tokens is not a mean of 0."""
+    return torch.where(mask, values, 0.0).sum() / mask.sum()
+
+
+@torch.no_grad()
+def clamped_share(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask, clamp: float) -> Scalar:
+    """Share of tokens with |logp − logp_base| > clamp: those that the clamp before exp has touched."""
+    beyond = log_ratio(logp.detach(), logp_base.detach(), mask).abs() > clamp
+    return masked_mean(beyond.to(logp.dtype), mask)
+
+
+@torch.no_grad()
+def clip_fractions(
+    surrogate: SurrogateName,
+    logp: TokenFloats,
+    logp_old: TokenFloats,
+    advantage: Advantage,
+    limits: Limits,
+    mask: TokenMask,
+) -> tuple[Scalar, Scalar]:
+    """Shares of tokens that the surrogate's clip holds, below and above; both 0 for SAPO, which has none.
+
+    For a clip that acts by the sign of A: (below and A < 0, above and A > 0). CISPO's cuts a weight whatever A is.
+    The ratio is the one that the surrogate clips: a token's, or the completion's for GSPO.
+    """
+    delta = log_ratio(logp.detach(), logp_old.detach(), mask)
+    if surrogate in ("gspo", "gspo_token"):
+        delta = log_ratio_mean(delta, mask).expand_as(logp)
+    lowest, highest = _LOG_BOUNDS[surrogate](limits)
+    below, above = delta < lowest, delta > highest
+    if surrogate not in ("cispo", "cispo_cap"):
+        below, above = below & (advantage < 0), above & (advantage > 0)
+    return masked_mean(below.to(logp.dtype), mask), masked_mean(above.to(logp.dtype), mask)
+
+
+def _around_one(limits: Limits) -> tuple[float, float]:
+    return math.log1p(-limits.low), math.log1p(limits.high)
+
+
+_LOG_BOUNDS: Mapping[SurrogateName, Callable[[Limits], tuple[float, float]]] = {
+    "ppo_clip": _around_one,
+    "gspo": _around_one,
+    "gspo_token": _around_one,
+    "cispo": _around_one,
+    "cispo_cap": lambda limits: (-math.inf, math.log(limits.high)),
+    "sapo": lambda limits: (-math.inf, math.inf),
+    "gmpo": lambda limits: (-limits.low, limits.high),
+    "cpgd": _around_one,
+}
+
+
+@torch.no_grad()
+def ratio_deviation(logp: TokenFloats, logp_old: TokenFloats, mask: TokenMask) -> Scalar:
+    """max |r − 1| over the masked tokens, 0 if there are none: exactly 0 before a step's first update."""
+    deviation = log_ratio(logp.detach(), logp_old.detach(), mask).expm1().abs()
+    return deviation.max() if deviation.numel() else deviation.sum()

@@ -1,0 +1,70 @@
+"""Rewards before they are compared: what an answer's length costs, cutting, and running normalisation."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Groups = Float[Tensor, "prompt group"]
+
+
+def overlong_penalty(lengths: Int[Tensor, "prompt group"], max_completion: int, buffer: int, size: float) -> Groups:
+    """−size · clip((T − (max − buffer)) / buffer, 0, 1): rises over the last `buffer` tokens before the cap.
+
+    Yu et al. 2025 (DAPO), eq. 13. A buffer of 0 penalises nothing.
+    """
+    if buffer == 0:
+        return torch.zeros(lengths.shape)
+    return -size * ((lengths - (max_completion - buffer)) / buffer).clamp(0, 1)
+
+
+def stop_properly(rewards: Groups, truncated: Bool[Tensor, "prompt group"], factor: float) -> Groups:
+    """factor · R for an answer that hit the cap where 0 ≤ factor ≤ 1, the factor itself where it is negative.
+
+    Multiplying a negative reward by a factor would make it better; such a reward stays as it is.
+    """
+    cut = torch.full_like(rewards, factor) if factor < 0 else torch.where(rewards > 0, factor * rewards, rewards)
+    return torch.where(truncated & ~rewards.isnan(), cut, rewards)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of all rewards seen, kept in checkpoints. Welford 1962.
+
+    >>> Moments().update([1.0, 3.0]).std
+    1.4142135623730951
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def std(self) -> float:
+        """√(squares / (count − 1)); 0 below two rewards."""
+        return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
+
+    def update(self, values: list[float]) -> "Moments":
+        """With more rewards seen; unscored ones are not among `values`."""
+        count, mean, squares = self.count, self.mean, self.squares
+        for value in values:
+            count += 1
+            before = value - mean
+            mean += before / count
+            squares += before * (value - mean)
+        return Moments(count, mean, squares)
+
+    def normalise(self, rewards: Groups) -> Groups:
+        """(R − mean) / std, in what has been seen so far; only centred while nothing differs yet."""
+        return (rewards - self.mean) / (self.std or 1.0)
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> "Moments":
+        return cls(**state)

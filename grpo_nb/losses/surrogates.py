@@ -1,0 +1,166 @@
+"""The per-token policy losses: what stands in for "more of what went well" off the policy that sampled.
+
+All are minimised, all have the gradient of −A log π where the policy is still the one that sampled, and they differ
+in what holds a token whose probability has moved. r = exp(δ), δ = logp − logp_old; A > 0 wants r up, A < 0 down.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from grpo_nb.algorithms import SurrogateName
+from grpo_nb.losses.tokens import FAR, Advantage, TokenFloats, TokenMask, log_ratio, log_ratio_mean
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a ratio may move, and what holds it.
+
+    >>> Limits(low=0.2, high=0.28).log_ratio_clamp
+    20.0
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    """(low, high) is the row's clip: offsets from 1 for most, log-ratios for GMPO, an absolute cap for `cispo_cap`."""
+    dual: float | None = None
+    """PPO: where A < 0, a ratio above this no longer pulls. Ye et al. 2020, eq. 5; TRL's `delta`."""
+    log_ratio_clamp: float = 20.0
+    """|δ| is kept within this before exp; beyond it a token has no gradient (`clamped_share` counts them)."""
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    """SAPO's temperatures where A > 0 and elsewhere."""
+    drift: float = 0.01
+    drift_clip: float = 0.2
+    """CPGD's pull back to the policy that sampled, and the clip of its weight."""
+
+
+def ppo_clip(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −min(rA, clip(r, 1−low, 1+high) A); with `dual`, no lower than dual · |A| where A < 0.
+
+    The gain stops at 1+high where A > 0 and at 1−low where A < 0; the other two sides pull without end, but for
+    `dual`. Schulman et al. 2017, eq. 7; low ≠ high is DAPO's clip-higher (Yu et al. 2025, eq. 10).
+    """
+    delta = log_ratio(logp, logp_old, mask)
+    return _clipped(_exp(delta, limits), advantage, limits)
+
+
+def gspo(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −min(sA, clip(s, 1−low, 1+high) A) at every token,  s = exp(mean_t δ): one ratio for the completion.
+
+    s moves far less than a token's r, hence its clip of a few 1e-4. Zheng et al. 2025 (GSPO), eqs. 5 and 7.
+    """
+    delta = log_ratio_mean(log_ratio(logp, logp_old, mask), mask)
+    return _clipped(_exp(delta, limits), advantage, limits).expand_as(logp)
+
+
+def gspo_token(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """PPO's clip on s_t = sg(s) · exp(logp − sg(logp)): the value of GSPO, and a token's own gradient.
+
+    With one advantage a completion its gradient is GSPO's; it also takes one a token. Zheng et al. 2025, eqs. 13, 14.
+    """
+    delta = log_ratio_mean(log_ratio(logp.detach(), logp_old, mask), mask)
+    held = _within(logp, mask)
+    return _clipped(_exp(delta, limits) * (held - held.detach()).exp(), advantage, limits)
+
+
+def cispo(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −sg(clip(r, 1−low, 1+high)) A logp: a clipped token is weighed less, never silenced.
+
+    MiniMax 2025, eqs. 4 and 5, with both bounds around 1 (as verl reads it).
+    """
+    weight = _exp(log_ratio(logp.detach(), logp_old, mask), limits).clamp(1 - limits.low, 1 + limits.high)
+    return -weight * advantage * _within(logp, mask)
+
+
+def cispo_cap(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −sg(min(r, high)) A logp: no lower bound, and `high` is the cap itself, not 1 + high.
+
+    TRL's `cispo` and ScaleRL's (Khatri et al. 2025); a high of 0.2 would cut every gradient to a fifth.
+    """
+    weight = _exp(log_ratio(logp.detach(), logp_old, mask), limits).clamp(max=limits.high)
+    return -weight * advantage * _within(logp, mask)
+
+
+def sapo(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −(4/τ) σ(τ(r − 1)) A: a soft gate in place of the clip; τ by the sign of A. Gao et al. 2025, eqs. 5, 6."""
+    ratio = _exp(log_ratio(logp, logp_old, mask), limits)
+    tau = torch.full_like(advantage, limits.tau_negative).masked_fill(advantage > 0, limits.tau_positive)
+    return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
+
+
+def gmpo(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −A exp(mean_t δ′) at every token,  δ′ = min(δ, clip(δ, −low, high)) where A > 0, max(…) where A < 0.
+
+    The geometric mean of clipped ratios; the clip is on log r. Zhao et al. 2025 (GMPO), eq. 4.
+    """
+    delta = log_ratio(logp, logp_old, mask).clamp(-limits.log_ratio_clamp, limits.log_ratio_clamp)
+    clipped = delta.clamp(-limits.low, limits.high)
+    held = torch.where(advantage > 0, torch.min(delta, clipped), torch.max(delta, clipped))
+    return (-advantage * log_ratio_mean(held, mask).exp()).expand_as(logp)
+
+
+def cpgd(
+    logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+) -> TokenFloats:
+    """L = −A min(δ, ln(1+high)) where A > 0, −A max(δ, ln(1−low)) where A < 0; plus the drift term.
+
+    The log of the ratio in place of the ratio: a token's gradient is −A or 0, and cannot explode. The drift term
+    drift · sg(clip(r − 1, ±drift_clip)) · logp has the gradient of KL(policy that sampled ‖ policy), clipped.
+    Liu et al. 2025 (CPGD), eqs. 5 to 8.
+    """
+    delta = log_ratio(logp, logp_old, mask)
+    held = torch.where(
+        advantage > 0, delta.clamp(max=math.log1p(limits.high)), delta.clamp(min=math.log1p(-limits.low))
+    )
+    pull = (_exp(delta.detach(), limits) - 1).clamp(-limits.drift_clip, limits.drift_clip)
+    return -advantage * held + limits.drift * pull * delta
+
+
+Surrogate = Callable[[TokenFloats, TokenFloats, Advantage, Limits, TokenMask | None], TokenFloats]
+
+SURROGATES: Mapping[SurrogateName, Surrogate] = {
+    "ppo_clip": ppo_clip,
+    "gspo": gspo,
+    "gspo_token": gspo_token,
+    "cispo": cispo,
+    "cispo_cap": cispo_cap,
+    "sapo": sapo,
+    "gmpo": gmpo,
+    "cpgd": cpgd,
+}
+
+
+def _exp(delta: Float[Tensor, "batch #token"], limits: Limits) -> Float[Tensor, "batch #token"]:
+    return delta.clamp(-limits.log_ratio_clamp, limits.log_ratio_clamp).exp()
+
+
+def _clipped(
+    ratio: Float[Tensor, "batch #token"], advantage: Advantage, limits: Limits
+) -> Float[Tensor, "batch #token"]:
+    gain = torch.min(ratio * advantage, ratio.clamp(1 - limits.low, 1 + limits.high) * advantage)
+    if limits.dual is not None:
+        gain = torch.where(advantage < 0, torch.max(gain, limits.dual * advantage), gain)
+    return -gain
+
+
+def _within(logp: TokenFloats, mask: TokenMask | None) -> TokenFloats:
+    return (logp if mask is None else torch.where(mask, logp, 0.0)).clamp(min=-FAR)

@@ -1,0 +1,55 @@
+"""What every part of the mathematics shares: shapes, counts, and the one log-ratio."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+TokenFloats = Float[Tensor, "batch token"]
+TokenMask = Bool[Tensor, "batch token"]
+Scalar = Float[Tensor, ""]
+
+Advantage = Float[Tensor, "batch #token"]
+"""One number a completion, [batch, 1], or one a token, [batch, token]."""
+
+FAR = 1e4
+"""Nats. A log-ratio stops here, so that a token which one policy forbids (log-prob -inf) stays a number."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a reduction divides by, counted once over the whole update, so that its micro-batches add up exactly.
+
+    >>> Counts(sequences=64, tokens=1310, max_completion=32).tokens
+    1310
+    """
+
+    sequences: int
+    """Completions in the loss."""
+    tokens: int
+    """Completion tokens in the loss: the sum of the mask."""
+    max_completion: int
+    """The cap on completion length (Dr. GRPO's constant)."""
+
+
+def log_ratio(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask | None = None) -> TokenFloats:
+    """δₜ = logp − logp_base where the mask is true (everywhere if None), exactly 0 elsewhere; within ± 1e4 nats.
+
+    Raises:
+        ValueError: `logp_base` carries a gradient, so old or reference log-probs would be trained too.
+    """
+    if logp_base.requires_grad:
+        raise ValueError(
+            "old or reference log-probs carry a gradient; they are constants of the step: "
+            "compute them under torch.no_grad(), or .detach() them"
+        )
+    delta = (logp - logp_base).clamp(-FAR, FAR)
+    return delta if mask is None else torch.where(mask, delta, 0.0)
+
+
+def log_ratio_mean(delta: TokenFloats, mask: TokenMask | None) -> Float[Tensor, "batch 1"]:
+    """Σₜ m δ / Σₜ m of each row: the log of a completion's ratio, per token. A row without tokens has 0."""
+    if mask is None:
+        return delta.mean(-1, keepdim=True)
+    return torch.where(mask, delta, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)

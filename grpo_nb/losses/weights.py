@@ -1,0 +1,59 @@
+"""What multiplies a token's surrogate: a correction for another sampler, and the choice of tokens that learn.
+
+Both are constants of the step, [batch, token], made once from log-probs and entropies that no longer change. They
+weigh the surrogate alone: the KL penalty and the denominators stay whole.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from grpo_nb.losses.tokens import TokenFloats, TokenMask, log_ratio, log_ratio_mean
+
+Correction = Literal["none", "tis", "mis"]
+CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
+
+_LEVELS: Mapping[CorrectionLevel, Callable[[TokenFloats, TokenMask], Float[Tensor, "batch #token"]]] = {
+    "token": lambda delta, mask: delta,
+    "sequence": lambda delta, mask: delta.sum(-1, keepdim=True),
+    "sequence_mean": log_ratio_mean,
+}
+
+
+def correction(
+    kind: Correction,
+    level: CorrectionLevel,
+    logp_old: TokenFloats,
+    logp_sampler: TokenFloats,
+    mask: TokenMask,
+    bounds: tuple[float, float],
+    log_ratio_clamp: float,
+) -> TokenFloats:
+    """w = π_old / π_sampler for an engine whose log-probs are not the trainer's; 1 everywhere for `none`.
+
+    `tis` truncates: min(w, upper) (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+    training"). `mis` masks: w where lower ≤ w ≤ upper, else 0 (IcePop, Ling Team 2025). The ratio is a token's, a
+    completion's (the product over its tokens, which collapses on long ones), or that product's geometric mean.
+    """
+    if kind == "none":
+        return torch.ones_like(logp_old)
+    delta = _LEVELS[level](log_ratio(logp_old, logp_sampler, mask), mask)
+    weight = delta.clamp(-log_ratio_clamp, log_ratio_clamp).exp()
+    lower, upper = bounds
+    held = weight.clamp(max=upper) if kind == "tis" else torch.where((weight >= lower) & (weight <= upper), weight, 0.0)
+    return torch.where(mask, held.expand_as(logp_old), 1.0)
+
+
+def top_entropy(entropy: TokenFloats, mask: TokenMask, share: float) -> TokenMask:
+    """The tokens whose entropy is in the top `share` of all that the mask leaves in: forks, not the road between.
+
+    Wang et al. 2025, "Beyond the 80/20 rule". The threshold is the (1 − share) quantile, itself included. Give it
+    the whole step: a quantile of a micro-batch would make the gradient depend on how the step is cut.
+    """
+    if share >= 1 or not mask.any():
+        return mask
+    threshold = torch.quantile(entropy[mask].double(), 1 - share)
+    return mask & (entropy.double() >= threshold)
