@@ -109,9 +109,9 @@ def shaped_row(objective: str, rewards: Float[Tensor, "prompt group"]) -> Row:
 def policy_row(objective: str, experience: Experience, kl_name: str, log_ratio_clamp: float) -> Row:
     """KL to the reference and entropy of one objective, in nats per token, before the step's first update."""
     rows, keys = experience.rows_of(objective), ("kl", "kl_k1", "kl_clamped", "entropy")
-    if not rows:
-        return {f"{key}/{objective}": None for key in keys}
     mask = experience.mask()[rows]
+    if not mask.any():  # no group was scored, or every answer is masked as truncated
+        return {f"{key}/{objective}": None for key in keys}
     values: dict[str, Tensor | None] = {key: None for key in keys}
     values["entropy"] = losses.masked_mean(experience.entropy[rows], mask)
     if experience.logprobs_reference is not None:

@@ -1,0 +1,153 @@
+"""Every algorithm on a small model: one gradient however its update is cut, ordered, padded; every setting acts."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_nb.algorithms import ALGORITHMS
+from grpo_nb.config import AlgorithmConfig, ShapingConfig
+from grpo_nb.gradient_report import gradient_report
+from grpo_nb.model import Policy
+from tests import tiny_models
+from tests.made_experience import BETAS, OBJECTIVES, gradients_of, made_experience
+
+ALL_TERMS: dict[str, Any] = {"entropy_coef": 0.05, "kl_weight": "ratio_through"}
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_models.policy()
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """Equal to float32's rounding: the difference is a millionth of the gradient."""
+    assert a.keys() == b.keys()
+    left, right = (torch.cat([g.flatten().double() for g in gradient.values()]) for gradient in (a, b))
+    assert right.norm() > 1e-2
+    assert (left - right).norm() < 5e-6 * right.norm()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_micro_batch_gives_the_same_gradient(policy: Policy, name: str) -> None:
+    """Rows of 1 to 7 tokens: a mean per micro-batch would weigh them otherwise."""
+    experience = made_experience(policy)
+    whole, stats = gradients_of(policy, experience, loss=name, **ALL_TERMS)
+    for micro in (1, 3):
+        cut, of_cut = gradients_of(policy, experience, loss=name, micro_batch=micro, **ALL_TERMS)
+        same(cut, whole)
+        assert of_cut.loss == pytest.approx(stats.loss, abs=1e-5)
+        assert (of_cut.clipped_low, of_cut.clipped_high) == pytest.approx((stats.clipped_low, stats.clipped_high))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_order_of_rows_gives_the_same_gradient(policy: Policy, name: str) -> None:
+    experience = made_experience(policy)
+    rows = {"a": [2, 0, 3, 1], "b": [7, 4, 6, 5]}
+    shuffled = gradients_of(policy, experience, loss=name, rows=rows, micro_batch=3, **ALL_TERMS)[0]
+    same(shuffled, gradients_of(policy, experience, loss=name, **ALL_TERMS)[0])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_width_of_the_tables_gives_the_same_gradient(policy: Policy, name: str) -> None:
+    """The step's tables are wider than a micro-batch needs, and hold garbage beyond a completion."""
+    experience = made_experience(policy)
+    pad = {"pad": (0, 5), "value": float("nan")}
+    wide = dataclasses.replace(
+        experience,
+        logprobs_old=torch.nn.functional.pad(experience.logprobs_old, **pad),
+        logprobs_reference=torch.nn.functional.pad(experience.logprobs_reference, **pad),
+        entropy=torch.nn.functional.pad(experience.entropy, **pad),
+    )
+    padded = gradients_of(policy, wide, loss=name, micro_batch=2, **ALL_TERMS)[0]
+    same(padded, gradients_of(policy, experience, loss=name, **ALL_TERMS)[0])
+
+
+# ---- every setting acts: the gradient, or (below) what surrounds it
+
+CHANGES = [
+    ("loss", {"loss": "grpo"}, {}),
+    ("surrogate", {"surrogate": "sapo"}, {}),
+    ("reduction", {"reduction": "sequence_mean"}, {}),
+    ("kl", {"kl": "k2"}, {}),
+    ("kl_weight", {"kl_weight": "none"}, {}),
+    ("clip_low", {"clip_low": 0.05}, {}),
+    ("clip_high", {"clip_high": 0.05}, {}),
+    ("dual_clip", {"dual_clip": 1.05}, {}),
+    ("sapo_tau_positive", {"sapo_tau_positive": 3.0}, {"loss": "sapo"}),
+    ("sapo_tau_negative", {"sapo_tau_negative": 3.0}, {"loss": "sapo"}),
+    ("cpgd_drift", {"cpgd_drift": 0.5}, {"loss": "cpgd"}),
+    ("cpgd_drift_clip", {"cpgd_drift_clip": 0.01}, {"loss": "cpgd"}),
+    ("entropy_coef", {"entropy_coef": 0.1}, {}),
+    ("log_ratio_clamp", {"log_ratio_clamp": 0.1}, {}),
+    ("combine", {"combine": "pcgrad"}, {}),
+]
+ELSEWHERE = {
+    "advantage", "learning_rate", "max_grad_norm", "skip_grad_norm", "warmup_steps", "weight_decay", "advantage_clip",
+    "mask_truncated", "entropy_top_share", "correction", "correction_level", "correction_bounds",
+    "gradient_report_every",
+}  # fmt: skip
+"""Settings that act outside an update's gradient: see `test_experience.py`."""
+
+
+@pytest.mark.parametrize(("name", "change", "base"), CHANGES, ids=[c[0] for c in CHANGES])
+def test_changing_a_setting_changes_the_gradient(
+    policy: Policy, name: str, change: dict[str, Any], base: dict[str, Any]
+) -> None:
+    experience = made_experience(policy)
+    experience.advantages = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]] * 2)
+    before, after = (gradients_of(policy, experience, **base | c)[0] for c in ({}, change))
+    assert any(not torch.allclose(before[key], after[key], rtol=1e-3, atol=1e-7) for key in before), name
+
+
+def test_every_setting_of_the_algorithm_is_tested() -> None:
+    here = {name for name, _, _ in CHANGES}
+    assert here | ELSEWHERE == set(AlgorithmConfig.model_fields), "a setting without a test that it acts"
+    assert not here & ELSEWHERE
+    assert set(ShapingConfig.model_fields) == {
+        "truncated_factor", "overlong_buffer", "overlong_penalty", "normalise", "clip"
+    }  # fmt: skip
+
+
+# ---- the report of each objective's and each term's gradient
+
+
+def report(policy: Policy, **algorithm: Any) -> dict[str, Any]:
+    experience = made_experience(policy)
+    rows = {name: experience.rows_of(name) for name in OBJECTIVES}
+    return gradient_report(
+        policy, experience, rows, BETAS, AlgorithmConfig(**algorithm), micro_batch=3, max_completion=8
+    )
+
+
+def test_the_report_splits_the_gradient_and_leaves_it_alone(policy: Policy) -> None:
+    """Terms add up to the objective's own gradient, whose norm a single pass confirms; `.grad` stays untouched."""
+    found = report(policy, entropy_coef=0.1)
+    assert all(parameter.grad is None for parameter in policy.parameters_by_name().values())
+    for name in OBJECTIVES:
+        assert {f"grad/norm/{name}/{term}" for term in ("policy", "kl", "entropy")} <= found.keys()
+        experience = made_experience(policy)
+        alone, _ = gradients_of(
+            policy, experience, rows={name: experience.rows_of(name)}, weights={name: 1.0}, entropy_coef=0.1
+        )
+        norm = torch.stack([g.double().pow(2).sum() for g in alone.values()]).sum().sqrt().item()
+        assert found[f"grad/norm/{name}"] == pytest.approx(norm, rel=1e-5)
+    assert -1 <= found["grad/cosine/a/b"] <= 1
+
+
+def test_the_report_names_only_terms_that_are_there(policy: Policy) -> None:
+    found = report(policy, loss="rloo")
+    assert not [key for key in found if key.endswith(("/kl", "/entropy"))]
+    assert found["grad/norm/a"] == found["grad/norm/a/policy"] > 0
+
+
+def test_a_zero_gradient_has_no_cosine(policy: Policy) -> None:
+    experience = made_experience(policy)
+    experience.advantages[4:] = 0
+    rows = {name: experience.rows_of(name) for name in OBJECTIVES}
+    found = gradient_report(
+        policy, experience, rows, {"a": 0.1, "b": 0.0}, AlgorithmConfig(), micro_batch=8, max_completion=8
+    )
+    assert found["grad/norm/b"] == 0 and found["grad/cosine/a/b"] is None

@@ -1,0 +1,182 @@
+"""From scores to what a step learns from: shaping, advantages by objective, token weights; every setting acts."""
+
+import dataclasses
+import functools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_nb import losses
+from grpo_nb.config import SamplingConfig
+from grpo_nb.experience import shape
+from grpo_nb.model import Policy
+from grpo_nb.rollout.eager import EagerEngine
+from grpo_nb.run import Run
+from grpo_nb.train import grpo
+from grpo_nb.types import Rollouts
+from tests.tiny import REWARDS, rows, small_tasks, tiny_config, tiny_run, weights
+
+NAN = float("nan")
+
+
+class OffByHalf:
+    """The eager engine with log-probs that are wrong by up to half a nat, as another framework's would be."""
+
+    name = "off"
+
+    def __init__(self) -> None:
+        self.inner = EagerEngine()
+
+    def generate(
+        self,
+        policy: Policy,
+        prompt_ids_P: Sequence[Sequence[int]],
+        group_size: int,
+        sampling: SamplingConfig,
+        temperature: float,
+        uniforms: Tensor,
+    ) -> Rollouts:
+        drawn = self.inner.generate(policy, prompt_ids_P, group_size, sampling, temperature, uniforms)
+        wrong = [[p + 0.5 * ((i + t) % 3 - 1) for t, p in enumerate(row)] for i, row in enumerate(drawn.logprobs)]
+        return dataclasses.replace(drawn, logprobs=wrong)
+
+
+def trained(folder: Path, name: str, **changes: Any) -> tuple[Run, list[dict[str, Any]]]:
+    run = tiny_run(folder, name, **{"run__steps": 2} | changes)
+    return run, rows(list(grpo(run, rewards=REWARDS, tasks=small_tasks(), engine=OffByHalf())))
+
+
+@functools.cache
+def learnt(changes: str) -> dict[str, Tensor]:
+    """The weights after a run with these changes of the tiny configuration, as JSON; most cases share their base."""
+    return weights(trained(Path(tempfile.mkdtemp()), "run", **json.loads(changes))[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "base"),
+    [
+        ({"algorithm__advantage": "opo"}, {}),
+        ({"algorithm__learning_rate": 1e-4}, {}),
+        ({"algorithm__max_grad_norm": 1e-3}, {}),
+        ({"algorithm__skip_grad_norm": 1e-6}, {"run__steps": 1}),
+        ({"algorithm__warmup_steps": 4}, {}),
+        ({"algorithm__weight_decay": 0.5}, {}),
+        ({"algorithm__advantage_clip": 0.3}, {}),
+        ({"algorithm__mask_truncated": True}, {"sampling__max_completion": 6}),
+        ({"algorithm__entropy_top_share": 0.2}, {}),
+        ({"algorithm__correction": "tis"}, {"algorithm__correction_bounds": [0.5, 1.1]}),
+        (
+            {"algorithm__correction": "mis"},
+            {"algorithm__correction": "tis", "algorithm__correction_bounds": [0.9, 1.1]},
+        ),
+        ({"algorithm__correction_level": "sequence_mean"}, {"algorithm__correction": "mis"}),
+        ({"algorithm__correction_bounds": [0.9, 1.1]}, {"algorithm__correction": "tis"}),
+        ({"shaping__truncated_factor": -1.0}, {"sampling__max_completion": 6}),
+        ({"shaping__overlong_buffer": 4}, {"sampling__max_completion": 6}),
+        ({"shaping__overlong_penalty": 3.0}, {"shaping__overlong_buffer": 4, "sampling__max_completion": 6}),
+        ({"shaping__normalise": True}, {"algorithm__loss": "dr_grpo"}),
+        ({"shaping__clip": 0.3}, {}),
+    ],
+    ids=lambda c: "-".join(f"{key}={value}" for key, value in c.items()) or "demo",
+)
+def test_changing_a_setting_changes_what_is_learnt(
+    tmp_path: Path, change: dict[str, Any], base: dict[str, Any]
+) -> None:
+    before, after = trained(tmp_path, "a", **base)[0], trained(tmp_path, "b", **base | change)[0]
+    a, b = weights(before), weights(after)
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_gradient_report_comes_when_asked_and_changes_no_bit(tmp_path: Path) -> None:
+    plain, plain_rows = trained(tmp_path, "a")
+    asked, asked_rows = trained(tmp_path, "b", algorithm__gradient_report_every=2)
+    assert all(torch.equal(x, y) for x, y in zip(weights(plain).values(), weights(asked).values(), strict=True))
+    extra = asked_rows[1].keys() - plain_rows[1].keys()
+    assert {"grad/cosine/fairness/hallucination", "grad/norm/fairness/kl", "grad/norm/hallucination"} <= extra
+    assert asked_rows[0] == plain_rows[0]
+    assert {key: asked_rows[1][key] for key in plain_rows[1]} == plain_rows[1]
+
+
+@pytest.mark.parametrize("loss", ["rloo", "reinforce_pp"])
+def test_kl_in_the_reward_acts_through_the_advantage(tmp_path: Path, loss: str) -> None:
+    """No KL term in the loss, and yet beta changes what is learnt, once the policy has left its reference."""
+    runs = [
+        trained(
+            tmp_path, f"beta{beta}", algorithm__loss=loss, run__steps=3, algorithm__learning_rate=3e-3,
+            objectives__fairness__beta=beta, objectives__fairness__kl_band=None,
+            objectives__hallucination__beta=beta, objectives__hallucination__kl_band=None,
+        )
+        for beta in (0.0, 2.0)
+    ]  # fmt: skip
+    assert "loss/kl" not in runs[1][1][2]
+    a, b = (weights(run) for run, _ in runs)
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_was_done_about_the_sampler_is_logged(tmp_path: Path) -> None:
+    _, plain = trained(tmp_path, "a")
+    _, masked = trained(tmp_path, "b", algorithm__correction="mis", algorithm__correction_bounds=[0.9, 1.1])
+    assert plain[0]["sampler_gap"] == pytest.approx(1 / 3, abs=0.05)
+    assert "weight/zero" not in plain[0]
+    assert masked[0]["weight/zero"] == pytest.approx(2 / 3, abs=0.05)
+
+
+# ---- rewards before they are compared
+
+
+def shaped(rewards: list[float], moments: losses.Moments | None = None, **changes: Any) -> tuple[list[float], Any]:
+    config = tiny_config(sampling__max_completion=10, **changes)
+    lengths, truncated = torch.tensor([[4, 8, 10]]), torch.tensor([[False, False, True]])
+    values, after = shape(torch.tensor([rewards]), lengths, truncated, config, moments or losses.Moments())
+    return values[0].tolist(), after
+
+
+def test_rewards_are_shaped_in_order() -> None:
+    assert shaped([1.0, 1.0, 1.0])[0] == [1, 1, 1]
+    assert shaped([1.0, 1.0, 1.0], shaping__truncated_factor=0.5)[0] == [1, 1, 0.5]
+    assert shaped([1.0, 1.0, 1.0], shaping__overlong_buffer=4)[0] == [1, 0.5, 0]
+    both = shaped([1.0, 1.0, 1.0], shaping__truncated_factor=0.5, shaping__overlong_buffer=4, shaping__clip=0.4)
+    assert both[0] == pytest.approx([0.4, 0.4, -0.4])
+
+
+def test_running_moments_go_on_from_step_to_step() -> None:
+    values, after = shaped([1.0, NAN, 3.0], shaping__normalise=True)
+    assert (after.count, after.mean) == (2, 2.0)
+    assert [values[0], values[2]] == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    _, later = shaped([5.0, 5.0, 5.0], after, shaping__normalise=True)
+    assert (later.count, later.mean) == (5, pytest.approx(19 / 5))
+
+
+def test_moments_survive_a_resume(tmp_path: Path) -> None:
+    changes = {"shaping__normalise": True, "algorithm__loss": "dr_grpo"}
+    _, straight = trained(tmp_path, "straight", run__steps=4, **changes)
+    run = tiny_run(tmp_path, "broken", run__steps=4, **changes)
+    for step in grpo(run, rewards=REWARDS, tasks=small_tasks(), engine=OffByHalf()):
+        if step.step == 2:
+            break
+    resumed = rows(list(grpo(run, rewards=REWARDS, tasks=small_tasks(), engine=OffByHalf())))
+    assert resumed == straight[2:]
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"), [("dapo", "nothing but what shaping.clip cuts"), ("dr_grpo", "size of the step")]
+)
+def test_normalising_for_nothing_is_said_in_the_log(tmp_path: Path, loss: str, says: str) -> None:
+    run, _ = trained(tmp_path, "a", shaping__normalise=True, algorithm__loss=loss, run__steps=1)
+    events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    (notice,) = [event for event in events if event["kind"] == "shaping_cancels"]
+    assert says in notice["message"]
+
+
+def test_the_log_has_rewards_as_given_and_as_compared(tmp_path: Path) -> None:
+    _, plain = trained(tmp_path, "a", run__steps=1)
+    _, clipped = trained(tmp_path, "b", run__steps=1, shaping__clip=0.01)
+    assert clipped[0]["reward/fairness"] == plain[0]["reward/fairness"]
+    assert abs(clipped[0]["shaped_reward/fairness"]) <= 0.01 < plain[0]["reward/fairness"]
+    assert "shaped_reward/fairness" not in plain[0]
