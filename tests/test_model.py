@@ -67,6 +67,29 @@ def test_gradients_flow_through_logprobs_only_where_enabled() -> None:
         assert not learner.logprobs(batch).logprobs.requires_grad
 
 
+@pytest.mark.parametrize("entropy_learns", [False, True])
+def test_forbidden_tokens_leave_entropy_and_gradients_finite(
+    monkeypatch: pytest.MonkeyPatch, entropy_learns: bool
+) -> None:
+    """Logits of -inf, as models have that mask part of their vocabulary: 0 log 0 is 0, not NaN."""
+    learner = tiny.policy()
+    batch = learner.collate([tiny.PROMPT], [tiny.COMPLETION])
+    plain = learner._completion_logits
+
+    def masked(batch: Any) -> Any:
+        logits = plain(batch)
+        return torch.where(torch.arange(logits.shape[-1]) == tiny.UNK, -torch.inf, logits)
+
+    monkeypatch.setattr(learner, "_completion_logits", masked)
+    stats = learner.logprobs(batch, entropy_learns=entropy_learns)
+    p = masked(batch)[0].detach().double().softmax(-1)
+    expected = torch.special.entr(p).sum(-1)
+    torch.testing.assert_close(stats.entropy[0].double().detach(), expected, atol=1e-5, rtol=0)
+    assert stats.entropy.requires_grad == entropy_learns
+    (stats.logprobs.sum() + stats.entropy.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in learner.parameters_by_name().values() if p.grad is not None)
+
+
 def test_only_the_completion_reaches_the_output_head() -> None:
     learner = tiny.policy()
     seen: list[int] = []
