@@ -34,6 +34,7 @@ FLOORS = (
         "session",
         "report",
         "tables",
+        "exhibits",
         "plots",
         "render",
         "widgets",

@@ -17,7 +17,7 @@ from jupytext.cli import jupytext as jupytext_cli
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "notebooks"
-NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics"]
+NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics"]
 MAX_CODE_LINES = 12
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 

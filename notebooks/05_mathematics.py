@@ -1,0 +1,130 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     formats: ipynb,py:percent
+#     notebook_metadata_filter: kernelspec,-jupytext.text_representation.jupytext_version,-language_info,-widgets
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 5. The mathematics, on toy numbers
+#
+# Nothing is trained here. Every cell calls the functions that train, on tensors small enough to check by hand.
+#
+# | | |
+# |---|---|
+# | hardware | anything |
+# | time | TIME |
+# | needs | nothing, not even a run |
+
+# %%
+import torch
+
+import grpo_nb as g
+from grpo_nb import exhibits, losses, tables
+from grpo_nb.plots.exhibits import arrows, curves
+
+print("grpo_nb", g.__version__)
+
+# %% tags=["parameters"]
+CAP = 512
+
+# %% [markdown]
+# ## An algorithm is four choices
+# How rewards become advantages; what each token contributes and what holds it; what the contributions are averaged
+# over; how the KL to the reference is estimated.
+
+# %%
+exhibits.algorithms()
+
+# %% [markdown]
+# ## Advantages
+# Four prompts, four answers each. *Look at* the third, whose answers are equally good: nothing to compare, so exactly
+# 0 for all but `reinforce_pp`, which compares with the whole batch. In the last, one answer could not be scored: it
+# gets 0, and the others are compared as if it were not there.
+
+# %%
+nan = float("nan")
+rewards = torch.tensor([[1, 0, 0, 1], [2, 2, 2, 5], [0.5, 0.5, 0.5, 0.5], [nan, 0, 1, 1]])
+exhibits.advantages(rewards)
+
+# %% [markdown]
+# `opo` weighs its baseline by length: make the best answer of the second prompt long, and it becomes the baseline.
+
+# %%
+lengths = torch.tensor([[9, 9, 9, 9], [9, 9, 9, 900], [9, 9, 9, 9], [9, 9, 9, 9]])
+exhibits.advantages(rewards[1:2], lengths[1:2])
+
+# %% [markdown]
+# ## KL: the value and the gradient are two questions
+# A policy and a reference over five tokens. `k1` and `k3` have the right mean; as a *loss*, `k1` has no gradient at
+# all (it may go into the reward), `k3` pulls in another direction, and `k2`'s direction is exact though its mean is
+# not. `k3_k2` takes each from where it is right. *Look at* the last line: it reads a fraction of the truth.
+
+# %%
+policy = torch.tensor([2.5, 1.0, 0.0, 0.0, -1.0], dtype=torch.float64)
+reference = torch.tensor([0.5, 1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
+exhibits.kl_estimators(policy, reference)
+
+# %% [markdown]
+# One token at a time. Left of 0 the policy likes the token better than the reference does: that is where training
+# takes it, and where `clamp(ref − new, 0, 10)` sees nothing.
+
+# %%
+curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0)
+
+# %% [markdown]
+# ## Clipping
+# After the first update the policy is no longer the one that sampled. Each line is how hard a token is still pulled,
+# by its ratio. PPO lets go on one side of each picture only: above 1.2 where the answer was good, below 0.8 where it
+# was bad. CISPO weighs instead of letting go; SAPO fades; CPGD's pull never grows.
+
+# %%
+names = ["ppo_clip", "cispo", "cispo_cap", "sapo", "cpgd"]
+good, bad = (exhibits.pulls(names, advantage) for advantage in (1.0, -1.0))
+curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
+
+# %% [markdown]
+# A bad answer that became likely pulls without end under PPO: at ratio 4, four times as hard. The dual clip ends it.
+
+# %%
+dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
+curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
+
+# %% [markdown]
+# GSPO and GMPO have one ratio for the whole answer: log-ratios of +0.3 and −0.1 make a ratio of e^0.1 for both tokens.
+
+# %%
+logp = torch.tensor([[0.3, -0.1]])
+wide = losses.Limits(low=0.5, high=0.5)
+for name in ("ppo_clip", "gspo", "gmpo"):
+    print(f"{name:9}", losses.SURROGATES[name](logp, 0 * logp, torch.ones(1, 1), wide, None))
+
+# %% [markdown]
+# ## What a long answer weighs
+# Three answers with the same advantage. `sequence_mean` gives each the same weight, so a token of a long one counts
+# for little: long wrong answers are hardly punished. `token_mean` and `constant_length` weigh every token alike.
+
+# %%
+exhibits.long_answers([8, 64, CAP], CAP)
+
+# %% [markdown]
+# ## When objectives disagree
+# Fairness pulls one way, groundedness another. *Look at* the progress: under `sum` the larger gradient wins and the
+# other objective gets worse (below 0).
+
+# %%
+gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
+answers = exhibits.conflict(gradients, weights=[1.0, 1.0])
+tables.Table(answers)
+
+# %%
+arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"], answers["step"], strict=True)))
