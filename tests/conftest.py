@@ -18,6 +18,7 @@ settings.register_profile("grpo_nb", derandomize=True, deadline=None, database=N
 settings.load_profile("grpo_nb")
 
 ROOT = Path(__file__).resolve().parents[1]
+collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
 @pytest.fixture(scope="session")
