@@ -13,6 +13,7 @@ CPU_INDEX   := https://download.pytorch.org/whl/cpu
 BIN         := $(VENV)/bin
 USER_READY  := $(VENV)/.installed
 DEV_READY   := $(VENV)/.installed-dev
+PEER_READY  := $(VENV)/.installed-parity
 NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 .DEFAULT_GOAL := help
@@ -40,7 +41,7 @@ lab: $(USER_READY) ## the same set-up, opened in JupyterLab
 test: check ## format, lint, types and the quick tests
 	$(BIN)/python -m pytest
 
-test-all: check ## the same and the slow tests
+test-all: check $(PEER_READY) ## the same and the slow tests, also against TRL
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 check: $(DEV_READY)
@@ -71,6 +72,10 @@ $(USER_READY): pyproject.toml | $(BIN)/python
 
 $(DEV_READY): pyproject.toml $(USER_READY)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(PEER_READY): pyproject.toml $(DEV_READY)
+	$(BIN)/python -m pip install --quiet --editable '.[parity]'
 	@touch $@
 
 $(BIN)/python:

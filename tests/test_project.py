@@ -77,7 +77,7 @@ def test_every_dependency_says_why_and_is_capped() -> None:
         (line,) = (line for line in lines if f'"{requirement}"' in line)
         assert re.search(r"# \w.{4,}", line), f"{requirement} has no reason"
         specifier = Requirement(requirement).specifier
-        assert "grpo_nb" in requirement or any(s.operator == ">=" for s in specifier), requirement
+        assert "grpo_nb" in requirement or any(s.operator in (">=", "==") for s in specifier), requirement
 
 
 def test_torch_range() -> None:
@@ -157,6 +157,11 @@ def test_run_executes_every_notebook_and_renders_it(tmp_path: Path) -> None:
 def test_test_checks_format_lint_types_and_tests(tmp_path: Path) -> None:
     recipe = make("--dry-run", "test", f"VENV={tmp_path}/venv")
     assert all(step in recipe for step in ("ruff format --check", "ruff check", "mypy", "pytest"))
+
+
+def test_the_peer_is_installed_for_the_slow_tests_alone(tmp_path: Path) -> None:
+    recipes = {target: make("--dry-run", target, f"VENV={tmp_path}/venv") for target in ("test", "test-all")}
+    assert "'.[parity]'" in recipes["test-all"] and "'.[parity]'" not in recipes["test"]
 
 
 def test_an_own_torch_is_taken_as_given(tmp_path: Path) -> None:
