@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from grpo_nb import presets
+from grpo_nb import frozen, presets
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.config import Config, ConfigError, parse
 from grpo_nb.durable import RunError as RunError
-from grpo_nb.durable import clear_errors, exclusive, from_json, to_json, write_atomically
+from grpo_nb.durable import clear_errors, exclusive, from_json
+from grpo_nb.frozen import CONFIG
 from grpo_nb.journal import Journal, Row
 from grpo_nb.knobs import Knobs
 from grpo_nb.lock import Owner, RunLock
@@ -38,7 +39,6 @@ else:  # half a second to import, and only whoever asks for a table needs it
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "config.json"
 State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 MILESTONES = frozenset({"start", "resume", "paused", "stopped", "done", "failed"})
@@ -116,7 +116,7 @@ class Run:
                 )
             run.knobs.create()
             # last, because this file makes the folder a run: killed before it, nothing is half there
-            write_atomically(path / CONFIG, to_json(config.model_dump(mode="json"), indent=2) + b"\n")
+            frozen.write(path, config)
         return run
 
     @classmethod
@@ -161,7 +161,8 @@ class Run:
                 if not (path / CONFIG).exists():  # else another process made it meanwhile
                     raise
         run = cls.open(path)
-        _refuse_contradiction(run, (config or run.config).replace(**changes), changes)
+        wanted = (config or run.config).replace(**changes)
+        frozen.refuse_contradiction(path, frozen.contradictions(run.config, wanted, changes))
         return run
 
     def lock(self) -> RunLock:
@@ -334,22 +335,3 @@ def _no_run(path: Path) -> str:
         f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
     )
     return f"no run in {path}: it {what}{hint}"
-
-
-def _refuse_contradiction(run: Run, wanted: Config, explicit: Mapping[str, Any]) -> None:
-    differences = run.config.differences(wanted)
-    if "run.steps" not in explicit:
-        differences.pop("run.steps", None)
-    if differences:
-        listed = "\n".join(
-            f"  {name}: the run has {has!r}, asked for {asked!r}" for name, (has, asked) in differences.items()
-        )
-        raise RunError(
-            f"run {run.path} was made with other settings, which never change:\n{listed}\n"
-            "leave them out to go on with the run as it is, or choose another run folder"
-            + (
-                "; to go further than run.steps, give the total to reach (--steps)"
-                if "run.steps" in differences
-                else ""
-            )
-        )

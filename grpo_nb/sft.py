@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from grpo_nb import guards, metrics, optim, rules, seeding, training
+from grpo_nb import frozen, guards, metrics, optim, rules, seeding, training
+from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
 from grpo_nb.model import Policy, load_policy
@@ -50,13 +51,14 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
             "more SFT needs a new run directory"
         )
     with run.lock():
+        newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         pairs = [
             Pair(policy.encode(prompt), policy.encode_target(target))
             for prompt, target in load_pairs(config, run.path, tasks)
         ]
         _check_lengths(pairs, policy.context)
-        with training.deterministic(config, policy.device), closing(_steps(run, policy, pairs)) as walk:
+        with training.deterministic(config, policy.device), closing(_steps(run, policy, pairs, newest)) as walk:
             yield from walk
 
 
@@ -102,14 +104,14 @@ def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int) -> fl
     return total / tokens
 
 
-def _steps(run: Run, policy: Policy, pairs: Sequence[Pair]) -> Steps:
+def _steps(run: Run, policy: Policy, pairs: Sequence[Pair], newest: Checkpoint | None) -> Steps:
     settings, seed = run.config.sft, run.config.run.seed
     order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
     held = min(HELD_OUT, len(pairs) // 10)
     held_out, train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
     parameters = policy.parameters_by_name()
     optimizer = optim.adamw(parameters, settings.learning_rate, settings.weight_decay)
-    step = saved = _resume(run, policy, optimizer)
+    step = saved = _resume(run, policy, optimizer, newest)
     recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
     if held_out and step == 0:
         run.log_event("sft_eval", step=0, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
@@ -166,8 +168,7 @@ def schedule(step: int, warmup_steps: int, steps: int) -> float:
     return 1.0 - 0.9 * (step - warmup_steps) / max(steps - warmup_steps, 1)
 
 
-def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
-    newest = training.newest_whole(run, run.sft_checkpoints)
+def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: Checkpoint | None) -> int:
     if newest is None:
         run.rewind_sft(0)
         return 0
@@ -179,9 +180,8 @@ def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
 
 
 def _save(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> int:
-    run.sft_checkpoints.save(
-        step, training.learned(policy, optimizer), {"step": step, "fingerprint": training.fingerprint()}
-    )
+    state = {"step": step, "config": frozen.plain(run.config), "fingerprint": training.fingerprint()}
+    run.sft_checkpoints.save(step, training.learned(policy, optimizer), state)
     run.sft_checkpoints.prune(1)
     return step
 

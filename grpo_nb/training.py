@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import optim, seeding
+from grpo_nb import frozen, optim, seeding
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
 from grpo_nb.control import BetaState
@@ -116,9 +116,9 @@ def prepare(
 
     Raises:
         ConfigError: too little data, or a prompt or completion that does not fit; found before any work.
-        RunError: the run's checkpoints do not fit its model.
+        RunError: the run's checkpoints do not fit its model or its settings.
     """
-    config = run.config
+    config, (newest, warm) = run.config, _saved(run)
     policy = policy or load_policy(config.model, config.run.seed)
     objectives = _objectives(config, load_tasks(config, run.path, tasks), rewards or {})
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
@@ -126,7 +126,10 @@ def prepare(
     check_data_size(config, {name: len(o.examples) for name, o in objectives.items()})
     _check_ids(objectives)
     _check_prompts(training)
-    _restore(training)
+    if newest is None:
+        _start(training, warm)
+    else:
+        _restore(training, newest)
     _note_what_cancels(training)
     return training
 
@@ -137,6 +140,7 @@ def save(training: Training) -> Path:
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
         "reward_moments": {name: o.moments.to_dict() for name, o in training.objectives.items()},
+        "config": frozen.plain(training.config),
         "knobs": asdict(training.knobs),
         "judged_by": _judged_by(training),
         "fingerprint": fingerprint(),
@@ -159,11 +163,17 @@ def relearn(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkp
 
 
 def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
-    """The newest checkpoint that verifies; newer ones that do not are logged."""
+    """The newest checkpoint that verifies, made with the run's settings; newer ones that do not verify are logged.
+
+    Raises:
+        RunError: config.json was edited after it was made.
+    """
     newest, damaged = checkpoints.latest()
     for path, reason in damaged:
         run.log_event("checkpoint_damaged", path=path.name, reason=reason)
         log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
+    if newest is not None:
+        frozen.refuse_edited(run.path, run.config, newest)
     return newest
 
 
@@ -300,13 +310,27 @@ def _check_prompts(training: Training) -> None:
         )
 
 
-def _restore(training: Training) -> None:
+def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
+    """Where to go on from: GRPO's newest whole checkpoint; before there is one, the result of SFT."""
+    newest = newest_whole(run, run.checkpoints)
+    if newest is not None:
+        return newest, None
+    if (last := run.last_step()) is not None and last > 0:
+        raise RunError(
+            f"{run.path} has metrics up to step {last} but no checkpoint that verifies, so it cannot go on; "
+            "restore its checkpoints folder or begin a new run"
+        )
+    warm, damaged = run.sft_checkpoints.latest()
+    if damaged:
+        raise RunError(f"the SFT result in {run.path} is damaged ({damaged[0][1]}); run SFT again before GRPO")
+    if warm is not None:
+        frozen.refuse_edited(run.path, run.config, warm)
+    return None, warm
+
+
+def _restore(training: Training, newest: Checkpoint) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
     run, policy = training.run, training.policy
-    newest = newest_whole(run, run.checkpoints)
-    if newest is None:
-        _start(training)
-        return
     policy.load_state(run.checkpoints.load(0).tensors("policy"))
     policy.freeze_reference()
     relearn(policy, training.optimizer, newest)
@@ -348,16 +372,9 @@ def _note_what_cancels(training: Training) -> None:
     log.info(message)
 
 
-def _start(training: Training) -> None:
+def _start(training: Training, warm: Checkpoint | None) -> None:
+    """Reference and policy from the result of SFT, or from the model as loaded."""
     run, policy = training.run, training.policy
-    if (last := run.last_step()) is not None and last > 0:
-        raise RunError(
-            f"{run.path} has metrics up to step {last} but no checkpoint that verifies, so it cannot go on; "
-            "restore its checkpoints folder or begin a new run"
-        )
-    warm, damaged = run.sft_checkpoints.latest()
-    if damaged:
-        raise RunError(f"the SFT result in {run.path} is damaged ({damaged[0][1]}); run SFT again before GRPO")
     if warm is not None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()

@@ -17,7 +17,7 @@ from grpo_nb import rules
 from grpo_nb.doctor import diagnose, environment, errors, explain, machine
 from grpo_nb.run import Run
 from tests.made_rows import healthy, ill
-from tests.tiny import tiny_run
+from tests.tiny import edited, tiny_run
 
 F = "fairness"
 
@@ -75,6 +75,15 @@ def test_a_damaged_checkpoint_is_named_with_the_reason(run: Run) -> None:
     (finding,) = [f for f in diagnose(run) if f.rule == "checkpoint_damaged"]
     assert finding.severity == "error" and finding.step == 40 and "policy.safetensors has 3 bytes" in finding.message
     assert "no_checkpoint" not in names(run)
+
+
+def test_settings_edited_since_the_checkpoint_are_an_error_with_both_values(run: Run) -> None:
+    state = {"step": 60, "config": run.config.model_dump(mode="json")}
+    run.checkpoints.save(60, {"policy": {"w": torch.ones(4)}}, state)
+    assert names(run) == []
+    (finding,) = [f for f in diagnose(edited(run, run__seed=5)) if f.severity != "info"]
+    assert (finding.rule, finding.severity, finding.step) == ("config_edited", "error", 60)
+    assert finding.evidence == {"differences": {"run.seed": [0, 5]}} and "run.seed" in finding.message
 
 
 def test_a_run_without_any_whole_checkpoint_cannot_go_on(run: Run) -> None:

@@ -15,36 +15,11 @@ FLOORS = (
     {"types", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "judge", "findings"},
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
-    | {"run", "durable", "journal", "checkpoints", "knobs", "lock"},
-    {
-        "sft",
-        "train",
-        "training",
-        "experience",
-        "gradients",
-        "gradient_report",
-        "guards",
-        "metrics",
-        "evaluate",
-        "rules",
-        "symptoms",
-        "doctor",
-    },
-    {
-        "session",
-        "report",
-        "tables",
-        "exhibits",
-        "plots",
-        "render",
-        "widgets",
-        "cli",
-        "__main__",
-        "project",
-        "bench",
-        "promise",
-        "docs",
-    },
+    | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen"},
+    {"sft", "train", "training", "experience", "gradients", "gradient_report", "guards", "metrics"}
+    | {"evaluate", "rules", "symptoms", "doctor"},
+    {"session", "report", "tables", "exhibits", "plots", "render", "widgets", "cli", "__main__"}
+    | {"project", "bench", "promise", "docs"},
 )
 """Rooms by floor: a room is a file, or a folder with all that is in it. A new room gets its line here."""
 LEVEL = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -213,7 +213,7 @@ def test_single_changes_are_compared_with_the_run_not_with_a_preset(tmp_path: Pa
 
 
 def test_a_changed_number_of_steps_is_refused_with_the_way_to_go_further(run: Run) -> None:
-    with pytest.raises(RunError, match=rf"run\.steps: the run has {STEPS}, asked for 7[\s\S]*\(--steps\)"):
+    with pytest.raises(RunError, match=rf"run\.steps: the run has {STEPS}, asked for 7[\s\S]*--steps N\)"):
         Run.open_or_create(run.path, changes={"run.steps": 7})
 
 

@@ -10,11 +10,11 @@ import torch
 from grpo_nb.config import ConfigError
 from grpo_nb.guards import TrainingError
 from grpo_nb.model import load_policy
-from grpo_nb.run import Run
+from grpo_nb.run import Run, RunError
 from grpo_nb.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.tasks import DataError
 from grpo_nb.types import Example, Score
-from tests.tiny import rows, tiny_config, tiny_run
+from tests.tiny import edited, rows, tiny_config, tiny_run
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Answer: The inn"}]}
 
@@ -45,6 +45,14 @@ def test_a_broken_off_sft_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert [r["loss"] for r in broken.rows("sft")] == [r["loss"] for r in expected]
     a, b = result(straight), result(broken)
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_settings_edited_between_two_parts_of_sft_are_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    next(sft(run))
+    with pytest.raises(RunError, match=r"checkpoint 000001 of sft/[\s\S]*sft\.learning_rate: the checkpoint has"):
+        next(sft(edited(run, sft__learning_rate=0.5)))
+    assert [step.step for step in sft(edited(run, sft__learning_rate=run.config.sft.learning_rate))] == [2, 3]
 
 
 def test_the_loss_falls_on_pairs_that_were_held_out(tmp_path: Path) -> None:

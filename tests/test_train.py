@@ -17,7 +17,7 @@ from grpo_nb.tasks import DataError
 from grpo_nb.train import TrainingError
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Score, StepStats
-from tests.tiny import REWARDS, rows, small_tasks, stable, tiny_run, weights
+from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_run, weights
 
 
 def grpo(run: Run, **options: Any) -> Iterator[StepStats]:
@@ -82,6 +82,39 @@ def test_the_reference_is_the_sft_result_also_after_a_resume(tmp_path: Path) -> 
     assert equal(run.checkpoints.load(0).tensors("policy"), run.sft_checkpoints.latest()[0].tensors("policy"))  # type: ignore[union-attr]
 
 
+def test_settings_edited_between_start_and_resume_are_refused_and_listed(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    next(grpo(run))
+    # the model is looked for later: what was edited is said first
+    other = edited(run, batch__group_size=8, model__name="elsewhere/model", run__steps=9)
+    with pytest.raises(RunError) as refusal:
+        next(grpo(other))
+    said = str(refusal.value)
+    assert "config.json was edited after checkpoint 000001 of checkpoints/ was made" in said
+    assert "batch.group_size: the checkpoint has 4, now 8" in said
+    assert "model.name: the checkpoint has 'demo', now 'elsewhere/model'" in said
+    assert "run.steps: the checkpoint has 4, now 9" in said and "(steps=N, or --steps N)" in said
+    assert "put the checkpoint's values back" in said and said.count("the checkpoint has") == 3
+    assert [step.step for step in grpo(edited(run), steps=5)] == [2, 3, 4, 5], "going further is no edit"
+
+
+def test_settings_edited_between_sft_and_grpo_are_refused(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    list(sft(run))
+    with pytest.raises(RunError, match=r"checkpoint 000003 of sft/[\s\S]*run\.seed: the checkpoint has 0, now 1\n"):
+        next(grpo(edited(run, run__seed=1)))
+    assert run.checkpoints.steps() == []
+
+
+def test_a_checkpoint_of_the_first_versions_which_kept_no_settings_goes_on(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    next(grpo(run))
+    saved = run.checkpoints.load(1)
+    state = {key: value for key, value in saved.state().items() if key != "config"}
+    run.checkpoints.save(1, {name: saved.tensors(name) for name in saved.names()}, state)
+    assert next(grpo(run)).step == 2
+
+
 def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
     first = next(iter(grpo(tiny_run(tmp_path))))
     assert first["ratio/max_dev"] < 1e-4  # type: ignore[operator]
@@ -92,8 +125,8 @@ def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
 def test_a_reference_that_is_not_the_start_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = training._start
 
-    def perturbed(state: training.Training) -> None:
-        honest(state)
+    def perturbed(state: training.Training, warm: Any) -> None:
+        honest(state, warm)
         with torch.no_grad():
             for parameter in state.policy.parameters_by_name().values():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))

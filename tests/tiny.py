@@ -61,6 +61,13 @@ def tiny_run(folder: Path, name: str = "tiny", **changes: Any) -> Run:
     return Run.create(folder / name, tiny_config(**changes))
 
 
+def edited(run: Run, **changes: Any) -> Run:
+    """The run as it is opened after somebody changed its config.json with an editor."""
+    config = run.config.replace(**{key.replace("__", "."): value for key, value in changes.items()})
+    (run.path / "config.json").write_text(config.model_dump_json())
+    return Run.open(run.path)
+
+
 def stable(row: dict[str, Any]) -> dict[str, Any]:
     """A metrics row without the keys that hang on the clock and the machine."""
     return {key: value for key, value in row.items() if not key.startswith(VOLATILE)}

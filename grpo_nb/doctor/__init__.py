@@ -6,7 +6,7 @@ A diagnosis reads files only, so it can be made of a run that trains elsewhere, 
 from collections.abc import Iterator
 from itertools import pairwise
 
-from grpo_nb import rules, symptoms
+from grpo_nb import frozen, rules, symptoms
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.findings import Finding, Rows
@@ -23,6 +23,7 @@ def diagnose(run: Run) -> list[Finding]:
     found += _tricked(run, rows) if rows else []
     found += _ending(run, status, events)
     found += _checkpoints(run, status)
+    found += _settings(run)
     found += _logs(run, status)
     found += _knobs(run)
     found += _code(events)
@@ -98,6 +99,23 @@ def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
             f"the log has {status.step} steps, but there is no whole checkpoint: the run cannot go on.",
             {},
             "restore its checkpoints folder from a copy, or begin a new run",
+        )
+
+
+def _settings(run: Run) -> Iterator[Finding]:
+    """config.json is no longer what the newest checkpoint was made with."""
+    newest = run.checkpoints.latest()[0] or run.sft_checkpoints.latest()[0]
+    differences = frozen.edits(run.config, newest) if newest else {}
+    if newest and differences:
+        yield Finding(
+            "config_edited",
+            "error",
+            newest.step,
+            f"config.json was edited after checkpoint {newest.path.name} was made: "
+            + "; ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differences.items())
+            + ". The run cannot go on with it.",
+            {"differences": {name: list(pair) for name, pair in differences.items()}},
+            "put the old values back, or begin a new run folder with the new ones",
         )
 
 

@@ -1,0 +1,74 @@
+"""A run's settings are frozen: config.json is written once, and every checkpoint keeps a copy to hold it to."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.checkpoints import Checkpoint
+from grpo_nb.config import Config, parse
+from grpo_nb.durable import RunError, to_json, write_atomically
+
+CONFIG = "config.json"
+
+Differences = Mapping[str, tuple[Any, Any]]
+"""Dotted setting -> (what the run has, what it is held against)."""
+
+_FURTHER = "; to go further than run.steps, give the total to reach (steps=N, or --steps N)"
+
+
+def write(folder: Path, config: Config) -> None:
+    """Write the run's config.json, whole or not at all."""
+    write_atomically(folder / CONFIG, to_json(plain(config), indent=2) + b"\n")
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The settings as JSON values: what config.json and a checkpoint's state hold."""
+    return config.model_dump(mode="json")
+
+
+def contradictions(has: Config, wanted: Config, explicit: Mapping[str, Any]) -> Differences:
+    """Where `wanted` differs from what the run has. Its number of steps counts only where it is asked for by name."""
+    found = has.differences(wanted)
+    return found if "run.steps" in explicit else {k: v for k, v in found.items() if k != "run.steps"}
+
+
+def refuse_contradiction(folder: Path, differences: Differences) -> None:
+    """Refuse settings that the run does not have.
+
+    Raises:
+        RunError: there are differences; each is listed with both values.
+    """
+    if differences:
+        raise RunError(
+            f"run {folder} was made with other settings, which never change:\n"
+            f"{_listed(differences, 'the run has', 'asked for')}\n"
+            "leave them out to go on with the run as it is, or choose another run folder" + _further(differences)
+        )
+
+
+def edits(config: Config, checkpoint: Checkpoint) -> Differences:
+    """Settings that differ from those `checkpoint` was made with, with (the checkpoint's, today's)."""
+    saved = checkpoint.state().get("config")  # checkpoints of the first versions kept none
+    return {} if saved is None else parse(saved).differences(config)
+
+
+def refuse_edited(folder: Path, config: Config, checkpoint: Checkpoint) -> None:
+    """Refuse to go on from a checkpoint that was made with other settings than the run has now.
+
+    Raises:
+        RunError: config.json was edited by hand; each setting is listed with both values.
+    """
+    if differences := edits(config, checkpoint):
+        raise RunError(
+            f"{folder / CONFIG} was edited after checkpoint {checkpoint.path.name} of {checkpoint.path.parent.name}/ "
+            f"was made, and a run's settings never change:\n{_listed(differences, 'the checkpoint has', 'now')}\n"
+            "put the checkpoint's values back, or begin a new run folder with the new ones" + _further(differences)
+        )
+
+
+def _listed(differences: Differences, before: str, after: str) -> str:
+    return "\n".join(f"  {name}: {before} {has!r}, {after} {other!r}" for name, (has, other) in differences.items())
+
+
+def _further(differences: Differences) -> str:
+    return _FURTHER if "run.steps" in differences else ""
