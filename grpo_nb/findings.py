@@ -88,3 +88,23 @@ def start(rows: Rows, key: str) -> float | None:
 def newest(rows: Rows) -> int:
     """Step of the last row."""
     return int(rows[-1]["step"])
+
+
+def missing_steps(rows: Rows, last: int) -> list[int]:
+    """Steps from the first to `last` that no row has."""
+    return sorted({*range(FIRST_STEP, last + 1)} - {row["step"] for row in rows})
+
+
+def spans(steps: Sequence[int]) -> str:
+    """Ascending numbers in words.
+
+    >>> spans([3, 7, 8, 9])
+    '3, 7 to 9'
+    """
+    parts: list[list[int]] = []
+    for step in steps:
+        if parts and step == parts[-1][-1] + 1:
+            parts[-1].append(step)
+        else:
+            parts.append([step])
+    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)

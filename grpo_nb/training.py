@@ -20,6 +20,7 @@ from grpo_nb import frozen, optim, seeding
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
 from grpo_nb.control import BetaState
+from grpo_nb.findings import missing_steps, spans
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.losses import SCALE_FREE, Moments
 from grpo_nb.model import Policy, load_policy
@@ -342,6 +343,7 @@ def _restore(training: Training, newest: Checkpoint) -> None:
     _note_other_judges(training, state["judged_by"])
     run.rewind(training.step)
     training.rows = run.metric_rows()
+    _note_holes(training)
     run.log_event("resume", step=training.step, **surroundings(policy))
 
 
@@ -370,6 +372,13 @@ def _note_what_cancels(training: Training) -> None:
     message = f"shaping.normalise with advantage '{name}': inside a group, {cancels} {left}"
     training.run.log_event("shaping_cancels", step=training.step, message=message)
     log.info(message)
+
+
+def _note_holes(training: Training) -> None:
+    """Steps that were trained but are no longer in the log: no reason to stop, but curves and rules lack them."""
+    if missing := missing_steps(training.rows, training.step):
+        training.run.log_event("log_hole", step=training.step, file="metrics.jsonl", missing=missing)
+        log.warning("metrics.jsonl of %s lacks step %s of %d", training.run.path, spans(missing), training.step)
 
 
 def _start(training: Training, warm: Checkpoint | None) -> None:

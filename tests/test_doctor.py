@@ -100,6 +100,22 @@ def test_a_broken_line_in_the_middle_of_a_log_is_counted(run: Run) -> None:
     assert finding.evidence == {"file": "metrics.jsonl", "lines": 1} and names(run) == ["log_damaged"]
 
 
+def test_steps_that_are_in_no_row_are_counted_and_named(run: Run) -> None:
+    path = run.path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:9], *lines[10:30], *lines[33:58]]))
+    (finding,) = [f for f in diagnose(run) if f.rule == "log_hole"]
+    assert "metrics.jsonl lacks 6 of 60 steps: 10, 31 to 33, 59 to 60." in finding.message
+    assert finding.evidence["missing"] == [10, 31, 32, 33, 59, 60] and finding.severity == "warning"
+
+
+def test_a_hole_in_the_log_of_sft_is_named(run: Run) -> None:
+    for step in (1, 2, 4):
+        run.log_sft({"step": step, "loss": 1.0})
+    (finding,) = [f for f in diagnose(run) if f.rule == "log_hole"]
+    assert "sft.jsonl lacks 1 of 4 steps: 3." in finding.message
+
+
 def test_a_torn_last_line_is_a_remark(run: Run) -> None:
     path = run.path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-40])

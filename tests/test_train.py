@@ -71,6 +71,24 @@ def test_rows_past_the_checkpoint_are_moved_aside(tmp_path: Path) -> None:
     assert "checkpoint_damaged" in set(run.events()["kind"])
 
 
+def test_a_hole_in_the_log_is_said_with_its_steps_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tiny_run(tmp_path)
+    for step in grpo(run):
+        if step.step == 3:
+            break
+    next(grpo(run))
+    assert "log_hole" not in set(run.events()["kind"])
+    path = run.path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[3])
+    assert [step.step for step in grpo(run, steps=5)] == [5]
+    (event,) = [e for e in run.rows("events") if e["kind"] == "log_hole"]
+    assert (event["step"], event["missing"]) == (4, [2, 3])
+    assert "lacks step 2 to 3 of 4" in caplog.text
+
+
 def test_the_reference_is_the_sft_result_also_after_a_resume(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     list(sft(run))

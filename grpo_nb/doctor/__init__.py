@@ -5,11 +5,13 @@ A diagnosis reads files only, so it can be made of a run that trains elsewhere, 
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Literal
 
 from grpo_nb import frozen, rules, symptoms
+from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
-from grpo_nb.findings import Finding, Rows
+from grpo_nb.findings import Finding, Rows, missing_steps, spans
 from grpo_nb.journal import Journal
 from grpo_nb.run import Run, RunError, RunStatus
 
@@ -25,6 +27,7 @@ def diagnose(run: Run) -> list[Finding]:
     found += _checkpoints(run, status)
     found += _settings(run)
     found += _logs(run, status)
+    found += _holes(run)
     found += _knobs(run)
     found += _code(events)
     return rules.worst_first(found)
@@ -143,6 +146,25 @@ def _logs(run: Run, status: RunStatus) -> Iterator[Finding]:
                 {"file": path.name},
                 "nothing: readers pass over it and the next write removes it",
                 "none",
+            )
+
+
+def _holes(run: Run) -> Iterator[Finding]:
+    """Steps that were trained and are in no row; rows may be fewer than what is saved, never more."""
+    stages: tuple[tuple[Literal["metrics", "sft"], Checkpoints], ...]
+    stages = (("metrics", run.checkpoints), ("sft", run.sft_checkpoints))
+    for log, folder in stages:
+        rows = run.rows(log)
+        last = max([row["step"] for row in rows] + folder.steps(), default=0)
+        if missing := missing_steps(rows, last):
+            yield Finding(
+                "log_hole",
+                "warning",
+                missing[0],
+                f"{log}.jsonl lacks {len(missing)} of {last} steps: {spans(missing)}. Curves and findings leave them "
+                "out.",
+                {"file": f"{log}.jsonl", "missing": missing, "steps": last},
+                "only an editor or a damaged disk takes rows out; restore the file from a copy if they matter",
             )
 
 
