@@ -1,4 +1,4 @@
-"""A run's settings are frozen: config.json is written once, and every checkpoint keeps a copy to hold it to."""
+"""A run's settings are frozen once something was trained: every checkpoint keeps a copy to hold config.json to."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +41,7 @@ def refuse_contradiction(folder: Path, differences: Differences) -> None:
     if differences:
         raise RunError(
             f"run {folder} was made with other settings, which never change:\n"
-            f"{_listed(differences, 'the run has', 'asked for')}\n"
+            f"{listed(differences, 'the run has', 'asked for')}\n"
             "leave them out to go on with the run as it is, or choose another run folder" + _further(differences)
         )
 
@@ -61,12 +61,26 @@ def refuse_edited(folder: Path, config: Config, checkpoint: Checkpoint) -> None:
     if differences := edits(config, checkpoint):
         raise RunError(
             f"{folder / CONFIG} was edited after checkpoint {checkpoint.path.name} of {checkpoint.path.parent.name}/ "
-            f"was made, and a run's settings never change:\n{_listed(differences, 'the checkpoint has', 'now')}\n"
+            f"was made, and a run's settings never change:\n{listed(differences, 'the checkpoint has', 'now')}\n"
             "put the checkpoint's values back, or begin a new run folder with the new ones" + _further(differences)
         )
 
 
-def _listed(differences: Differences, before: str, after: str) -> str:
+def refuse_stale(folder: Path, differences: Differences) -> None:
+    """Refuse to train with settings that were opened before config.json was changed.
+
+    Raises:
+        RunError: there are differences; each is listed with both values.
+    """
+    if differences:
+        raise RunError(
+            f"{folder / CONFIG} was changed since the run was opened here:\n"
+            f"{listed(differences, 'opened with', 'now')}\nopen the run again, then start it"
+        )
+
+
+def listed(differences: Differences, before: str = "was", after: str = "now") -> str:
+    """A line a setting, with both values."""
     return "\n".join(f"  {name}: {before} {has!r}, {after} {other!r}" for name, (has, other) in differences.items())
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from grpo_nb.config import Config
+from grpo_nb.config import Config, ConfigError
 from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
 
 Mode = Literal["manual", "auto"]
@@ -204,15 +204,8 @@ class Knobs(Mapping[str, Knob]):
             self._write(_initial(self._config, by).model_copy(update={"version": self._good.version + 1}))
 
     def create(self) -> None:
-        """Write the first knobs.json.
-
-        Raises:
-            RunError: the configuration starts a knob outside its bounds.
-        """
-        first = _initial(self._config)
-        for name, record in first.knobs.items():
-            _number(name, record.value)
-        self._write(first)
+        """Write the first knobs.json."""
+        self._write(_initial(self._config))
 
     def _change(self, name: str, **update: Any) -> None:
         def change(file: _File) -> _File:
@@ -266,6 +259,19 @@ class Knobs(Mapping[str, Knob]):
                 raise RunError(f"{self.path} is broken: '{name}' is auto but has no controller")
 
 
+def check_start(config: Config) -> None:
+    """Refuse a configuration that starts a knob where it could not be turned to.
+
+    Raises:
+        ConfigError: the setting, its value and the knob's bounds.
+    """
+    for name, record in _initial(config).knobs.items():
+        try:
+            _number(name, record.value)
+        except RunError as error:
+            raise ConfigError(f"{_setting(name)} starts the knob '{name}': {error}") from None
+
+
 def bounds(name: str) -> tuple[float, float]:
     """What the knob may be set to, ends included."""
     return BOUNDS[name.partition("/")[0]]
@@ -280,6 +286,14 @@ def _number(name: str, value: float | int | str) -> float:
     if not low <= number <= high:
         raise RunError(f"{name}={value!r} cannot be set; needs a number from {low:g} to {high:g}")
     return number
+
+
+def _setting(name: str) -> str:
+    """The dotted setting that a knob starts from."""
+    kind, _, objective = name.partition("/")
+    return {"beta": f"objectives.{objective}.beta", "temperature": "sampling.temperature"}.get(
+        kind, f"algorithm.{kind}"
+    )
 
 
 def _initial(config: Config, by: str = "config") -> _File:

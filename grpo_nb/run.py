@@ -1,7 +1,7 @@
 """The run directory: all that a run is, in files. Trainer, dashboard, doctor and a second machine meet here.
 
     runs/<name>/
-      config.json        the settings; written once, never changed
+      config.json        the settings; never changed once something was trained
       knobs.json         live values (see `knobs`)
       metrics.jsonl      one row a GRPO step            sft.jsonl          one row an SFT step
       samples.jsonl      some completions a step        evaluations.jsonl  held-out results
@@ -29,7 +29,7 @@ from grpo_nb.durable import RunError as RunError
 from grpo_nb.durable import clear_errors, exclusive, from_json
 from grpo_nb.frozen import CONFIG
 from grpo_nb.journal import Journal, Row
-from grpo_nb.knobs import Knobs
+from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import Owner, RunLock
 
 if TYPE_CHECKING:
@@ -98,13 +98,15 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: Config) -> "Run":
-        """A new run in `path`, made with its parents; its settings are frozen from here on.
+        """A new run in `path`, made with its parents; its settings are frozen once it has trained.
 
         Raises:
+            ConfigError: a knob would start outside its bounds; nothing is written.
             RunError: there is a run, or what is left of one, or it cannot be written there.
         """
         path = Path(path)
         run = cls(path, config)
+        check_start(config)
         with clear_errors("create the run", path):
             path.mkdir(parents=True, exist_ok=True)
         with exclusive(path / CONFIG):
@@ -139,6 +141,9 @@ class Run:
     ) -> "Run":
         """The run in `path`, made if it is missing; what is asked for must agree with what is there.
 
+        Until something was trained or measured, nothing stands on the settings and other ones take their place;
+        the log and a warning say which.
+
         Args:
             path: the run directory.
             config: all settings, e.g. from a preset. None: a new run is `presets.demo()`, an old one as it is.
@@ -147,23 +152,39 @@ class Run:
                 contradiction, and neither is `config`'s own `run.steps`: a run may always go further.
 
         Raises:
-            RunError: the run there has other settings; each is listed with both values.
+            RunError: the run there has done work with other settings; each is listed with both values.
+            RunLocked: other settings for a run that is being trained just now.
             ConfigError: an unknown name in `changes`, or a value that does not validate.
         """
         path, changes = Path(path), dict(changes or {})
+        with_steps = changes if steps is None else {**changes, "run.steps": steps}
         if not (path / CONFIG).exists():
-            wanted = (config or presets.demo()).replace(
-                **{**changes, **({} if steps is None else {"run.steps": steps})}
-            )
             try:
-                return cls.create(path, wanted)
+                return cls.create(path, (config or presets.demo()).replace(**with_steps))
             except RunError:
                 if not (path / CONFIG).exists():  # else another process made it meanwhile
                     raise
         run = cls.open(path)
-        wanted = (config or run.config).replace(**changes)
-        frozen.refuse_contradiction(path, frozen.contradictions(run.config, wanted, changes))
-        return run
+        wanted = config or run.config
+        differences = frozen.contradictions(run.config, wanted.replace(**changes), changes)
+        if not differences:
+            return run
+        if run.has_work():
+            frozen.refuse_contradiction(path, differences)
+        return run._corrected(wanted.replace(**with_steps))
+
+    def has_work(self) -> bool:
+        """Whether anything stands on the settings: a result of SFT, a GRPO step, a checkpoint, an evaluation."""
+        saved = self.checkpoints.steps() or self.sft_checkpoints.steps()
+        return bool(saved or self.last_step() is not None or self.rows("evaluations"))
+
+    def check_settings(self) -> None:
+        """Make sure that config.json is still what was opened: it may have been corrected elsewhere meanwhile.
+
+        Raises:
+            RunError: it is not; each setting is listed with both values.
+        """
+        frozen.refuse_stale(self.path, self.config.differences(_read_config(self.path)))
 
     def lock(self) -> RunLock:
         """The right to train this run: `with run.lock(): ...`."""
@@ -253,6 +274,24 @@ class Run:
     def __repr__(self) -> str:
         status = self.status()
         return f"Run({str(self.path)!r}: {status.state}, step {status.step} of {status.steps})"
+
+    def _corrected(self, config: Config) -> "Run":
+        """The run with other settings, put in the place of those that nothing stands on."""
+        check_start(config)
+        differences = self.config.differences(config)
+        run = Run(self.path, config)
+        with self.lock(), exclusive(self.path / CONFIG):
+            if self.has_work():  # a trainer may have come and gone since the first look
+                frozen.refuse_contradiction(self.path, differences)
+            run.knobs.snapshot()
+            run.knobs.reset(by="config")
+            # last: killed before it, the settings still differ, and asking for them again does the rest
+            frozen.write(self.path, config)
+            run.log_event("config_changed", step=0, differences={k: list(pair) for k, pair in differences.items()})
+        logger.warning(
+            "nothing was trained yet in %s, so its settings were changed:\n%s", self.path, frozen.listed(differences)
+        )
+        return run
 
     def _state(self, step: int, owner: Owner | None) -> State:
         milestone = next((e["kind"] for e in self._logs["events"].backwards() if e.get("kind") in MILESTONES), None)

@@ -51,6 +51,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
             "more SFT needs a new run directory"
         )
     with run.lock():
+        run.check_settings()
         newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         pairs = [

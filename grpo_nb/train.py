@@ -56,6 +56,7 @@ def grpo(
     goal = run.config.run.steps if steps is None else steps
     built = engine_named(engine) if isinstance(engine, str) else engine
     with run.lock() as lock:
+        run.check_settings()
         state = training.prepare(run, built, policy=policy, tasks=tasks, rewards=rewards)
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)

@@ -40,7 +40,7 @@ tables.checks(doctor.environment())
 # ## Settings
 # `PRESET` gives every setting a value; `CHANGES` replaces some by their dotted names, for instance
 # `{"model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "objectives.fairness.data": "/data/bbq/Age.jsonl"}`.
-# A run keeps its settings for good: to try others, give `RUN` another name.
+# Once a run has trained or measured, its settings are fixed: to try others, give `RUN` another name.
 
 # %% tags=["parameters"]
 RUN = "demo"

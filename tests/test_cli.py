@@ -157,6 +157,7 @@ def test_the_same_command_again_is_no_contradiction(tmp_path: Path, capsys: pyte
 
 
 def test_a_contradiction_is_refused_with_both_values(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    save(run, 1)
     for flags in (["--set", "batch.prompts=8"], ["--preset", "demo"], ["--seed", "3"]):
         status, out, err = says(capsys, "train", run.path, *flags)
         assert (status, out) == (2, "")
@@ -164,9 +165,23 @@ def test_a_contradiction_is_refused_with_both_values(run: Run, capsys: pytest.Ca
     assert "run.seed: the run has 0, asked for 3" in err
 
 
+def test_a_wrong_path_is_corrected_by_the_same_command_with_the_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", tmp_path / "new", "--set", "sft.steps=0", "--steps", 2]
+    status, _, err = says(capsys, *command, "--set", "objectives.fairness.data=nowhere.jsonl")
+    assert status == 1 and "no file or folder at nowhere.jsonl" in err
+    status, out, _ = says(capsys, *command, "--set", "objectives.fairness.data=demo")
+    assert status == 0 and "done, step 2 of 2" in out
+    assert Run.open(tmp_path / "new").config.objectives["fairness"].data == "demo"
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
+        ("sampling.temperature=9", "starts the knob 'temperature': temperature=9.0 cannot be set; needs a number"),
+        ("objectives.fairness.beta=11", "objectives.fairness.beta starts the knob 'beta/fairness'"),
+        ("algorithm.learning_rate=2", "algorithm.learning_rate starts the knob 'learning_rate'"),
         ("batch.group_sice=4", "did you mean 'group_size'?"),
         ("batch.group_size=1", "needs 2 or more"),
         ("batch.group_size=many", "found 'many'"),

@@ -15,9 +15,9 @@ import pytest
 
 from grpo_nb import durable, presets
 from grpo_nb import knobs as module
-from grpo_nb.config import Config, ObjectiveConfig
+from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.durable import RunError
-from grpo_nb.knobs import Knobs, KnobSnapshot
+from grpo_nb.knobs import Knobs, KnobSnapshot, check_start
 from tests.kill_points import ROOT, survives
 
 CONFIG = presets.demo()
@@ -74,11 +74,11 @@ def test_a_beta_is_automatic_where_it_has_a_band(tmp_path: Path) -> None:
     assert without["beta/fairness"].mode == "manual" and without["beta/hallucination"].mode == "auto"
 
 
-def test_a_configuration_out_of_bounds_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_configuration_that_starts_a_knob_out_of_bounds_is_a_wrong_setting() -> None:
+    check_start(CONFIG)
     hot = CONFIG.replace(**{"sampling.temperature": 9.0})
-    with pytest.raises(RunError, match=r"temperature=9.0 cannot be set; needs a number from 0.05 to 5"):
-        make(tmp_path, hot)
-    assert not (tmp_path / "knobs.json").exists()
+    with pytest.raises(ConfigError, match=r"temperature=9.0 cannot be set; needs a number from 0.05 to 5"):
+        check_start(hot)
 
 
 # ---- turning

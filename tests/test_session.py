@@ -544,6 +544,7 @@ def test_settings_cell_makes_the_run_once(tmp_path: Path) -> None:
     made = project.open_run(tmp_path / "r", preset="demo", changes={"run.steps": 7})
     assert made.config.run.steps == 7
     assert project.open_run(tmp_path / "r", preset="demo", changes={"run.steps": 7}).config == made.config
+    made.log_metrics({"step": 1})
     with pytest.raises(RunError, match=r"run\.seed"):
         project.open_run(tmp_path / "r", preset="demo", changes={"run.steps": 7, "run.seed": 3})
     with pytest.raises(ValueError, match="there is no preset 'demmo'"):

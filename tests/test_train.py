@@ -116,6 +116,15 @@ def test_settings_edited_between_start_and_resume_are_refused_and_listed(tmp_pat
     assert [step.step for step in grpo(edited(run), steps=5)] == [2, 3, 4, 5], "going further is no edit"
 
 
+def test_settings_corrected_elsewhere_are_not_trained_over(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    right = Run.open_or_create(run.path, changes={"run.seed": 1})
+    for stage in (sft, grpo):
+        with pytest.raises(RunError, match=r"run\.seed: opened with 0, now 1\nopen the run again"):
+            next(stage(run))
+    assert next(grpo(right)).step == 1
+
+
 def test_settings_edited_between_sft_and_grpo_are_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     list(sft(run))

@@ -209,7 +209,7 @@ def _run(command: ArgumentParser) -> None:
 
 def _making(command: ArgumentParser) -> None:
     group = command.add_argument_group(
-        "settings", "make the run if it is missing; refused where they contradict the run that is there"
+        "settings", "make the run if it is missing, correct it until it has trained; after that, others are refused"
     )
     group.add_argument("--preset", choices=sorted(presets.PRESETS), help="where the settings start (default: demo)")
     group.add_argument(
