@@ -185,7 +185,7 @@ def test_a_wrong_path_is_corrected_by_the_same_command_with_the_right_one(
         ("batch.group_sice=4", "did you mean 'group_size'?"),
         ("batch.group_size=1", "needs 2 or more"),
         ("batch.group_size=many", "found 'many'"),
-        ("algorithm.kl=k1", "use 'k2' or 'k3'"),
+        ("algorithm.kl=k1", "use 'k2', 'k3' or 'k3_k2'"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(
