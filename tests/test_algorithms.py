@@ -75,7 +75,7 @@ CHANGES = [
     ("kl_weight", {"kl_weight": "none"}, {}),
     ("clip_low", {"clip_low": 0.05}, {}),
     ("clip_high", {"clip_high": 0.05}, {}),
-    ("dual_clip", {"dual_clip": 1.05}, {}),
+    ("dual_clip", {"dual_clip": 1.05}, {"clip_high": 0.02}),
     ("sapo_tau_positive", {"sapo_tau_positive": 3.0}, {"loss": "sapo"}),
     ("sapo_tau_negative", {"sapo_tau_negative": 3.0}, {"loss": "sapo"}),
     ("cpgd_drift", {"cpgd_drift": 0.5}, {"loss": "cpgd"}),

@@ -109,7 +109,15 @@ class AlgorithmConfig(Settings):
     def _choices_go_together(self) -> Self:
         if self.correction_bounds[0] >= self.correction_bounds[1]:
             raise ValueError(f"correction_bounds={self.correction_bounds}; needs lower < upper, e.g. (0.5, 2.0)")
-        _ = self.row  # raises where the choices contradict each other
+        row = self.row  # raises where the choices contradict each other
+        if self.dual_clip is not None and row.surrogate not in ("ppo_clip", "gspo", "gspo_token"):
+            raise ValueError(
+                f"dual_clip={self.dual_clip:g} does nothing to surrogate '{row.surrogate}'; set it to null"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1 + row.clip[1]:
+            raise ValueError(
+                f"dual_clip={self.dual_clip:g} lies inside the upper clip, 1 + {row.clip[1]:g}; needs more, 3 is usual"
+            )
         return self
 
 
