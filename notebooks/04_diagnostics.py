@@ -91,11 +91,13 @@ report.events(run)
 # Some GRPO code penalises `clamp(ref - new, 0, 10)`. *Look at* its column: where the policy has made a token likelier
 # than the reference did (negative rows), it is 0, so drift that way costs nothing, and everywhere else its slope is
 # the same however far the drift. k2 and k3 are 0 only where both agree and grow on both sides.
+# [05_mathematics](05_mathematics.ipynb) has the rest: what each estimator's mean and gradient are.
 
 # %%
 gap = torch.linspace(-2, 2, 9)[None]  # log-prob of the reference minus the policy's, one token each
 columns = {name: losses.KL[name](-gap, 0 * gap, 20.0)[0].tolist() for name in ("k2", "k3")}
-clamped = {"ref - new": gap[0].tolist(), "clamp(ref - new, 0, 10)": gap.clamp(0, 10)[0].tolist()}
+exhibit = losses.kl_clamped_exhibit(-gap, 0 * gap)
+clamped = {"ref - new": gap[0].tolist(), "clamp(ref - new, 0, 10)": exhibit[0].tolist()}
 tables.Table(pd.DataFrame(clamped | columns))
 
 # %% [markdown]

@@ -22,15 +22,14 @@
 # | | |
 # |---|---|
 # | hardware | anything |
-# | time | TIME |
+# | time | 9 s (`make run`, two CPU cores) |
 # | needs | nothing, not even a run |
 
 # %%
 import torch
 
 import grpo_nb as g
-from grpo_nb import exhibits, losses, tables
-from grpo_nb.plots.exhibits import arrows, curves
+from grpo_nb import exhibits, losses, plots, tables
 
 print("grpo_nb", g.__version__)
 
@@ -67,11 +66,11 @@ exhibits.advantages(rewards[1:2], lengths[1:2])
 # ## KL: the value and the gradient are two questions
 # A policy and a reference over five tokens. `k1` and `k3` have the right mean; as a *loss*, `k1` has no gradient at
 # all (it may go into the reward), `k3` pulls in another direction, and `k2`'s direction is exact though its mean is
-# not. `k3_k2` takes each from where it is right. *Look at* the last line: it reads a fraction of the truth.
+# not. `k3_k2` takes each from where it is right. *Look at* the last line: it reads a tenth of the truth.
 
 # %%
-policy = torch.tensor([2.5, 1.0, 0.0, 0.0, -1.0], dtype=torch.float64)
-reference = torch.tensor([0.5, 1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
+policy = torch.tensor([2.5, 1.0, -1.0, 0.0, -1.0], dtype=torch.float64)
+reference = torch.tensor([-0.5, 1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
 exhibits.kl_estimators(policy, reference)
 
 # %% [markdown]
@@ -79,7 +78,7 @@ exhibits.kl_estimators(policy, reference)
 # takes it, and where `clamp(ref − new, 0, 10)` sees nothing.
 
 # %%
-curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0)
+plots.curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0, top=10)
 
 # %% [markdown]
 # ## Clipping
@@ -90,14 +89,14 @@ curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0)
 # %%
 names = ["ppo_clip", "cispo", "cispo_cap", "sapo", "cpgd"]
 good, bad = (exhibits.pulls(names, advantage) for advantage in (1.0, -1.0))
-curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
+plots.curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
 # A bad answer that became likely pulls without end under PPO: at ratio 4, four times as hard. The dual clip ends it.
 
 # %%
 dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
-curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
+plots.curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
 # GSPO and GMPO have one ratio for the whole answer: log-ratios of +0.3 and −0.1 make a ratio of e^0.1 for both tokens.
@@ -127,4 +126,9 @@ answers = exhibits.conflict(gradients, weights=[1.0, 1.0])
 tables.Table(answers)
 
 # %%
-arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"], answers["step"], strict=True)))
+plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"], answers["step"], strict=True)))
+
+# %% [markdown]
+# ## Next
+# In the settings cell of [01_load](01_load.ipynb), `CHANGES = {"algorithm.loss": "gspo"}` trains with any of these, and
+# `"algorithm.gradient_report_every": 10` logs each objective's and each term's gradient as it trains.

@@ -121,7 +121,7 @@ def test_one_settings_cell(name: str) -> None:
     tagged = [cell for cell in code_cells(name) if "parameters" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1
     assert all(isinstance(node, ast.Assign) for node in parsed(tagged[0].source).body)
-    assert 'RUN = "demo"' in tagged[0].source
+    assert name == "05_mathematics" or 'RUN = "demo"' in tagged[0].source  # which looks at no run
 
 
 @each

@@ -17,13 +17,16 @@ from matplotlib.lines import Line2D
 from grpo_nb.config import Config
 from grpo_nb.plots import canvas, panels
 from grpo_nb.plots.canvas import FAINT, GRID, INK, MUTED, PALETTE, PAPER, RENDER_LOCK, Picture, colours, to_png
+from grpo_nb.plots.exhibits import arrows, curves
 
 __all__ = [
     "RENDER_LOCK",
     "Picture",
     "answers",
+    "arrows",
     "before_after",
     "colours",
+    "curves",
     "dashboard",
     "reward_curves",
     "sft",

@@ -11,8 +11,18 @@ from grpo_nb.plots.canvas import ALARM, FAINT, INK, PALETTE, RENDER_LOCK, Pictur
 Vector = tuple[float, float]
 
 
-def curves(panels: dict[str, pd.DataFrame], unit: str, *, mark: float | None = None, log: bool = False) -> Picture:
-    """One panel a frame, one line a column, over the frame's index; `mark` draws a vertical line, e.g. at ratio 1."""
+def curves(
+    panels: dict[str, pd.DataFrame],
+    unit: str,
+    *,
+    mark: float | None = None,
+    log: bool = False,
+    top: float | None = None,
+) -> Picture:
+    """One panel a frame, one line a column, over the frame's index; `mark` draws a vertical line, e.g. at ratio 1.
+
+    `log` spaces the index by doublings; `top` ends the vertical axis.
+    """
     with RENDER_LOCK:
         figure = canvas.new(6.3 * len(panels), 3.8)
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -31,6 +41,7 @@ def curves(panels: dict[str, pd.DataFrame], unit: str, *, mark: float | None = N
             for i, column in enumerate(frame):
                 style = canvas.DASHES if i >= len(PALETTE) // 2 else "-"
                 axis.plot(frame.index, frame[column], color=PALETTE[i % len(PALETTE)], label=column, linestyle=style)
+            axis.set_ylim(top=top)
             axis.set_xlabel(str(frame.index.name), size=9, color=canvas.MUTED)
             axis.legend(frameon=False, fontsize=8.5, labelcolor=INK)
         return figure

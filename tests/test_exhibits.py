@@ -1,0 +1,67 @@
+"""The tables of the mathematics notebook say what its text says."""
+
+import pytest
+import torch
+
+from grpo_nb import combine, exhibits, losses
+from grpo_nb.algorithms import ALGORITHMS
+from grpo_nb.plots import arrows, curves, to_png
+
+POLICY = torch.tensor([2.5, 1.0, -1.0, 0.0, -1.0], dtype=torch.float64)
+REFERENCE = torch.tensor([-0.5, 1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
+
+
+def test_every_algorithm_is_listed_with_its_choices() -> None:
+    frame = exhibits.algorithms().frame
+    assert list(frame["loss"]) == list(ALGORITHMS)
+    assert frame.set_index("loss").loc["gspo", "clip"] == "0.0003, 0.0004"
+
+
+def test_every_estimator_of_the_advantage_is_shown_with_its_numbers() -> None:
+    nan = float("nan")
+    frame = exhibits.advantages(torch.tensor([[1.0, 0.0], [nan, 2.0]])).frame.set_index("advantage")
+    assert list(frame.index) == list(losses.ADVANTAGES)
+    assert list(frame.columns) == ["1  0", "-  2"]
+    assert frame.loc["rloo"].tolist() == ["1  -1", "0  0"]
+
+
+def test_value_and_gradient_of_the_kl_are_two_questions() -> None:
+    lines = exhibits.kl_estimators(POLICY, REFERENCE).frame.set_index("estimator")
+    for name in ("k1", "k3", "k3_k2"):
+        assert lines.loc[name, "mean"] == lines.loc[name, "truth"]
+    assert lines.loc["k1", "gradient: size"] == "0%"
+    for name in ("k2", "k3_k2"):
+        assert (lines.loc[name, "gradient: size"], lines.loc[name, "gradient: cosine"]) == ("100%", "1.00")
+    assert float(lines.loc["k3", "gradient: cosine"]) < 0.9
+    last = lines.iloc[-1]
+    assert last["mean"] < 0.1 * last["truth"]
+
+
+def test_pulls_are_those_of_the_surrogates() -> None:
+    good, bad = (exhibits.pulls(["ppo_clip", "cispo", "cpgd"], A) for A in (1.0, -1.0))
+    assert good["ppo_clip"].loc[:1.19].min() > 0 and good["ppo_clip"].loc[1.21:].abs().max() == 0
+    assert bad["ppo_clip"].loc[:0.79].abs().max() == 0 and bad["ppo_clip"].iloc[-1] == pytest.approx(-4)
+    assert good["cispo"].min() == pytest.approx(0.8) and good["cispo"].max() == pytest.approx(1.28)
+    dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0)["ppo_clip"]
+    assert dual.loc[3.05:].abs().max() == 0 and dual.loc[:2.95].min() < -2.8
+
+
+def test_long_answers_weigh_what_the_reduction_says() -> None:
+    frame = exhibits.long_answers([1, 3], 10).frame.set_index(["reduction", "length"])["weight of the answer"]
+    assert frame["sequence_mean"].tolist() == ["50.0%", "50.0%"]
+    assert frame["token_mean"].tolist() == ["25.0%", "75.0%"]
+    assert frame["constant_length"].tolist() == ["5.0%", "15.0%"]
+
+
+def test_a_conflict_shows_who_loses() -> None:
+    gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
+    frame = exhibits.conflict(gradients, [1.0, 1.0]).set_index("combine")
+    assert list(frame.index) == list(combine.COMBINERS)
+    assert frame.loc["sum", "progress of 1"] < 0 < frame.loc["pcgrad", "progress of 1"]
+
+
+def test_pictures_are_drawn() -> None:
+    assert to_png(curves({"a": exhibits.kl_curves()}, "nats", mark=0.0, top=10)).startswith(b"\x89PNG")
+    good = exhibits.pulls(["ppo_clip"], 1.0)
+    assert to_png(curves({"a": good, "b": good}, "pull", mark=1.0, log=True)).startswith(b"\x89PNG")
+    assert to_png(arrows([(1.0, 0.0), (-1.0, 1.0)], {"sum": (0.0, 1.0)})).startswith(b"\x89PNG")
