@@ -123,7 +123,7 @@ def _trained_by_trl(trl: Any, model: Path, arguments: Any, updates: int) -> Trac
     for first in range(0, len(rows), updates):
         own = rows[first : first + updates]
         trace.losses.append(sum(row["loss"] for row in own) / updates)
-        trace.clipped.append(sum(row["clip_ratio/region_mean"] for row in own) / updates)
+        trace.clipped.append(sum(row.get("clip_ratio/region_mean", 0.0) for row in own) / updates)  # PPO's losses only
     return trace
 
 
@@ -212,6 +212,7 @@ def our_config(model: Path, beta: float, **changes: Any) -> Config:
         "algorithm.weight_decay": 0.0,
         "algorithm.max_grad_norm": 1.0,
         "algorithm.warmup_steps": 0,
+        "algorithm.kl_weight": "none",
         "run.steps": STEPS,
         "run.checkpoint_every": 100,
     }
@@ -245,9 +246,38 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grpo": ({"algorithm__loss": "grpo"}, {"loss_type": "grpo"}),
     "dr_grpo": ({"algorithm__loss": "dr_grpo"}, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
     "dapo": ({"algorithm__loss": "dapo"}, {"loss_type": "dapo"}),
-    "bnpo, which is dapo in one piece": ({"algorithm__loss": "dapo"}, {"loss_type": "bnpo", "micro_batches": 1}),
+    "bnpo, which is dapo in one piece": ({"algorithm__loss": "bnpo"}, {"loss_type": "bnpo", "micro_batches": 1}),
 }
 """Our settings and the peer's that name the same algorithm."""
+
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cispo with its cap": (
+        {"algorithm__loss": "cispo_cap", "algorithm__clip_high": 1.05},
+        {"loss_type": "cispo", "epsilon_high": 1.05},
+    ),
+    "sapo": ({"algorithm__loss": "sapo"}, {"loss_type": "sapo"}),
+    "a completion's ratio": (
+        {"algorithm__loss": "gspo", "algorithm__clip_low": 0.02, "algorithm__clip_high": 0.03},
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
+    ),
+    "KL through the ratio": (
+        {"algorithm__loss": "grpo", "algorithm__kl_weight": "ratio_through"},
+        {"loss_type": "grpo", "use_bias_correction_kl": True},
+    ),
+    "dual clip": (
+        {"algorithm__loss": "bnpo", "algorithm__clip_high": 0.02, "algorithm__dual_clip": 1.05},
+        {"loss_type": "bnpo", "epsilon_high": 0.02, "delta": 1.05},
+    ),
+    "std of the batch": (
+        {"algorithm__loss": "grpo", "algorithm__advantage": "batch_std"},
+        {"loss_type": "grpo", "scale_rewards": "batch"},
+    ),
+    "entropy bonus": (
+        {"algorithm__loss": "bnpo", "algorithm__entropy_coef": 0.05},
+        {"loss_type": "bnpo", "entropy_coef": 0.05},
+    ),
+}
+"""The same for single settings."""
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.04])
@@ -271,6 +301,14 @@ def test_several_updates_a_rollout(model: Path, tmp_path: Path, name: str, beta:
     assert min(ours.clipped) > 0.05
     if micro_batches == 1:  # TRL reports the mean over micro-batches, however many tokens each has
         assert ours.clipped == pytest.approx(theirs.clipped, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_single_settings(model: Path, tmp_path: Path, name: str) -> None:
+    """Two updates a rollout, so that the ratio has left 1; in one piece, as TRL's own means are of a micro-batch."""
+    mine, other = SETTINGS[name]
+    theirs = trl_trace(model, tmp_path, beta=0.04, updates=2, micro_batches=1, **other)
+    assert_equal(our_trace(model, tmp_path, 0.04, batch__inner_epochs=2, **mine), theirs)
 
 
 def test_temperature(model: Path, tmp_path: Path) -> None:
