@@ -1,6 +1,6 @@
 """Reference pages from the code itself: `python -m grpo_nb.docs FOLDER` writes settings, presets and commands.
 
-A setting's meaning stands once, under its field in config.py; a preset's in its docstring; a command's in its
+A setting's meaning stands once, under its field in config/; a preset's in its docstring; a command's in its
 help. These pages, `grpo-nb settings` and the tests read them there.
 """
 

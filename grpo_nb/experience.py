@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from grpo_nb import guards, losses
-from grpo_nb.config import Config
+from grpo_nb.config import AlgorithmConfig, Config
 from grpo_nb.training import Drawn, Training
 from grpo_nb.types import Experience, Rollouts, Score
 
@@ -65,8 +65,7 @@ def compare(
             experience.lengths[rows].view(-1, group),
             _penalty(experience, rows, betas[name], config, group),
         )
-        values = losses.advantages(outcomes, config.algorithm.row.advantage, config.algorithm.advantage_clip)
-        compared.append(values.flatten(0, 1))
+        compared.append(_advantages(outcomes, config.algorithm).flatten(0, 1))
     experience.advantages = torch.cat(compared)
     experience.weights = _weights(experience, rollouts, config)
     return shaped
@@ -104,6 +103,16 @@ def sampler_logprobs(experience: Experience, rollouts: Rollouts) -> Float[Tensor
     for i, values in enumerate(rollouts.logprobs):
         table[i, : len(values)] = torch.tensor(values, dtype=table.dtype)
     return table
+
+
+def _advantages(outcomes: losses.Outcomes, algorithm: AlgorithmConfig) -> Float[Tensor, "prompt group #token"]:
+    """The settings' estimator; zeros where nothing of the objective was scored, which then trains nothing."""
+    if outcomes.rewards.isnan().all():
+        width = (
+            1 if outcomes.penalty is None or algorithm.row.advantage != "reinforce_pp" else outcomes.penalty.shape[2]
+        )
+        return torch.zeros(*outcomes.rewards.shape, width)
+    return losses.advantages(outcomes, algorithm.row.advantage, algorithm.advantage_clip)
 
 
 def _truncated(rollouts: Rollouts) -> Tensor:

@@ -5,6 +5,9 @@ Inputs and values only; no code is shared. `golden/` holds those of a released v
 """
 
 import dataclasses
+import json
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -17,6 +20,7 @@ from torch import Tensor
 from grpo_nb import algorithms, losses
 from grpo_nb.algorithms import ALGORITHMS, algorithm
 from grpo_nb.losses import Counts
+from tests.conftest import ROOT
 from tests.trl_case import COUNTS, ENTROPY, LOGP, MASK, OLD, REF, ROW, float64, loss_and_gradient
 
 NAN, INF = float("nan"), float("inf")
@@ -295,3 +299,48 @@ def test_what_does_not_exist_or_contradicts_itself_is_refused() -> None:
         algorithm("reinforce_pp", surrogate="gmpo")
     with pytest.raises(ValueError, match=r"needs 0 < clip_low < 1, 'gspo' usually has 0.0003"):
         algorithm("gspo", clip_low=1.0)
+
+
+IN_A_USERS_PROCESS = """
+import json, torch
+from grpo_nb.losses import Counts, Limits, Outcomes, Recipe, Tokens, advantages, loss_terms
+from grpo_nb.algorithms import algorithm
+
+def said(function, *arguments):
+    try:
+        function(*arguments)
+    except ValueError as error:
+        return str(error)
+
+table, mask = torch.zeros(4, 5), torch.ones(4, 5, dtype=torch.bool)
+whole = dict(logp=table, logp_old=table, logp_ref=table, advantage=torch.ones(4, 1), mask=mask)
+changes = [dict(logp_old=torch.zeros(4, 4)), dict(mask=mask[:, :1]), dict(weight=torch.ones(5)),
+           dict(advantage=torch.ones(4)), dict(advantage=torch.ones(1, 5))]
+recipe, counts = Recipe(algorithm("grpo"), Limits()), Counts(4, 20, 5)
+found = [said(loss_terms, Tokens(**whole | change), recipe, 0.1, counts) for change in changes]
+shapes = [((4, 1), (4, 1)), ((4,), (4,)), ((2, 4), (4, 2))]
+found += [said(advantages, Outcomes(torch.ones(r), torch.ones(n, dtype=torch.long)), "group_std") for r, n in shapes]
+found.append(said(advantages, Outcomes(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.long)), "z"))
+print(json.dumps(found))
+"""
+
+
+def test_shapes_that_disagree_are_refused_not_broadcast() -> None:
+    """In a process of its own, because here every signature is checked before a function's own words."""
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_A_USERS_PROCESS], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    group = "needs [prompt, group] with two answers a prompt or more"
+    expected = [
+        "logp_old is [4, 4], logp is [4, 5]; both must be [batch, token]",
+        "mask is [4, 1], logp is [4, 5]",
+        "weight is [5], logp is [4, 5]",
+        "advantage is [4] for logp [4, 5]; needs one a completion, [4, 1], or one a token",
+        "advantage is [1, 5] for logp [4, 5]",
+        f"rewards are [4, 1]; {group}",
+        f"rewards are [4]; {group}",
+        "rewards are [2, 4], lengths [4, 2]; needs one length",
+        "unknown advantage 'z'; use one of group_std",
+    ]
+    for message, start in zip(json.loads(ran.stdout), expected, strict=True):
+        assert message.startswith(start)

@@ -1,4 +1,4 @@
-"""Every key that `--set` takes, with its value and the sentence that stands under its field in config.py."""
+"""Every key that `--set` takes, with its value and the sentence that stands under its field in config/."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Setting:
 
 
 def settings(config: Config) -> list[Setting]:
-    """Every setting of a configuration, in the order of config.py."""
+    """Every setting of a configuration, in the order of config/."""
     return list(_settings(config, ""))
 
 

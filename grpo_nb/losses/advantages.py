@@ -73,16 +73,38 @@ def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = Non
     """The estimator of that name over one objective's answers, 0 where there is nothing to compare, cut at ± `clip`.
 
     Raises:
-        ValueError: an infinite reward, which would silently erase its whole group.
+        ValueError: shapes that disagree, groups of one, no reward scored, or an infinite one.
     """
-    if outcomes.rewards.isinf().any():
+    _check(outcomes, name)
+    values = ADVANTAGES[name](outcomes)
+    values = torch.where(values.isnan(), 0.0, values)
+    return values if clip is None else values.clamp(-clip, clip)
+
+
+def _check(outcomes: Outcomes, name: str) -> None:
+    rewards, lengths = outcomes.rewards, outcomes.lengths
+    if name not in ADVANTAGES:
+        raise ValueError(f"unknown advantage '{name}'; use one of {', '.join(ADVANTAGES)}")
+    if rewards.dim() != 2 or rewards.shape[1] < 2:
+        raise ValueError(
+            f"rewards are {list(rewards.shape)}; needs [prompt, group] with two answers a prompt or more, because an "
+            "answer is compared with the others of its group: raise group_size"
+        )
+    if lengths.shape != rewards.shape or (outcomes.penalty is not None and outcomes.penalty.shape[:2] != rewards.shape):
+        raise ValueError(
+            f"rewards are {list(rewards.shape)}, lengths {list(lengths.shape)}; needs one length and one row of "
+            "penalties for each reward"
+        )
+    if rewards.isnan().all():
+        raise ValueError(
+            "no reward of this batch could be scored, so there is nothing to learn from; leave the update out, and "
+            "look at why the reward functions returned None"
+        )
+    if rewards.isinf().any():
         raise ValueError(
             "rewards hold inf; needs finite numbers, or NaN where an answer could not be scored: "
             "correct the reward function, or let it return None there"
         )
-    values = ADVANTAGES[name](outcomes)
-    values = torch.where(values.isnan(), 0.0, values)
-    return values if clip is None else values.clamp(-clip, clip)
 
 
 # ---- estimators: Outcomes -> advantages, NaN where there is none

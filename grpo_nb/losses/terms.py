@@ -40,7 +40,11 @@ def loss_terms(tokens: Tokens, recipe: Recipe, beta: float, counts: Counts) -> d
     """{policy, kl, entropy}, those that are there. Their sum is the loss; over an update's micro-batches they add up.
 
     policy = reduce(w · surrogate), kl = reduce(beta · KL), entropy = −coef · Σ H / n_tokens (more entropy, less loss).
+
+    Raises:
+        ValueError: tables of different shapes; old or reference log-probs that carry a gradient.
     """
+    _check(tokens)
     surrogate = SURROGATES[recipe.algorithm.surrogate]
     per_token = surrogate(tokens.logp, tokens.logp_old, tokens.advantage, recipe.limits, tokens.mask)
     if tokens.weight is not None:
@@ -52,6 +56,20 @@ def loss_terms(tokens: Tokens, recipe: Recipe, beta: float, counts: Counts) -> d
     if tokens.entropy is not None and recipe.entropy_coef:
         terms["entropy"] = -recipe.entropy_coef * token_mean(tokens.entropy, tokens.mask, counts.tokens)
     return terms
+
+
+def _check(tokens: Tokens) -> None:
+    """Broadcasting would make a wrong result of shapes that disagree."""
+    shape = tokens.logp.shape
+    for name in ("logp_old", "logp_ref", "mask", "weight", "entropy"):
+        table = getattr(tokens, name)
+        if table is not None and table.shape != shape:
+            raise ValueError(f"{name} is {list(table.shape)}, logp is {list(shape)}; both must be [batch, token]")
+    if tokens.advantage.shape not in (shape, (shape[0], 1), (shape[0], min(shape[1], 1))):
+        raise ValueError(
+            f"advantage is {list(tokens.advantage.shape)} for logp {list(shape)}; needs one a completion, "
+            f"[{shape[0]}, 1], or one a token"
+        )
 
 
 def _kl(tokens: Tokens, recipe: Recipe) -> TokenFloats:
