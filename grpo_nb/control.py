@@ -1,16 +1,20 @@
 """Controllers of beta: pure functions from state to state, one state per objective, kept in checkpoints.
 
 A controller runs between steps, never inside a loss. Its state is a few numbers; `to_dict` and `from_dict`
-carry it through JSON without losing a bit.
+carry it through JSON without losing a bit. `CONTROLLERS` names them all. What they share is in `_move`: inside
+the band beta rests, no move is larger than the limit, none leaves the bounds, and none is silent.
 """
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Bound = Literal["floor", "ceiling"]
+
+ERROR_CLIP = 0.2
+"""`proportional` never sees a relative error of KL beyond ± this (Ziegler et al. 2019, section 2.2)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class BetaState:
     value: float
     """Beta in use: the weight of the KL penalty."""
     window: tuple[float, ...] = ()
-    """The newest KLs seen since beta last moved, nats per token, oldest first."""
+    """The newest KLs seen since beta last moved, nats per token, oldest first; only `band` keeps them."""
     mode: Literal["auto", "manual"] = "auto"
     """`manual`: a person holds beta, the controller rests."""
     pinned: Bound | None = None
@@ -38,48 +42,83 @@ class BetaState:
         return cls(**{**state, "window": tuple(state.get("window", ()))})
 
 
-def band_rule(
-    state: BetaState,
-    kl: float | None,
-    band: tuple[float, float] | None,
-    bounds: tuple[float, float],
-    *,
-    name: str = "",
-    window: int = 5,
-    up: float = 1.15,
-    down: float = 0.85,
-) -> tuple[BetaState, str | None]:
-    """β ← β·up where the median of `window` KLs is above the band, β·down where it is below; within bounds.
+@dataclass(frozen=True)
+class Aim:
+    """What a controller is told; each one uses what it needs."""
 
-    A higher beta holds the policy closer to its reference. After a move the window starts empty, so that the
-    next decision sees only KLs that the new beta made: at most one move every `window` steps. A KL that is None
-    or not finite, a band of None, and manual mode leave the state as it is.
+    band: tuple[float, float]
+    """KLs, nats per token, between which beta rests, ends included."""
+    bounds: tuple[float, float]
+    """Floor and ceiling of beta."""
+    target: float
+    """The KL wanted, inside the band; > 0 for `proportional`."""
+    gain: float = 0.1
+    """`proportional`: K_β, without unit; `dual_ascent`: beta per nat per step."""
+    limit: float = 0.2
+    """The largest relative change of beta in one move."""
+    window: int = 5
+    """KLs whose median `band` judges."""
+    up: float = 1.15
+    """`band`: the factor where KL is above."""
+    down: float = 0.85
+    """`band`: the factor where KL is below."""
 
-    Args:
-        kl: this step's KL(policy ‖ reference), nats per token.
-        name: the objective, put before the sentence.
 
-    Returns:
-        the next state, and a sentence for the log when beta moved or has just reached a bound, else None.
+def fixed(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+    """β ← β"""
+    return state, None
+
+
+def band(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+    """β ← β·up where the median of `window` KLs is above the band, β·down where it is below.
+
+    After a move the window starts empty, so that the next decision sees only KLs that the new beta made: at most
+    one move every `window` steps. 1.15 and 0.85 do not cancel: one up and one down leave 0.9775 β, so a KL that
+    keeps jumping over the whole band lets beta fall by 2 % a pair. The median makes that rare.
     """
-    if state.mode == "manual" or band is None or kl is None or not math.isfinite(kl):
+    if kl is None or _rests(state, kl):
         return state, None
-    seen = (*state.window, kl)[-window:]
-    if len(seen) < window:
+    seen = (*state.window, kl)[-aim.window :]
+    if len(seen) < aim.window:
         return replace(state, window=seen), None
     median = statistics.median(seen)
-    if band[0] <= median <= band[1]:
-        return replace(state, window=seen, pinned=None), None
+    after, sentence = _move(state, median, state.value * (aim.up if median > aim.band[1] else aim.down), aim)
+    return replace(after, window=seen if after.value == state.value else ()), sentence
 
-    above = median > band[1]
-    side, edge = ("above", band[1]) if above else ("below", band[0])
-    value, pinned = _raise(state.value, up, bounds) if above else _lower(state.value, down, bounds)
-    moved = value != state.value
-    after = replace(state, value=value, window=() if moved else seen, pinned=pinned)
-    if not moved and pinned == state.pinned:
-        return after, None
-    sentence = f"KL {median:.3g} {side} {edge:g}, {_change(state.value, value, pinned)}"
-    return after, f"{name}: {sentence}" if name else sentence
+
+def proportional(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+    """β ← β·(1 + gain·clip(KL/target − 1, ±0.2)).  Ziegler et al. 2019, section 2.2, where gain is K_β = 0.1.
+
+    Later code writes the gain as n/H: n completions a step over a horizon H, often 10000. Every step counts, and
+    equal errors up and down leave β·(1 − gain²·error²): nearly symmetric, unlike `band`.
+    """
+    if kl is None or _rests(state, kl):
+        return state, None
+    error = max(-ERROR_CLIP, min(kl / aim.target - 1, ERROR_CLIP))
+    return _move(state, kl, state.value * (1 + aim.gain * error), aim)
+
+
+def dual_ascent(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+    """β ← max(0, β + gain·(KL − target)): β as the Lagrange multiplier of KL ≤ target, moved along its gradient.
+
+    Boyd & Vandenberghe 2004, section 5.1. Steps are absolute, so opposite errors cancel exactly; the floor, which
+    is above 0, is met before the 0 of the formula.
+    """
+    if kl is None or _rests(state, kl):
+        return state, None
+    return _move(state, kl, max(0.0, state.value + aim.gain * (kl - aim.target)), aim)
+
+
+Controller = Callable[[BetaState, float | None, Aim], tuple[BetaState, str | None]]
+"""(state, this step's KL(policy ‖ reference) in nats per token, aim) -> next state, and a sentence for the log when
+beta moved or has just met a bound, else None. A KL that is None or not finite and manual mode change nothing."""
+
+CONTROLLERS: Mapping[str, Controller] = {
+    "fixed": fixed,
+    "band": band,
+    "proportional": proportional,
+    "dual_ascent": dual_ascent,
+}
 
 
 def set_manual(state: BetaState, value: float) -> BetaState:
@@ -98,26 +137,52 @@ def set_auto(state: BetaState) -> BetaState:
     return replace(state, mode="auto")
 
 
-def _raise(value: float, up: float, bounds: tuple[float, float]) -> tuple[float, Bound | None]:
-    """Next beta when KL is too high. From 0, which no factor can leave, it starts at the floor."""
-    wanted = max(value * up, bounds[0])
-    reached = max(value, min(wanted, bounds[1]))  # a beta set above the ceiling is not lowered by a KL that is too high
-    return reached, None if reached == wanted else "ceiling"
+def _rests(state: BetaState, kl: float) -> bool:
+    return state.mode == "manual" or not math.isfinite(kl)
 
 
-def _lower(value: float, down: float, bounds: tuple[float, float]) -> tuple[float, Bound | None]:
+def _move(state: BetaState, kl: float, wanted: float, aim: Aim) -> tuple[BetaState, str | None]:
+    """Towards `wanted`, as far as dead band, limit and bounds allow; a higher beta holds the policy closer."""
+    low, high = aim.band
+    if low <= kl <= high:
+        return replace(state, pinned=None), None
+    above = kl > high
+    value, pinned = (_raise if above else _lower)(state.value, wanted, aim)
+    after = replace(state, value=value, pinned=pinned)
+    if value == state.value and pinned in (None, state.pinned):
+        return after, None
+    side, edge = ("above", high) if above else ("below", low)
+    return after, f"KL {kl:.3g} {side} {edge:g}, {_change(state.value, value, pinned)}"
+
+
+def _raise(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
+    """Next beta when KL is too high. From 0, which no factor can leave, it starts at the floor, whatever the limit."""
+    floor, ceiling = aim.bounds
+    limited = max(min(wanted, value * (1 + aim.limit)), floor)
+    reached = max(value, min(limited, ceiling))  # a beta set above the ceiling is not lowered by a KL that is too high
+    return reached, "ceiling" if limited > ceiling else None
+
+
+def _lower(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
     """Next beta when KL is too low."""
-    wanted = value * down
-    reached = min(value, max(wanted, bounds[0]))  # nor is one below the floor raised by a KL that is too low
-    return reached, None if reached == wanted != value else "floor"
+    floor, _ = aim.bounds
+    limited = max(wanted, value * (1 - aim.limit))
+    reached = min(value, max(limited, floor))  # nor is one below the floor raised by a KL that is too low
+    return reached, "floor" if limited < floor else None
 
 
 def _change(before: float, after: float, pinned: Bound | None) -> str:
     if after == before:
         return f"beta stays at its {pinned}: {_number(after)}"
-    percent = f" {abs(after / before - 1):.0%}" if before > 0 else ""
+    percent = f" {_percent(abs(after / before - 1))}" if before > 0 else ""
     bound = f" to its {pinned}" if pinned else ""
     return f"beta {'up' if after > before else 'down'}{percent}{bound}: {_number(before)} -> {_number(after)}"
+
+
+def _percent(share: float) -> str:
+    if share < 0.001:
+        return "by less than 0.1%"
+    return f"{share:.0%}" if share >= 0.03 else f"{share:.1%}"
 
 
 def _number(beta: float) -> str:

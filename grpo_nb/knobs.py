@@ -119,11 +119,12 @@ class Knob:
         """Give the knob back to its controller.
 
         Raises:
-            RunError: it has none: only a beta whose objective has a `kl_band` does.
+            RunError: it has none: only a beta whose objective has a `kl_band` and a controller that moves does.
         """
         if not self._knobs.has_controller(self.name):
             raise RunError(
-                f"knob '{self.name}' has no controller; only a beta whose objective has a kl_band can be automatic"
+                f"knob '{self.name}' has no controller; only a beta whose objective has a kl_band and "
+                "a controller other than 'fixed' can be automatic"
             )
         self._knobs._change(self.name, mode="auto", by=by)
 
@@ -165,7 +166,7 @@ class Knobs(Mapping[str, Knob]):
     def has_controller(self, name: str) -> bool:
         """Whether the knob may be automatic."""
         kind, _, objective = name.partition("/")
-        return kind == "beta" and self._config.objectives[objective].kl_band is not None
+        return kind == "beta" and self._config.objectives[objective].controlled
 
     @property
     def command(self) -> Command:
@@ -303,7 +304,7 @@ def _initial(config: Config, by: str = "config") -> _File:
         return _Record(value=value, mode=mode, by=by, at=now)
 
     betas = {
-        f"beta/{name}": record(objective.beta, "auto" if objective.kl_band else "manual")
+        f"beta/{name}": record(objective.beta, "auto" if objective.controlled else "manual")
         for name, objective in config.objectives.items()
     }
     others = {

@@ -26,7 +26,7 @@ from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run
 from grpo_nb.tasks import Task
-from grpo_nb.training import Drawn, Rewards, Training
+from grpo_nb.training import Drawn, Objective, Rewards, Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
@@ -300,20 +300,28 @@ def _finish(
     """Check, move the betas, log: after this the step exists."""
     run, step = state.run, state.step + 1
     for name, objective in state.objectives.items():
-        if objective.config.kl_band and objective.beta.mode == "auto":
-            kl = row[f"kl/{name}"]
-            objective.beta, moved = control.band_rule(
-                objective.beta,
-                kl if isinstance(kl, float) else None,
-                objective.config.kl_band,
-                objective.config.beta_bounds,
-                name=name,
-            )
-            if moved:
-                run.log_event("beta", step=step, objective=name, message=moved)
+        kl = row[f"kl/{name}"]
+        objective.beta, moved = _steer(objective, kl if isinstance(kl, float) else None)
+        if moved:
+            run.log_event("beta", step=step, objective=name, message=f"{name}: {moved}")
     run.log_samples(training.sample_rows(state, step, drawn_P, rollouts, scores, experience))
     run.log_metrics(row)
     guards.watch(state, row)
     state.step, state.torn = step, False
     status = str(row["status"])
     return StepStats(step=step, metrics=row, status=status)  # type: ignore[arg-type]
+
+
+def _steer(objective: Objective, kl: float | None) -> tuple[control.BetaState, str | None]:
+    """The objective's beta after this step's KL, and what to say of it."""
+    config = objective.config
+    if config.kl_band is None:
+        return objective.beta, None
+    aim = control.Aim(
+        band=config.kl_band,
+        bounds=config.beta_bounds,
+        target=config.kl_target or sum(config.kl_band) / 2,
+        gain=config.controller_gain,
+        limit=config.controller_limit,
+    )
+    return control.CONTROLLERS[config.controller](objective.beta, kl, aim)

@@ -275,7 +275,7 @@ def _objectives(config: Config, tasks: Mapping[str, Task], rewards: Rewards) -> 
             config=objective,
             rubric=Rubric(tasks[name], rewards.get(name, ())),
             examples=tasks[name].examples("train"),
-            beta=BetaState(value=objective.beta, mode="auto" if objective.kl_band else "manual"),
+            beta=BetaState(value=objective.beta, mode="auto" if objective.controlled else "manual"),
         )
         for name, objective in config.objectives.items()
     }

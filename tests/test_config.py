@@ -166,6 +166,25 @@ def test_bands_are_ordered() -> None:
     assert presets.demo().replace(**{"objectives.fairness.kl_band": None}).objectives["fairness"].kl_band is None
 
 
+@pytest.mark.parametrize("target", [0.005, 0.2])
+def test_the_target_lies_in_the_band(target: float) -> None:
+    message = refused(objectives__fairness__kl_band=[0.01, 0.1], objectives__fairness__kl_target=target)
+    assert f"kl_target={target} is outside kl_band=(0.01, 0.1)" in message and "needs 0.01 to 0.1, or null" in message
+
+
+def test_a_target_needs_a_band() -> None:
+    message = refused(objectives__fairness__kl_band=None, objectives__fairness__kl_target=0.05)
+    assert "kl_target=0.05 needs a kl_band around it" in message
+
+
+def test_a_beta_is_controlled_where_there_is_a_band_and_a_controller_that_moves() -> None:
+    def controlled(**changes: Any) -> bool:
+        return ObjectiveConfig(task="bbq", **changes).controlled
+
+    assert all(controlled(controller=name) for name in ("band", "proportional", "dual_ascent"))
+    assert not controlled(controller="fixed") and not controlled(kl_band=None)
+
+
 def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
     message = refused(algorithm__kl="k1")
     assert (
@@ -183,6 +202,11 @@ def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
         ("model.train", "qlora"),
         ("objectives.fairness.weight", 0),
         ("objectives.fairness.beta", -0.1),
+        ("objectives.fairness.controller", "adaptive"),
+        ("objectives.fairness.kl_target", 0),
+        ("objectives.fairness.controller_gain", 0),
+        ("objectives.fairness.controller_limit", 0),
+        ("objectives.fairness.controller_limit", 1),
         ("sft.steps", -1),
         ("sft.batch", 0),
         ("sft.learning_rate", 0),

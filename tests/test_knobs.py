@@ -22,6 +22,7 @@ from tests.kill_points import ROOT, survives
 
 CONFIG = presets.demo()
 NO_BAND = CONFIG.replace(**{"objectives.fairness.kl_band": None})
+FIXED = CONFIG.replace(**{"objectives.fairness.controller": "fixed"})
 BETA = CONFIG.objectives["fairness"].beta
 
 
@@ -113,8 +114,10 @@ def test_back_to_automatic_and_again_by_hand(knobs: Knobs) -> None:
     assert again.version == 2
 
 
-def test_only_a_beta_with_a_band_can_be_automatic(tmp_path: Path) -> None:
-    knobs = make(tmp_path, NO_BAND)
+@pytest.mark.parametrize("config", [NO_BAND, FIXED], ids=["no band", "fixed"])
+def test_only_a_beta_with_a_band_and_a_controller_can_be_automatic(tmp_path: Path, config: Config) -> None:
+    knobs = make(tmp_path, config)
+    assert knobs.snapshot().modes["beta/fairness"] == "manual"
     for name in ("beta/fairness", "temperature", "learning_rate"):
         with pytest.raises(RunError, match=f"knob '{name}' has no controller; only a beta whose objective has a kl_b"):
             knobs[name].set_auto()

@@ -315,8 +315,11 @@ def test_knob_turned_elsewhere_moves_the_slider(controls: Controls, run: Run) ->
     assert run.knobs.snapshot().by["temperature"] == "the command line"
 
 
-def test_beta_without_a_band_has_no_auto(tmp_path: Path, said: list[str]) -> None:
-    run = tiny_run(tmp_path, objectives__fairness__kl_band=None)
+@pytest.mark.parametrize("setting", [{"kl_band": None}, {"controller": "fixed"}])
+def test_beta_without_a_band_or_a_controller_has_no_auto(
+    tmp_path: Path, said: list[str], setting: dict[str, Any]
+) -> None:
+    run = tiny_run(tmp_path, **{f"objectives__fairness__{key}": value for key, value in setting.items()})
     assert Controls(attach(run), said.append).knobs["beta/fairness"].auto is None
 
 

@@ -209,6 +209,39 @@ def test_a_turned_knob_acts_at_the_next_step_is_logged_and_survives(tmp_path: Pa
     assert set(turns["step"]) == {3}
 
 
+DUAL = {"controller": "dual_ascent", "kl_band": [0.05, 0.5], "controller_gain": 0.01}
+"""A first KL of about 0 is below such a band: beta falls in every step."""
+
+
+def beta_after_a_step(folder: Path, name: str, **changes: Any) -> float:
+    settings = {f"objectives__fairness__{key}": value for key, value in (DUAL | changes).items()}
+    run = tiny_run(folder, name, sft__steps=0, run__steps=1, **settings)
+    list(grpo(run))
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None
+    return float(newest.state()["betas"]["fairness"]["value"])
+
+
+def test_every_setting_of_a_controller_changes_what_beta_does(tmp_path: Path) -> None:
+    """Beta starts at 0.04, KL at 0; the middle of the band is 0.275."""
+    assert beta_after_a_step(tmp_path, "dual") == pytest.approx(0.04 - 0.01 * 0.275, rel=1e-3)
+    assert beta_after_a_step(tmp_path, "target", kl_target=0.1) == pytest.approx(0.04 - 0.01 * 0.1, rel=1e-3)
+    assert beta_after_a_step(tmp_path, "gain", controller_gain=0.02) == pytest.approx(0.04 - 0.02 * 0.275, rel=1e-3)
+    assert beta_after_a_step(tmp_path, "limit", controller_limit=0.01) == pytest.approx(0.04 * 0.99)
+    proportional = beta_after_a_step(tmp_path, "proportional", controller="proportional", controller_gain=0.1)
+    assert proportional == pytest.approx(0.04 * 0.98)
+    assert beta_after_a_step(tmp_path, "fixed", controller="fixed") == 0.04
+    assert beta_after_a_step(tmp_path, "band", controller="band") == 0.04, "its window is not yet full"
+
+
+def test_a_moved_beta_is_said_with_its_objective(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=1, **{f"objectives__fairness__{key}": value for key, value in DUAL.items()})
+    list(grpo(run))
+    (event,) = run.events().query("kind == 'beta'").to_dict("records")
+    assert event["objective"] == "fairness"
+    assert event["message"].startswith("fairness: KL ") and "below 0.05, beta down 7%" in event["message"]
+
+
 def test_stop_saves_and_the_next_start_goes_on(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     for step in grpo(run):

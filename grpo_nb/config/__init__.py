@@ -69,6 +69,19 @@ class ObjectiveConfig(Settings):
     # advanced
     beta_bounds: tuple[float, float] = (1e-4, 1.0)
     """The controller never moves beta outside these."""
+    controller: Literal["fixed", "band", "proportional", "dual_ascent"] = "band"
+    """What moves beta while KL is out of `kl_band`: a fixed factor (`band`), the error, dual ascent, or nothing."""
+    kl_target: Positive | None = None
+    """KL that `proportional` and `dual_ascent` steer to, inside `kl_band`; null is the middle of the band."""
+    controller_gain: Positive = 0.1
+    """`proportional`: change of beta per error of KL, both relative; `dual_ascent`: beta per nat; else unused."""
+    controller_limit: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """No controller changes beta by more than this share at once."""
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a controller moves beta when nobody holds it."""
+        return self.kl_band is not None and self.controller != "fixed"
 
     @model_validator(mode="after")
     def _bands_are_ordered(self) -> Self:
@@ -76,6 +89,20 @@ class ObjectiveConfig(Settings):
             raise ValueError(f"kl_band={self.kl_band} is no band; needs 0 <= low < high, e.g. (0.01, 0.1), or null")
         if not 0 < self.beta_bounds[0] < self.beta_bounds[1]:
             raise ValueError(f"beta_bounds={self.beta_bounds}; needs 0 < low < high")
+        return self
+
+    @model_validator(mode="after")
+    def _target_is_in_the_band(self) -> Self:
+        if self.kl_target is None:
+            return self
+        if self.kl_band is None:
+            raise ValueError(f"kl_target={self.kl_target} needs a kl_band around it; set one, or kl_target to null")
+        low, high = self.kl_band
+        if not low <= self.kl_target <= high:
+            raise ValueError(
+                f"kl_target={self.kl_target} is outside kl_band={self.kl_band}: beta rests at a KL inside the band, so "
+                f"the target would never be met; needs {low} to {high}, or null for the middle"
+            )
         return self
 
 

@@ -140,7 +140,7 @@ def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, say: Say) ->
     low, high = (math.log10(bound) for bound in objective.beta_bounds)
     slider = w.FloatLogSlider(value=knob.value, min=low, max=high, step=0.05, **_naming(f"β {name}"))
     control = KnobControl(knob, slider, say)
-    if objective.kl_band is None:
+    if objective.kl_band is None or not objective.controlled:
         return control
     return control.with_auto("let the controller hold the KL from {} to {} nats a token".format(*objective.kl_band))
 
