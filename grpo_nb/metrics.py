@@ -72,17 +72,26 @@ def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
     }
 
 
-def reward_row(objective: str, scores: Sequence[Score], rewards: Float[Tensor, "prompt group"]) -> Row:
-    """Rewards of one objective: mean, spread inside the groups, dead and unscored groups, labels, parts."""
+def reward_row(
+    objective: str,
+    scores: Sequence[Score],
+    rewards: Float[Tensor, "prompt group"],
+    compared: Float[Tensor, "prompt group"],
+) -> Row:
+    """Rewards of one objective as given: mean, spread inside the groups, unscored groups, labels, parts.
+
+    A dead group, whose answers teach nothing, is one whose rewards are all alike as they were `compared`, shaped.
+    """
     scored = [s for s in scores if s.value is not None]
     whole = rewards[~rewards.isnan().any(dim=1)]
     spread = whole.std(dim=1) if len(whole) else whole.new_zeros(0)
+    alike = compared[~compared.isnan().any(dim=1)].std(dim=1) < losses.DEGENERATE_STD
     labels = Counter(s.label for s in scores if s.label)
     return {
         f"reward/{objective}": _mean([s.value for s in scored if s.value is not None]),
         f"reward_std/{objective}": float(spread.mean()) if len(whole) else None,
         f"scored/{objective}": len(scored) / len(scores),
-        f"dead_groups/{objective}": float((spread < losses.DEGENERATE_STD).float().mean()) if len(whole) else None,
+        f"dead_groups/{objective}": float(alike.float().mean()) if len(whole) else None,
         f"unscored_groups/{objective}": len(rewards) - len(whole),
         **{f"reward_part/{objective}/{name}": value for name, value in _part_means(scores).items()},
         **{f"label/{objective}/{name}": count / len(scores) for name, count in sorted(labels.items())},

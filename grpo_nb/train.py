@@ -274,7 +274,7 @@ def _row(
     for name, objective in state.objectives.items():
         rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
         own = [scores[i] for i in rows]
-        row |= metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size))
+        row |= metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size), rewards[name])
         if state.config.shaping.active:
             row |= metrics.shaped_row(name, rewards[name])
         row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)

@@ -180,3 +180,11 @@ def test_the_log_has_rewards_as_given_and_as_compared(tmp_path: Path) -> None:
     assert clipped[0]["reward/fairness"] == plain[0]["reward/fairness"]
     assert abs(clipped[0]["shaped_reward/fairness"]) <= 0.01 < plain[0]["reward/fairness"]
     assert "shaped_reward/fairness" not in plain[0]
+
+
+def test_a_group_is_dead_by_what_was_compared(tmp_path: Path) -> None:
+    """A clip below every reward makes them all alike, and the log says that nothing can be learnt from them."""
+    _, plain = trained(tmp_path, "a", run__steps=1)
+    _, flat = trained(tmp_path, "b", run__steps=1, shaping__clip=1e-9)
+    assert plain[0]["dead_groups/fairness"] < 1
+    assert flat[0]["dead_groups/fairness"] == flat[0]["dead_groups/hallucination"] == 1
