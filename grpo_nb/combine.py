@@ -7,6 +7,7 @@ tensor; a parameter that an objective does not reach may be left out and counts 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,15 @@ Weights = Float[Tensor, "objective"]
 
 CHUNK = 2**22
 """Elements widened to float64 at a time (32 MiB), however large the parameter."""
+MGDA_ITERATIONS = 1000
+MGDA_STEP = 1e-6
+"""Frank-Wolfe stops at a step shorter than this."""
+CAGRAD_ZERO = 1e-7
+"""Length of a combination, against that of all gradients together, that is 0; the solver is exact to about 1e-8."""
+UPGRAD_RIDGE = 1e-10
+"""Added to the squared length 1, so that gradients that depend on each other leave one solution."""
+NEGLIGIBLE = 1e-6
+"""A gradient shorter than this, against the longest, is zero."""
 
 
 def gram(grads: Sequence[Gradient]) -> Gram:
@@ -46,6 +56,7 @@ def combine(grads: Sequence[Gradient], weights: Weights) -> dict[str, Tensor]:
 
 
 # ---- combiners: (Gramian, objectives' weights, generator) -> the weights to combine with
+# TorchJD is imported where it is used: beside cvxpy that takes a second.
 
 
 def weighted_sum(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
@@ -64,6 +75,8 @@ def pcgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     # the order, and has its own draws rewound. Measured: 801 of 2000 forked results differed.
     weights = weights.to(gram.dtype)
     scaled = weights[:, None] * gram * weights
+    if not scaled.isfinite().all():
+        return weights
     projected = torch.eye(len(weights), dtype=gram.dtype)  # row i: the i-th gradient in terms of the original ones
     for i, row in enumerate(projected):
         for j in torch.randperm(len(weights), generator=generator).tolist():
@@ -73,9 +86,105 @@ def pcgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     return projected.sum(0) * weights
 
 
+def mgda(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
+    """m · argmin ‖Σᵢ αᵢ gᵢ‖ over α ≥ 0, Σᵢ αᵢ = 1: the shortest gradient of the convex hull.  Désidéri 2012.
+
+    By hand: gᵢ·g ≥ ‖g‖² for every i, so no objective gets worse; where g = 0 none can gain without another's loss.
+    It favours short gradients: a larger weight, which makes its gradient wᵢgᵢ longer, gets that objective *less*,
+    and an objective with hardly any signal slows all the others. Frank-Wolfe finds α: exactly for two objectives,
+    for more until ‖g‖² is within about 1e-3 Σᵢ ‖gᵢ‖² of its minimum.
+    """
+    from torchjd.aggregation import MGDAWeighting
+
+    search = MGDAWeighting(epsilon=MGDA_STEP, max_iters=MGDA_ITERATIONS)
+    return _settle(gram, weights, lambda G: len(G) * search(G))
+
+
+def cagrad(gram: Gram, weights: Weights, generator: torch.Generator, c: float = 0.5) -> Weights:
+    """m · argmax minᵢ gᵢ·d over ‖d − g₀‖ ≤ c ‖g₀‖, with g₀ the mean.  Liu et al. 2021, Alg. 1.
+
+    c = 0 is `weighted_sum`; towards 1 the worst-off objective counts more. Some conflict may remain. Where the
+    bound of Alg. 1 is met by a combination of length 0, nothing is gained by moving and the result is 0.
+
+    Raises:
+        ImportError: cvxpy is not installed.
+    """
+    from torchjd.aggregation import CAGradWeighting
+
+    solve = CAGradWeighting(c=c, norm_eps=CAGRAD_ZERO)
+    return _settle(gram, weights, lambda G: len(G) * solve(G))
+
+
+def upgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
+    """Σᵢ π(gᵢ), with π the projection onto {d : gⱼ·d ≥ 0 for every j}.  Quinton & Rey 2024, eq. 3.
+
+    Like `pcgrad`, but without an order to draw, and for any number of objectives gᵢ·g ≥ 0. Without a conflict
+    the result is `weights`.
+
+    Raises:
+        ImportError: qpsolvers or quadprog is not installed.
+    """
+    from torchjd.aggregation import UPGradWeighting
+    from torchjd.linalg import QuadprogProjector
+
+    projector = QuadprogProjector(norm_eps=0.0, reg_eps=UPGRAD_RIDGE)
+
+    def shares(G: Gram) -> Weights:
+        # the cone knows directions only, so unit gradients serve, and a ridge is as small for the short ones
+        lengths = norms(G)
+        return UPGradWeighting(lengths, projector)(_semidefinite(cosine(G))) / lengths
+
+    return _settle(gram, weights, shares)
+
+
+def _settle(gram: Gram, weights: Weights, shares: Callable[[Gram], Weights]) -> Weights:
+    """`weights` times the `shares` of the weighted gradients that are not zero.
+
+    Shares are at the scale of a sum: m times the published rules, which speak of means, so that `max_grad_norm` and
+    the learning rate mean the same under any combiner. A zero gradient keeps its weight and has no say: with it in
+    the hull, `mgda` would answer 0 whatever the others want. A Gramian that is not finite changes nothing.
+    """
+    weights = weights.to(gram.dtype)
+    scaled = weights[:, None] * gram * weights
+    scaled = scaled / scaled.diagonal().max()  # TorchJD takes a trace below 1e-4, an everyday one here, for zero
+    alive = scaled.diagonal() > NEGLIGIBLE**2  # none, where the longest is 0 or not finite
+    if alive.sum() < 2:
+        return weights
+    settled = weights.clone()
+    settled[alive] *= shares(scaled[alive][:, alive])
+    return settled
+
+
+def _semidefinite(gram: Gram) -> Gram:
+    """The nearest Gramian: rounding may leave an eigenvalue just below 0, which a solver refuses."""
+    values, vectors = torch.linalg.eigh(gram)
+    return gram if values[0] >= 0 else (vectors * values.clamp(min=0)) @ vectors.T
+
+
 Combiner = Callable[[Gram, Weights, torch.Generator], Weights]
 
-COMBINERS: Mapping[str, Combiner] = {"sum": weighted_sum, "pcgrad": pcgrad}
+COMBINERS: Mapping[str, Combiner] = {
+    "sum": weighted_sum,
+    "pcgrad": pcgrad,
+    "mgda": mgda,
+    "cagrad": cagrad,
+    "upgrad": upgrad,
+}
+
+
+def combiner(name: str, cagrad_c: float) -> Combiner:
+    """The combiner of that name, with its constant if it has one."""
+    return partial(cagrad, c=cagrad_c) if name == "cagrad" else COMBINERS[name]
+
+
+def rehearse(name: str) -> None:
+    """Combine two small conflicting gradients, so that a missing solver shows now and not in the first step.
+
+    Raises:
+        ImportError: a package that the combiner needs is not installed.
+    """
+    conflict = torch.tensor([[1.0, -0.5], [-0.5, 1.0]], dtype=torch.float64)
+    COMBINERS[name](conflict, torch.ones(2, dtype=torch.float64), torch.Generator())
 
 
 # ---- what the Gramian says of the gradients

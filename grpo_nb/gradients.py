@@ -70,7 +70,7 @@ def objective_gradients(
     if separate:
         gram = combine.gram(list(apart.values()))
         shares = torch.tensor([weights[name] for name in apart], dtype=gram.dtype)
-        shares = combine.COMBINERS[algorithm.combine](gram, shares, generator)
+        shares = combine.combiner(algorithm.combine, algorithm.cagrad_c)(gram, shares, generator)
         for key, gradient in combine.combine(list(apart.values()), shares).items():
             parameters[key].grad = gradient
         stats.norms = dict(zip(apart, combine.norms(gram).tolist(), strict=True))

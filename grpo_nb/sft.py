@@ -45,6 +45,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
         TrainingError: three updates in a row were refused.
     """
     config = run.config
+    training.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
     if run.checkpoints.latest()[0] is not None:
         raise RunError(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "

@@ -213,7 +213,7 @@ def gradient_conflict(rows: Rows, config: Config) -> Finding | None:
         f"in {len(against)} of the last {len(cosines)} steps the objectives pulled apart (median cosine "
         f"{statistics.median(cosines):.2f}): what one gains the other loses.",
         {"cosine": statistics.median(cosines), "share": len(against) / len(cosines)},
-        f"{config.algorithm.combine} already removes the conflicting part; weigh the objectives by what matters"
+        f"{config.algorithm.combine} already acts against it; weigh the objectives by what matters"
         if surgery
         else "try algorithm.combine='pcgrad', or weigh the objectives by what matters",
         "none" if surgery else "warn",

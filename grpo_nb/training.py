@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import frozen, optim, seeding
+from grpo_nb import combine, frozen, optim, seeding
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
 from grpo_nb.control import BetaState
@@ -105,6 +105,23 @@ def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = 
     }
 
 
+def check_combiner(config: Config) -> None:
+    """Refuse a combiner whose solver is not installed.
+
+    Raises:
+        ConfigError: a package is missing; names it and the extra that brings it.
+    """
+    if len(config.objectives) == 1:
+        return
+    try:
+        combine.rehearse(config.algorithm.combine)
+    except ImportError as error:
+        raise ConfigError(
+            f"algorithm.combine='{config.algorithm.combine}' needs packages that are not installed ({error}); "
+            "pip install \"grpo_nb[combine]\", or take one of 'sum', 'pcgrad', 'mgda', which need none"
+        ) from None
+
+
 def prepare(
     run: Run,
     engine: Engine,
@@ -116,10 +133,11 @@ def prepare(
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
     Raises:
-        ConfigError: too little data, or a prompt or completion that does not fit; found before any work.
+        ConfigError: a missing solver, too little data, a prompt or completion that does not fit; before any work.
         RunError: the run's checkpoints do not fit its model or its settings.
     """
     config, (newest, warm) = run.config, _saved(run)
+    check_combiner(config)
     policy = policy or load_policy(config.model, config.run.seed)
     objectives = _objectives(config, load_tasks(config, run.path, tasks), rewards or {})
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)

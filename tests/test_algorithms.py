@@ -83,6 +83,7 @@ CHANGES = [
     ("entropy_coef", {"entropy_coef": 0.1}, {}),
     ("log_ratio_clamp", {"log_ratio_clamp": 0.1}, {}),
     ("combine", {"combine": "pcgrad"}, {}),
+    ("cagrad_c", {"cagrad_c": 0.9}, {"combine": "cagrad"}),
 ]
 ELSEWHERE = {
     "advantage", "learning_rate", "max_grad_norm", "skip_grad_norm", "warmup_steps", "weight_decay", "advantage_clip",

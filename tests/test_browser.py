@@ -96,7 +96,7 @@ def copy_notebooks(folder: Path, run: Run) -> None:
     import nbformat
 
     folder.mkdir()
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
+    for path in (ROOT / "notebooks").glob("0[1-4]_*.ipynb"):
         parameters = {"RUN": str(run.path)}
         nbformat.write(render.with_parameters(nbformat.read(path, 4), parameters), folder / path.name)
 

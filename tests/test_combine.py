@@ -1,17 +1,22 @@
-"""Combining objectives: the Gramian, PCGrad against its paper and against TorchJD, cosines, zero gradients."""
+"""Combining objectives: the Gramian, each combiner against its definition and TorchJD, cosines, zero gradients."""
 
 import itertools
+import random
 import threading
-from typing import get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torchjd import aggregation
+from torchjd.linalg import QuadprogProjector
 
 from grpo_nb import combine
-from grpo_nb.combine import COMBINERS, pcgrad
+from grpo_nb.combine import COMBINERS, cagrad, combiner, mgda, pcgrad, upgrad
 from grpo_nb.config import AlgorithmConfig
 
 float64 = torch.float64
@@ -138,14 +143,12 @@ def test_pcgrad_is_the_papers_algorithm_on_weighted_gradients(seed: int, objecti
 @given(st.integers(0, 10**6))
 def test_pcgrad_of_two_equals_torchjd(seed: int) -> None:
     """With two objectives there is no order to draw, so the field's library must say exactly the same."""
-    aggregation = pytest.importorskip("torchjd.aggregation")
     J = jacobian(2, 3, seed)
     torch.testing.assert_close(pcgrad(J @ J.T, ones(2), seeded()), aggregation.PCGradWeighting()(J @ J.T))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pcgrad_of_four_equals_torchjd_given_its_order(seed: int) -> None:
-    aggregation = pytest.importorskip("torchjd.aggregation")
     G = conflicting(4, seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -190,11 +193,205 @@ def test_pcgrad_leaves_no_pair_of_two_in_conflict() -> None:
         assert (J @ combined >= -1e-12).all()
 
 
-@pytest.mark.parametrize("combiner", COMBINERS)
-def test_without_conflict_the_weights_are_the_objectives_weights(combiner: str) -> None:
+# ---- MGDA, CAGrad, UPGrad: their definitions, over Gramians of chosen rank
+
+seeds, ranks = st.integers(0, 10**6), st.integers(1, 5)
+SETTLING = {"mgda": mgda, "cagrad": cagrad, "upgrad": upgrad}
+
+
+def ranked(objectives: int, rank: int, seed: int) -> Tensor:
+    """Gradients of different lengths that depend on each other where rank < objectives; many conflict."""
+    draws = seeded(seed)
+    mixed = torch.randn(objectives, rank, dtype=float64, generator=draws)
+    lengths = 10 ** (2 * torch.rand(objectives, 1, dtype=float64, generator=draws) - 3)
+    return lengths * (mixed @ torch.randn(rank, 7, dtype=float64, generator=draws))
+
+
+def faces(objectives: int) -> list[list[int]]:
+    """Every choice of some of the objectives, none included."""
+    return [list(face) for k in range(objectives + 1) for face in itertools.combinations(range(objectives), k)]
+
+
+def shortest(J: Tensor) -> float:
+    """min ‖αᵀJ‖² over α ≥ 0, Σα = 1, by trying every face of the hull."""
+    found = []
+    for face in faces(len(J))[1:]:
+        alpha = torch.linalg.pinv(J[face] @ J[face].T, hermitian=True).sum(1)
+        if alpha.sum() > 0 and (alpha >= 0).all():
+            found.append(float((alpha / alpha.sum() @ J[face]).square().sum()))
+        elif torch.linalg.matrix_rank(J[face]) < len(face):
+            hull = torch.linalg.lstsq(torch.cat([J[face].T, ones(len(face))[None]]), torch.eye(8, dtype=float64)[7])
+            if (hull.solution >= 0).all():
+                found.append(float((hull.solution @ J[face]).square().sum()))
+    return min(found)
+
+
+def projected(g: Tensor, J: Tensor) -> Tensor:
+    """The nearest d with J d ≥ 0: some constraints hold with equality, and trying every choice finds which."""
+    candidates = [g - torch.linalg.pinv(J[face]) @ (J[face] @ g) if face else g for face in faces(len(J))]
+    slack = 1e-9 * J.norm(dim=1).max() * g.norm()
+    return min((d for d in candidates if (J @ d >= -slack).all()), key=lambda d: float((d - g).norm()))
+
+
+def test_mgda_by_hand() -> None:
+    """g1 = (1, 0), g2 = (0, 2): the shortest point between them is 4/5 of the first and 1/5 of the second."""
+    J = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=float64)
+    assert mgda(J @ J.T, ones(2), seeded()).tolist() == pytest.approx([2 * 4 / 5, 2 * 1 / 5])
+
+
+@given(seeds, ranks)
+def test_mgda_of_two_meets_its_conditions(seed: int, rank: int) -> None:
+    """KKT of the shortest point in the hull: α in the simplex, and no gᵢ·g below ‖g‖²."""
+    J = ranked(2, rank, seed)
+    alpha = mgda(J @ J.T, ones(2), seeded()) / 2
+    g = alpha @ J
+    assert (alpha >= 0).all() and alpha.sum().item() == pytest.approx(1)
+    assert ((J @ g) - g @ g >= -1e-12 * J.square().sum()).all()
+
+
+@given(seeds, st.integers(3, 4), ranks)
+def test_mgda_of_more_meets_them_as_far_as_it_says(seed: int, objectives: int, rank: int) -> None:
+    J = ranked(objectives, rank, seed)
+    alpha = mgda(J @ J.T, ones(objectives), seeded()) / objectives
+    g, scale = alpha @ J, 1e-3 * J.square().sum()
+    assert (alpha >= 0).all() and alpha.sum().item() == pytest.approx(1)
+    assert ((J @ g) - g @ g >= -scale).all()
+    assert g @ g <= shortest(J) + scale
+
+
+@given(seeds, st.integers(2, 4), ranks)
+def test_upgrad_is_the_sum_of_the_projections(seed: int, objectives: int, rank: int) -> None:
+    J = ranked(objectives, rank, seed)
+    expected = torch.stack([projected(g, J) for g in J]).sum(0)
+    got = upgrad(J @ J.T, ones(objectives), seeded()) @ J
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * J.norm().item())
+
+
+@given(seeds, st.integers(2, 5), ranks)
+def test_upgrad_serves_every_objective(seed: int, objectives: int, rank: int) -> None:
+    J = ranked(objectives, rank, seed)
+    g = upgrad(J @ J.T, ones(objectives), seeded()) @ J
+    assert (J @ g / J.norm(dim=1) >= -1e-6 * J.norm()).all()
+
+
+@given(seeds, st.integers(2, 4), ranks, st.sampled_from([0.1, 0.5, 0.9]))
+def test_cagrad_is_the_best_for_the_worst_within_its_ball(seed: int, objectives: int, rank: int, c: float) -> None:
+    J = ranked(objectives, rank, seed)
+    mean, d = J.mean(0), cagrad(J @ J.T, ones(objectives), seeded(), c) @ J / objectives
+    slack = 1e-5 * J.norm().item()
+    assert (d - mean).norm() <= c * mean.norm() + slack
+    others = torch.randn(200, 7, dtype=float64, generator=seeded(seed))
+    others = mean + c * mean.norm() * others / others.norm(dim=1, keepdim=True)
+    assert (J @ d).min() >= (J @ others.T).min(0).values.max() - slack * J.norm()
+
+
+@given(seeds, st.integers(2, 5), ranks)
+def test_cagrad_with_c_zero_is_the_mean(seed: int, objectives: int, rank: int) -> None:
+    """m times the mean, that is the sum."""
+    J = ranked(objectives, rank, seed)
+    got = combiner("cagrad", 0.0)(J @ J.T, ones(objectives), seeded()) @ J / objectives
+    torch.testing.assert_close(got, J.mean(0))
+
+
+def test_c_of_cagrad_is_bound_by_name() -> None:
+    G = conflicting(3)
+    results = [combiner("cagrad", c)(G, ones(3), seeded()) for c in (0.1, 0.5, 0.9)]
+    assert not torch.allclose(results[0], results[1]) and not torch.allclose(results[1], results[2])
+    assert torch.equal(combiner("upgrad", 0.1)(G, ones(3), seeded()), upgrad(G, ones(3), seeded()))
+
+
+EXPLICIT = [
+    [[1.0, 0.0], [-1.0, 1.0]],
+    [[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]],
+    [[1.0, 0.2, 0.0], [-0.5, 1.0, 0.3], [0.1, -0.9, 0.7]],
+]
+
+
+@pytest.mark.parametrize("rows", EXPLICIT)
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("mgda", lambda: aggregation.MGDA(epsilon=1e-6, max_iters=1000)),
+        ("cagrad", lambda: aggregation.CAGrad(c=0.5)),
+        ("upgrad", lambda: aggregation.UPGrad(projector=QuadprogProjector(reg_eps=1e-10))),
+    ],
+)
+def test_they_are_torchjds_at_the_scale_of_a_sum(
+    name: str, theirs: Callable[[], aggregation.Aggregator], rows: list[Any]
+) -> None:
+    J = torch.tensor(rows, dtype=float64)
+    torch.testing.assert_close(SETTLING[name](J @ J.T, ones(len(J)), seeded()) @ J, len(J) * theirs()(J))
+
+
+# ---- what combiners have in common
+
+every_combiner = pytest.mark.parametrize("name", COMBINERS)
+
+
+@every_combiner
+def test_weights_stretch_the_gradients(name: str) -> None:
+    J, weights = ranked(3, 3, 1), torch.tensor([0.2, 1.0, 3.0], dtype=float64)
+    stretched = weights[:, None] * J
+    expected = COMBINERS[name](stretched @ stretched.T, ones(3), seeded()) @ stretched
+    torch.testing.assert_close(COMBINERS[name](J @ J.T, weights, seeded()) @ J, expected)
+
+
+@pytest.mark.parametrize("name", ["sum", *SETTLING])
+@given(seed=seeds, order=st.permutations(range(3)))
+def test_the_order_of_objectives_does_not_matter(name: str, seed: int, order: list[int]) -> None:
+    """`pcgrad` alone draws an order."""
+    J = ranked(3, 3, seed)
+    got, permuted = (COMBINERS[name](K @ K.T, ones(3), seeded()) for K in (J, J[order]))
+    torch.testing.assert_close(permuted, got[order], rtol=1e-5, atol=1e-5)
+
+
+@every_combiner
+@pytest.mark.parametrize("length", [1e-9, 1e9])
+def test_no_length_is_too_small_or_too_large(name: str, length: float) -> None:
+    J = ranked(3, 3, 1)
+    G = (length * J) @ (length * J).T
+    torch.testing.assert_close(
+        COMBINERS[name](G, ones(3), seeded()), COMBINERS[name](J @ J.T, ones(3), seeded()), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("name", ["sum", "pcgrad", "upgrad"])
+def test_without_conflict_the_weights_are_the_objectives_weights(name: str) -> None:
     J = jacobian(3).abs()
     weights = torch.tensor([0.2, 1.0, 3.0], dtype=float64)
-    assert torch.equal(COMBINERS[combiner](J @ J.T, weights, seeded()), weights)
+    torch.testing.assert_close(COMBINERS[name](J @ J.T, weights, seeded()), weights, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", SETTLING)
+def test_gradients_that_agree_are_added(name: str) -> None:
+    J = torch.tensor([[0.3, -0.4]] * 3, dtype=float64)
+    got = combiner(name, 0.0)(J @ J.T, ones(3), seeded()) @ J
+    torch.testing.assert_close(got, J.sum(0))
+
+
+@pytest.mark.parametrize("name", ["mgda", "upgrad"])
+def test_gradients_that_are_opposite_cancel(name: str) -> None:
+    J = torch.tensor([[3.0, 4.0], [-1.5, -2.0]], dtype=float64)
+    got = COMBINERS[name](J @ J.T, ones(2), seeded()) @ J
+    torch.testing.assert_close(got, torch.zeros(2, dtype=float64), rtol=0, atol=1e-6)
+
+
+@every_combiner
+def test_no_global_randomness_and_twice_the_same(name: str) -> None:
+    G = conflicting(3)
+    before = torch.default_generator.get_state(), random.getstate(), numpy.random.get_state()[1].copy()
+    first = COMBINERS[name](G, ones(3), seeded())
+    assert torch.equal(COMBINERS[name](G, ones(3), seeded()), first)
+    assert torch.equal(torch.default_generator.get_state(), before[0])
+    assert random.getstate() == before[1] and (numpy.random.get_state()[1] == before[2]).all()
+
+
+@every_combiner
+def test_a_gramian_rounded_below_zero_is_no_obstacle(name: str) -> None:
+    """As on a device that adds up in float32: three gradients in one plane, 120 degrees apart but for rounding."""
+    G = 1.5000001 * torch.eye(3, dtype=float64) - 0.5000001
+    assert torch.linalg.eigvalsh(G)[0] < -1e-7
+    assert COMBINERS[name](G, ones(3), seeded()).isfinite().all()
 
 
 def test_a_sum_takes_conflicts_as_they_are() -> None:
@@ -202,25 +399,56 @@ def test_a_sum_takes_conflicts_as_they_are() -> None:
     assert torch.equal(COMBINERS["sum"](conflicting(3), weights, seeded()), weights)
 
 
-@pytest.mark.parametrize("combiner", COMBINERS)
+@every_combiner
 @pytest.mark.parametrize("zero", range(3))
-def test_a_zero_gradient_is_no_conflict(combiner: str, zero: int) -> None:
+def test_a_zero_gradient_is_no_conflict(name: str, zero: int) -> None:
     """It keeps its own weight, the others are settled among themselves, and nothing is divided by 0."""
     G = conflicting(3)
     G[zero], G[:, zero] = 0, 0
     rest = [i for i in range(3) if i != zero]
     weights = torch.tensor([0.2, 1.0, 3.0], dtype=float64)
-    got = COMBINERS[combiner](G, weights, seeded())
+    got = COMBINERS[name](G, weights, seeded())
     assert got[zero] == weights[zero]
-    torch.testing.assert_close(got[rest], COMBINERS[combiner](G[rest][:, rest], weights[rest], seeded()))
-    assert torch.equal(COMBINERS[combiner](torch.zeros(3, 3, dtype=float64), weights, seeded()), weights)
+    torch.testing.assert_close(got[rest], COMBINERS[name](G[rest][:, rest], weights[rest], seeded()))
+    assert torch.equal(COMBINERS[name](torch.zeros(3, 3, dtype=float64), weights, seeded()), weights)
 
 
-def test_a_gradient_that_is_not_finite_reaches_the_guard() -> None:
-    grads = [{"w": torch.tensor([float("nan"), 1.0])}, {"w": torch.tensor([-1.0, -1.0])}]
-    weights = pcgrad(combine.gram(grads), ones(2), seeded())
-    assert weights.isfinite().all()
-    assert combine.combine(grads, weights)["w"].isnan().any()
+@pytest.mark.parametrize("name", SETTLING)
+@pytest.mark.parametrize("length", [1e-7, 1e-30, 1e-200])
+def test_a_gradient_of_rounding_errors_is_zero(name: str, length: float) -> None:
+    """It must neither stop the others nor be blown up to their length."""
+    J = jacobian(2)
+    J[0] *= length * J[1].norm() / J[0].norm()
+    assert COMBINERS[name](J @ J.T, ones(2), seeded()).tolist() == [1, 1]
+
+
+def test_a_short_gradient_does_not_make_cagrad_zero() -> None:
+    J = torch.tensor([[1.0, 0.0], [0.0, 2e-6]], dtype=float64)
+    assert (cagrad(J @ J.T, ones(2), seeded()) @ J)[0] == pytest.approx(1)
+
+
+@every_combiner
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_reaches_the_guard(name: str, bad: float) -> None:
+    grads = [{"w": torch.tensor([bad, 1.0])}, {"w": torch.tensor([-1.0, -1.0])}]
+    weights = torch.tensor([0.2, 3.0], dtype=float64)
+    got = COMBINERS[name](combine.gram(grads), weights, seeded())
+    assert torch.equal(got, weights)
+    assert not combine.combine(grads, got)["w"].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["cagrad", "upgrad"])
+def test_a_missing_solver_shows_in_the_rehearsal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    combine.rehearse(name)
+    monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
+    with pytest.raises(ImportError):
+        combine.rehearse(name)
+
+
+@pytest.mark.parametrize("name", ["sum", "pcgrad", "mgda"])
+def test_the_others_need_no_solver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
+    combine.rehearse(name)
 
 
 def test_settings_and_table_agree() -> None:

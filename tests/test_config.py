@@ -225,6 +225,8 @@ def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
         ("algorithm.loss", "ppo"),
         ("algorithm.combine", "mean"),
         ("algorithm.learning_rate", -1e-6),
+        ("algorithm.cagrad_c", -0.1),
+        ("algorithm.cagrad_c", 1),
         ("algorithm.clip_low", 0),
         ("algorithm.clip_high", 0),
         ("algorithm.max_grad_norm", 0),

@@ -1,7 +1,7 @@
 """GRPO end to end on the tiny demo: determinism, resume, knobs, invariance, guards, own rewards."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grpo_nb import train, training
+from grpo_nb.combine import COMBINERS
 from grpo_nb.config import ConfigError
 from grpo_nb.rewards import RewardError
 from grpo_nb.run import Run, RunError
@@ -17,7 +18,7 @@ from grpo_nb.tasks import DataError
 from grpo_nb.train import TrainingError
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Score, StepStats
-from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_run, weights
+from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
 
 
 def grpo(run: Run, **options: Any) -> Iterator[StepStats]:
@@ -170,7 +171,8 @@ def test_parameters_that_do_not_move_stop_the_run(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("loss", "combine"), [("grpo", "sum"), ("dr_grpo", "pcgrad"), ("dapo", "sum"), ("dapo", "pcgrad")]
+    ("loss", "combine"),
+    [("grpo", "sum"), ("dr_grpo", "pcgrad"), ("dapo", "sum"), *(("dapo", name) for name in COMBINERS if name != "sum")],
 )
 def test_any_micro_batch_gives_the_same_gradient(tmp_path: Path, loss: str, combine: str) -> None:
     norms = []
@@ -181,6 +183,49 @@ def test_any_micro_batch_gives_the_same_gradient(tmp_path: Path, loss: str, comb
         norms.append(next(iter(grpo(run)))["grad/norm"])
     assert norms[0] > 1e-3  # type: ignore[operator]
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+
+
+CONFLICT: dict[str, Any] = {"run__seed": 2, "run__steps": 1, "sft__steps": 0}
+"""A first step in which the objectives' gradients conflict a little."""
+
+
+@pytest.mark.parametrize("combine", [name for name in COMBINERS if name != "sum"])
+def test_a_step_with_a_combiner_is_another_one_and_the_same_each_time(tmp_path: Path, combine: str) -> None:
+    plain, plain_rows = straight(tmp_path, "sum", **CONFLICT)
+    first, first_rows = straight(tmp_path, "a", algorithm__combine=combine, **CONFLICT)
+    second, second_rows = straight(tmp_path, "b", algorithm__combine=combine, **CONFLICT)
+    assert first_rows[0]["grad/cosine"] < 0
+    assert first_rows == second_rows and equal(weights(first), weights(second))
+    assert first_rows[0]["grad/norm"] != pytest.approx(plain_rows[0]["grad/norm"], rel=1e-6)
+    assert not equal(weights(first), weights(plain))
+
+
+def test_c_of_cagrad_leads_away_from_the_sum(tmp_path: Path) -> None:
+    _, (expected,) = straight(tmp_path, "sum", **CONFLICT)
+    norms = []
+    for c in (0.0, 0.5):
+        changes = {"algorithm__combine": "cagrad", "algorithm__cagrad_c": c} | CONFLICT
+        norms.append(straight(tmp_path, f"c{c}", **changes)[1][0]["grad/norm"])
+    assert norms[0] == pytest.approx(expected["grad/norm"], rel=1e-5)
+    assert norms[1] != pytest.approx(expected["grad/norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize("combine", ["cagrad", "upgrad"])
+@pytest.mark.parametrize("verb", [grpo, sft])
+def test_a_missing_solver_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: Callable[[Run], Iterator[StepStats]], combine: str
+) -> None:
+    monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
+    run = tiny_run(tmp_path, algorithm__combine=combine)
+    with pytest.raises(ConfigError, match=rf"combine='{combine}'.*pip install \"grpo_nb\[combine\]\""):
+        next(verb(run))
+    assert run.last_step() is None and not (run.path / "sft").exists()
+
+
+def test_one_objective_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
+    config = tiny_config(algorithm__combine="upgrad")
+    training.check_combiner(config.model_copy(update={"objectives": {"fairness": config.objectives["fairness"]}}))
 
 
 def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:

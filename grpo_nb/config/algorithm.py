@@ -24,12 +24,14 @@ class AlgorithmConfig(Settings):
     """A row of `algorithms.ALGORITHMS`: `dapo` averages over tokens, `grpo` over answers, `dr_grpo` by a constant."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW; a knob while training."""
-    combine: Literal["sum", "pcgrad"] = "sum"
-    """Objectives' gradients: `sum` weighs and adds; `pcgrad` first removes what conflicts (Yu et al. 2020)."""
+    combine: Literal["sum", "pcgrad", "mgda", "cagrad", "upgrad"] = "sum"
+    """Objectives' gradients: `sum` weighs and adds, the others settle conflicts; the last two need `[combine]`."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
 
     # advanced
+    cagrad_c: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """`cagrad` only: how far it may leave the sum for the worst-off objective; 0 is `sum`."""
     advantage: AdvantageName | Literal["auto"] = "auto"
     """How rewards become advantages; `auto`: the algorithm's own. `group_std`, `mean_only`, `rloo`, ..."""
     surrogate: SurrogateName | Literal["auto"] = "auto"
