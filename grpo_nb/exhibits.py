@@ -122,13 +122,17 @@ def long_answers(lengths: Sequence[int], max_completion: int) -> Table:
 def conflict(gradients: Sequence[Float[Tensor, "parameter"]], weights: Sequence[float]) -> pd.DataFrame:
     """Each combiner's answer to the gradients of several objectives, and what a step along it does to each of them.
 
-    `progress` is gᵢ · g: below 0, the step makes objective i worse.
+    `progress` is gᵢ · g: below 0, the step makes objective i worse. A combiner whose solver is not installed
+    (`pip install "grpo_nb[combine]"`) is left out.
     """
     named = [{"w": g.double()} for g in gradients]
     gram = combine.gram(named)
     lines = []
     for name, combiner in combine.COMBINERS.items():
-        share = combiner(gram, torch.tensor(weights, dtype=torch.float64), torch.Generator().manual_seed(0))
+        try:
+            share = combiner(gram, torch.tensor(weights, dtype=torch.float64), torch.Generator().manual_seed(0))
+        except ImportError:
+            continue
         g = combine.combine(named, share)["w"]
         progress = {f"progress of {i + 1}": round(float(one["w"] @ g), 4) for i, one in enumerate(named)}
         lines.append({"combine": name, "step": tuple(round(x, 4) for x in g.tolist())} | progress)

@@ -118,7 +118,8 @@ exhibits.long_answers([8, 64, CAP], CAP)
 # %% [markdown]
 # ## When objectives disagree
 # Fairness pulls one way, groundedness another. *Look at* the progress: under `sum` the larger gradient wins and the
-# other objective gets worse (below 0).
+# other objective gets worse (below 0). The others settle it, each in its own way; `cagrad` and `upgrad` are here where
+# their solvers are installed (`pip install "grpo_nb[combine]"`).
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]

@@ -60,6 +60,15 @@ def test_a_conflict_shows_who_loses() -> None:
     assert frame.loc["sum", "progress of 1"] < 0 < frame.loc["pcgrad", "progress of 1"]
 
 
+def test_a_combiner_without_its_solver_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise ImportError("no solver")
+
+    monkeypatch.setattr(combine, "COMBINERS", {"sum": combine.weighted_sum, "upgrad": missing})
+    frame = exhibits.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0])
+    assert list(frame["combine"]) == ["sum"]
+
+
 def test_pictures_are_drawn() -> None:
     assert to_png(curves({"a": exhibits.kl_curves()}, "nats", mark=0.0, top=10)).startswith(b"\x89PNG")
     good = exhibits.pulls(["ppo_clip"], 1.0)
