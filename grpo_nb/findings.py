@@ -15,7 +15,7 @@ from grpo_nb.config import Config
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Severity = Literal["info", "warning", "error"]
-Action = Literal["none", "warn", "skip", "stop"]
+Action = Literal["none", "warn", "skip", "stop", "end"]
 
 FIRST_STEP = 1
 WINDOW = 10
@@ -41,7 +41,8 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
     action: Action = "warn"
-    """What the trainer does about it: go on, log it, leave the update out, or stop the run."""
+    """What the trainer does about it: go on, log it, leave the update out, stop the run where it is (this step is not
+    to be kept), or end it at the step's boundary, saved."""
 
     @property
     def key(self) -> tuple[str, str]:

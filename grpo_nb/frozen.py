@@ -10,6 +10,9 @@ from grpo_nb.durable import RunError, to_json, write_atomically
 
 CONFIG = "config.json"
 
+ADJUSTABLE = (".judge.budget_tokens", ".judge.budget_usd")
+"""Settings that may be edited while a run stands still: what it may spend, which changes nothing of what it learns."""
+
 Differences = Mapping[str, tuple[Any, Any]]
 """Dotted setting -> (what the run has, what it is held against)."""
 
@@ -49,7 +52,8 @@ def refuse_contradiction(folder: Path, differences: Differences) -> None:
 def edits(config: Config, checkpoint: Checkpoint) -> Differences:
     """Settings that differ from those `checkpoint` was made with, with (the checkpoint's, today's)."""
     saved = checkpoint.state().get("config")  # checkpoints of the first versions kept none
-    return {} if saved is None else parse(saved).differences(config)
+    found = {} if saved is None else parse(saved).differences(config)
+    return {key: both for key, both in found.items() if not key.endswith(ADJUSTABLE)}
 
 
 def refuse_edited(folder: Path, config: Config, checkpoint: Checkpoint) -> None:

@@ -42,7 +42,7 @@ def check_masks(rollouts: Rollouts, experience: Experience, mask_truncated: bool
 
 
 def watch(state: Training, row: metrics.Row) -> None:
-    """Log what the rules find in the newest row.
+    """Log what the rules find in the newest row; what ends the run in good order is kept for `check_ends`.
 
     Raises:
         TrainingError: a finding whose action is to stop.
@@ -51,6 +51,17 @@ def watch(state: Training, row: metrics.Row) -> None:
     state.rows.append(row)
     found = ([skip] if skip else []) + rules.after_step(state.rows, state.config)
     act_on(state.run, found)
+    state.ends = [finding for finding in found if finding.action == "end"]
+
+
+def check_ends(state: Training) -> None:
+    """Between two steps, so that what was trained is saved.
+
+    Raises:
+        TrainingError: a finding of the last step whose action is to end the run.
+    """
+    if state.ends:
+        raise TrainingError("\n".join(str(finding) for finding in state.ends))
 
 
 def act_on(run: Run, found: Sequence[Finding]) -> None:

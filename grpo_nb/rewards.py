@@ -5,7 +5,8 @@
 
 A function gets whole lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
 `completion_ids` and the columns of the examples (all of them where it takes `**kwargs`). Where prompts are chats,
-each completion is a list of one assistant message, as in TRL. `None` says "cannot be scored": never 0 instead.
+each completion is a list of one assistant message, as in TRL. `None` says "cannot be scored": never 0 instead;
+`Score(value=None, cause=...)` says why, too.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any
 from grpo_nb.tasks import Task
 from grpo_nb.types import Example, Score
 
-Values = Sequence[float | None]
+Values = Sequence[float | Score | None]
 RewardFunction = Callable[..., Values | Awaitable[Values]]
 
 TASK = "task"
@@ -132,7 +133,7 @@ def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
 
 def _function_values(
     functions: Sequence[Weighted], arguments: Mapping[str, list[Any]], count: int
-) -> dict[str, list[float | None]]:
+) -> dict[str, list[Score]]:
     """Every function's values, checked. Async functions run side by side."""
     results = {entry.name: _call(entry, arguments) for entry in functions}
     pending = {name: result for name, result in results.items() if inspect.isawaitable(result)}
@@ -188,14 +189,20 @@ def _run(coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-def _checked(name: str, result: Any, count: int) -> list[float | None]:
+def _checked(name: str, result: Any, count: int) -> list[Score]:
     needed = f"needs a list of {count} numbers (or None), one for each completion"
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         raise RewardError(f"reward function '{name}' returned {_kind(result)}; {needed}")
     values = list(result)
     if len(values) != count:
         raise RewardError(f"reward function '{name}' returned {len(values)} values; {needed}")
-    return [_number(name, i, value) for i, value in enumerate(values)]
+    return [_verdict(name, i, value) for i, value in enumerate(values)]
+
+
+def _verdict(name: str, index: int, value: Any) -> Score:
+    if isinstance(value, Score):
+        return Score(value=_number(name, index, value.value), cause=value.cause)
+    return Score(value=_number(name, index, value))
 
 
 def _number(name: str, index: int, value: Any) -> float | None:
@@ -213,14 +220,18 @@ def _number(name: str, index: int, value: Any) -> float | None:
     return number
 
 
-def _total(own: Score, others: Sequence[tuple[Weighted, float | None]]) -> Score:
-    parts = {**own.parts, TASK: own.value, **{entry.name: value for entry, value in others}}
+def _total(own: Score, others: Sequence[tuple[Weighted, Score]]) -> Score:
+    parts = {**own.parts, TASK: own.value, **{entry.name: verdict.value for entry, verdict in others}}
     causes = [own.cause or f"'{TASK}' gave None"] if own.value is None else []
-    causes += [f"'{entry.name}' gave None" for entry, value in others if value is None]
+    causes += [_cause(entry.name, verdict) for entry, verdict in others if verdict.value is None]
     if own.value is None or causes:
         return Score(value=None, label=own.label, parts=parts, cause="; ".join(causes))
-    total = own.value + sum(entry.weight * value for entry, value in others if value is not None)
+    total = own.value + sum(entry.weight * verdict.value for entry, verdict in others if verdict.value is not None)
     return Score(value=total, label=own.label, parts=parts)
+
+
+def _cause(name: str, verdict: Score) -> str:
+    return f"'{name}' gave None: {verdict.cause}" if verdict.cause else f"'{name}' gave None"
 
 
 def _said(error: BaseException) -> str:

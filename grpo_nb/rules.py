@@ -2,14 +2,15 @@
 
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. Rules about
-the learning signal and the answers are in symptoms.py; here are those about numbers, weights, KL and beta.
+the learning signal and the answers are in symptoms.py, about a judge in judge_rules.py; here are those about numbers,
+weights, KL and beta.
 """
 
 import math
 import statistics
 from dataclasses import replace
 
-from grpo_nb import symptoms
+from grpo_nb import judge_rules, symptoms
 from grpo_nb.config import Config
 from grpo_nb.findings import (
     BASELINE,
@@ -263,7 +264,13 @@ SKIP_RULES: tuple[Rule, ...] = (non_finite, grad_spike)
 MOMENT_RULES: tuple[Rule, ...] = (repeated_skips, params_frozen, step_one)
 """True of one moment, so a post-mortem looks for them in the whole log."""
 RULES: tuple[Rule, ...] = (policy_static, *symptoms.RULES)
-OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (kl_zero, kl_exploded, beta_pinned, *symptoms.OBJECTIVE_RULES)
+OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
+    kl_zero,
+    kl_exploded,
+    beta_pinned,
+    *symptoms.OBJECTIVE_RULES,
+    *judge_rules.OBJECTIVE_RULES,
+)
 """True of a stretch of time, judged at its end."""
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}

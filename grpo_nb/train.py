@@ -3,6 +3,7 @@
 `for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,15 +22,18 @@ from grpo_nb.guards import TrainingError
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.lock import RunLock
 from grpo_nb.model import Policy
+from grpo_nb.objectives import Objective
 from grpo_nb.rewards import score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run
 from grpo_nb.tasks import Task
-from grpo_nb.training import Drawn, Objective, Rewards, Training
+from grpo_nb.training import Drawn, Rewards, Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 
@@ -51,7 +55,8 @@ def grpo(
 
     Raises:
         ConfigError, RunError, ModelError, DataError: before any work.
-        TrainingError: an invariant of the first step fails, or three updates in a row were refused.
+        TrainingError: an invariant of the first step fails, three updates in a row were refused, or a judge fails
+            on everything or has used up its budget (the run is then saved).
     """
     goal = run.config.run.steps if steps is None else steps
     built = engine_named(engine) if isinstance(engine, str) else engine
@@ -111,6 +116,7 @@ def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
     try:
         while state.step < goal:
             lock.check()
+            guards.check_ends(state)
             knobs = _obey(state)
             if knobs.command == "stop":
                 run.log_event("stopped", step=state.step)
@@ -193,6 +199,8 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
             [rollouts.texts[i] for i in rows],
             [rollouts.completion_ids[i] for i in rows],
         )
+        if objective.judge is not None:
+            log.info(objective.judge.tally.line(state.step + 1, name))
     return scores
 
 
@@ -280,6 +288,8 @@ def _row(
         row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)
         row |= {f"beta/{name}": settings.betas[name], f"beta_mode/{name}": objective.beta.mode}
         row |= metrics.length_row(name, rollouts, rows)
+        if objective.judge is not None:
+            row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
     return row | {
         **metrics.sampler_row(experience, sampler_logprobs(experience, rollouts)),
         "lr": settings.learning_rate,

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 import platform
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -18,34 +17,20 @@ from torch import Tensor
 
 from grpo_nb import combine, frozen, optim, seeding
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
-from grpo_nb.config import Config, ConfigError, ObjectiveConfig, check_data_size
+from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.control import BetaState
-from grpo_nb.findings import missing_steps, spans
+from grpo_nb.findings import Finding, missing_steps, spans
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.losses import SCALE_FREE, Moments
 from grpo_nb.model import Policy, load_policy
-from grpo_nb.rewards import RewardFunction, Rubric
+from grpo_nb.objectives import Objective, load_objectives
+from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.rollout import Engine
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import DataError, Task, load_task
+from grpo_nb.tasks import Task, load_task
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 log = logging.getLogger(__name__)
-
-Rewards = Mapping[str, Sequence[RewardFunction | tuple[RewardFunction, float]]]
-
-
-@dataclass
-class Objective:
-    """One objective ready to train: its settings, how it scores, its prompts, its beta."""
-
-    name: str
-    config: ObjectiveConfig
-    rubric: Rubric
-    examples: list[Example]
-    beta: BetaState
-    moments: Moments = field(default_factory=Moments)
-    """Of the rewards seen, where they are normalised."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +60,8 @@ class Training:
     """Token ids of a prompt by (objective, example id)."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The run's metric rows so far: what the guards look back on."""
+    ends: list[Finding] = field(default_factory=list)
+    """Why the run ends at this step boundary, saved: what the guards found in the newest row."""
 
     @property
     def config(self) -> Config:
@@ -138,12 +125,11 @@ def prepare(
     """
     config, (newest, warm) = run.config, _saved(run)
     check_combiner(config)
+    objectives = load_objectives(run, load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
-    objectives = _objectives(config, load_tasks(config, run.path, tasks), rewards or {})
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     training = Training(run, policy, optimizer, engine, objectives, knobs=run.knobs.snapshot())
     check_data_size(config, {name: len(o.examples) for name, o in objectives.items()})
-    _check_ids(objectives)
     _check_prompts(training)
     if newest is None:
         _start(training, warm)
@@ -282,32 +268,6 @@ def sample_rows(
         for first in first_rows
         for i in range(first, first + min(each, group))
     ]
-
-
-def _objectives(config: Config, tasks: Mapping[str, Task], rewards: Rewards) -> dict[str, Objective]:
-    if strangers := rewards.keys() - config.objectives.keys():
-        raise ConfigError(f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}")
-    return {
-        name: Objective(
-            name=name,
-            config=objective,
-            rubric=Rubric(tasks[name], rewards.get(name, ())),
-            examples=tasks[name].examples("train"),
-            beta=BetaState(value=objective.beta, mode="auto" if objective.controlled else "manual"),
-        )
-        for name, objective in config.objectives.items()
-    }
-
-
-def _check_ids(objectives: Mapping[str, Objective]) -> None:
-    """Ids name an example in the log, in evaluations and in the prompt cache, so they must be its own."""
-    for name, objective in objectives.items():
-        counts = Counter(example.id for example in objective.examples)
-        if repeated := [example_id for example_id, count in counts.items() if count > 1]:
-            raise DataError(
-                f"objective '{name}': example id '{repeated[0]}' is used {counts[repeated[0]]} times "
-                f"({len(repeated)} ids repeat); give each example of task '{objective.rubric.task.name}' its own id"
-            )
 
 
 def _check_prompts(training: Training) -> None:

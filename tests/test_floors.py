@@ -16,8 +16,8 @@ FLOORS = (
     {"config", "presets", "tasks", "rewards", "judge", "findings"},
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen"},
-    {"sft", "train", "training", "experience", "gradients", "gradient_report", "guards", "metrics"}
-    | {"evaluate", "rules", "symptoms", "doctor"},
+    {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
+    | {"evaluate", "rules", "symptoms", "judge_rules", "doctor"},
     {"session", "report", "tables", "exhibits", "plots", "render", "widgets", "cli", "__main__"}
     | {"project", "bench", "promise", "docs"},
 )

@@ -13,7 +13,7 @@ from grpo_nb.run import Run
 from grpo_nb.tasks import Task, load_task
 from grpo_nb.types import Example, StepStats
 
-VOLATILE = ("time/", "memory/")
+VOLATILE = ("time/", "memory/", "cost/")
 
 
 def varied(completion_ids: list[list[int]]) -> list[float]:

@@ -224,7 +224,7 @@ def _making(command: ArgumentParser) -> None:
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         help="the same bits each time (default: on CPU): two runs of one seed then write equal metrics.jsonl but "
-        "for time/ and memory/",
+        "for time/, memory/ and cost/",
     )
 
 

@@ -19,7 +19,7 @@ class Setting:
     @property
     def text(self) -> str:
         """The value as `--set` takes it."""
-        return self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return self.value if isinstance(self.value, str) else json.dumps(self.value, default=_plain)
 
 
 def settings(config: Config) -> list[Setting]:
@@ -37,3 +37,7 @@ def _settings(group: Settings, prefix: str) -> Iterator[Setting]:
                 yield from _settings(member, f"{prefix}{name}.{key}.")
         else:
             yield Setting(f"{prefix}{name}", value, field.description or "")
+
+
+def _plain(value: Settings) -> dict[str, Any]:
+    return value.model_dump(mode="json")

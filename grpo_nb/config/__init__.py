@@ -11,12 +11,15 @@ from pydantic import Field, ValidationError, model_validator
 
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings
+from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 
 __all__ = [
     "AlgorithmConfig",
     "BatchConfig",
     "Config",
     "ConfigError",
+    "JudgeConfig",
+    "JudgeProvider",
     "ModelConfig",
     "ObjectiveConfig",
     "RunConfig",
@@ -65,6 +68,8 @@ class ObjectiveConfig(Settings):
     """Weight of the KL penalty at the start; a knob while training."""
     kl_band: tuple[float, float] | None = (0.01, 0.10)
     """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
+    judge: JudgeConfig | None = None
+    """An LLM judge beside the task's own score: `providers`, `weight`, budgets; null: none."""
 
     # advanced
     beta_bounds: tuple[float, float] = (1e-4, 1.0)

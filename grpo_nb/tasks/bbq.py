@@ -142,6 +142,8 @@ class BBQ:
             "cluster": _template(row),
             "condition": row["context_condition"],
             "polarity": row["question_polarity"],
+            "context": row["context"].strip(),
+            "question": row["question"].strip(),
             "options": options,
             "label": row["label"],
             "unknown": unknown_index(row["answer_info"]),

@@ -1,0 +1,104 @@
+"""The settings of an LLM judge: which servers, how much it weighs, how long it may take and what it may spend."""
+
+import re
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from grpo_nb.config.base import Count, Positive, Settings
+
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+
+Price = Annotated[float, Field(ge=0)]
+
+
+class JudgeProvider(Settings):
+    """One OpenAI-compatible server and the model that judges there."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """Name of the model as the server knows it."""
+    base_url: str = "https://api.openai.com/v1"
+    """Where the server's `/chat/completions` is."""
+    api_key_env: str | None = "OPENAI_API_KEY"
+    """NAME of the environment variable that holds the key, never the key; null for a server that wants none."""
+    usd_per_million_in: Price | None = None
+    """Price of a million prompt tokens, US dollars; a budget in money needs it."""
+    usd_per_million_out: Price | None = None
+    """Price of a million tokens of the judge's own text, US dollars."""
+
+    @property
+    def label(self) -> str:
+        """What the log calls it: `model@host`."""
+        return f"{self.model}@{urlsplit(self.base_url).netloc}"
+
+    @property
+    def priced(self) -> bool:
+        return self.usd_per_million_in is not None and self.usd_per_million_out is not None
+
+    def usd(self, tokens_in: int, tokens_out: int) -> float:
+        """What a request cost; 0 where no price is set."""
+        return (tokens_in * (self.usd_per_million_in or 0) + tokens_out * (self.usd_per_million_out or 0)) / 1e6
+
+    # What is refused here may be a key in the wrong place, so no message repeats it.
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):
+            raise ValueError(
+                "needs the NAME of an environment variable in capitals, e.g. OPENAI_API_KEY (what was given is not "
+                "shown: if it is the key itself, put it into the environment and nowhere else)"
+            )
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_plain_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("needs an http:// or https:// address, e.g. http://localhost:8000/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("must be an address without user, password or query; a key goes into the environment")
+        return value.rstrip("/")
+
+
+class JudgeConfig(Settings):
+    """An LLM judge as a further part of an objective's reward."""
+
+    providers: Annotated[tuple[JudgeProvider, ...], Field(min_length=1)]
+    """Servers in order: the next one is asked about a whole group where the one before failed on any of it."""
+    weight: Positive = 0.05
+    """The judge's score, 0 to 1, counts this much beside the task's own; below the gaps between the task's classes
+    a tricked judge cannot lift a wrong answer above a right one."""
+    budget_tokens: Count | None = 5_000_000
+    """Tokens, in and out, that this judge may use in the whole run; the run then stops, saved. null: no limit."""
+    budget_usd: Positive | None = None
+    """The same in US dollars; needs both prices of every provider."""
+    cache: bool = True
+    """Keep verdicts in the run's judge.jsonl and never ask about the same text twice; a resumed run sees the same."""
+
+    # advanced
+    concurrency: Count = 8
+    """Requests under way at a time."""
+    timeout_s: Positive = 15
+    """Seconds that one try of a request may take."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Further tries after 429, 5xx, a timeout or a cut connection, each later than the one before."""
+    deadline_s: Positive = 60
+    """Seconds that a step waits for this judge in all; providers share them. What is late has no verdict."""
+    max_tokens: Count = 200
+    """Cap on the judge's own text; a verdict that is cut off counts as unreadable."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        labels = [provider.label for provider in self.providers]
+        if repeated := {label for label in labels if labels.count(label) > 1}:
+            raise ValueError(f"provider {min(repeated)} is there twice; remove one, `retries` tries the same one again")
+        unpriced = [provider.label for provider in self.providers if not provider.priced]
+        if self.budget_usd is not None and unpriced:
+            raise ValueError(
+                f"budget_usd={self.budget_usd:g} needs usd_per_million_in and usd_per_million_out of every provider; "
+                f"{', '.join(unpriced)} lacks them: set them, or use budget_tokens"
+            )
+        return self

@@ -1,0 +1,116 @@
+"""What a judge said and what it cost, line by line in the run's judge.jsonl: cache, account and record in one file."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
+from grpo_nb.judge.prompts import TOP, VERSION, Messages
+
+FILE = "judge.jsonl"
+
+
+class Store(Protocol):
+    """Append-only rows that outlive a kill; `journal.Journal` is one."""
+
+    def append(self, *rows: Mapping[str, Any]) -> None: ...
+
+    def read(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge gave a text."""
+
+    score: int
+    """0 to 4."""
+    reason: str
+
+    @property
+    def value(self) -> float:
+        """In [0, 1]."""
+        return self.score / TOP
+
+
+class Ledger:
+    """The verdicts known so far and the tokens and dollars spent, of one objective over the whole run.
+
+    Every reply is written down as it comes, readable or not, so neither a kill nor a rewind forgets what was paid.
+    """
+
+    def __init__(self, objective: str, config: JudgeConfig, store: Store) -> None:
+        self._objective, self._config, self._store = objective, config, store
+        self._known: dict[str, Verdict] = {}
+        self.tokens, self.usd = 0, 0.0
+        for row in store.read():
+            if row.get("objective") == objective:
+                self._take(row)
+
+    def known(self, key: str) -> Verdict | None:
+        """The verdict kept under a key, where the cache is on."""
+        return self._known.get(key) if self._config.cache else None
+
+    def write(
+        self,
+        key: str,
+        provider: JudgeProvider,
+        answer: str,
+        verdict: Verdict | None,
+        cause: str,
+        tokens: tuple[int, int],
+        seconds: float,
+    ) -> None:
+        """One reply: the verdict in it, or why there is none, and what it took."""
+        row = {
+            "objective": self._objective,
+            "key": key,
+            "provider": provider.label,
+            "answer": answer,
+            "score": verdict.score if verdict else None,
+            "reason": verdict.reason if verdict else "",
+            "cause": cause,
+            "tokens_in": tokens[0],
+            "tokens_out": tokens[1],
+            "usd": provider.usd(*tokens),
+            "seconds": round(seconds, 3),
+        }
+        self._store.append(row)
+        self._take(row)
+
+    def exhausted(self) -> str | None:
+        """Why nothing more may be asked, with the numbers; None while there is something left."""
+        config = self._config
+        if config.budget_tokens is not None and self.tokens >= config.budget_tokens:
+            return f"{self.tokens} of budget_tokens={config.budget_tokens} are used"
+        if config.budget_usd is not None and self.usd >= config.budget_usd:
+            return f"{self.usd:.4g} of budget_usd={config.budget_usd:g} dollars are spent"
+        return None
+
+    def check(self) -> None:
+        """Refuse to begin with nothing left.
+
+        Raises:
+            ConfigError: the budget is used up; says how to raise it.
+        """
+        if spent := self.exhausted():
+            name = "budget_tokens" if "budget_tokens" in spent else "budget_usd"
+            raise ConfigError(
+                f"the judge of '{self._objective}' may ask nothing more: {spent}; raise "
+                f"objectives.{self._objective}.judge.{name} in the run's config.json (the one setting that may be "
+                "edited later), then start it again"
+            )
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        self.tokens += int(row.get("tokens_in") or 0) + int(row.get("tokens_out") or 0)
+        self.usd += float(row.get("usd") or 0)
+        score, key = row.get("score"), row.get("key")
+        if isinstance(key, str) and type(score) is int and 0 <= score <= TOP:
+            self._known.setdefault(key, Verdict(score, str(row.get("reason", ""))))
+
+
+def key_of(provider: JudgeProvider, messages: Messages) -> str:
+    """Hash of server, model, prompt version, and the whole request: rubric, evidence and text."""
+    whole = json.dumps([provider.label, provider.base_url, VERSION, messages])
+    return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,110 @@
+"""One step of a judge in numbers: the keys of metrics.jsonl, and the line of the log.
+
+Keys under `time/` and `cost/` hang on the clock and on what the cache already held; a resumed run differs in them.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grpo_nb.types import Score
+
+NAME = "judge"
+"""Of the part of the reward, in samples.jsonl and the metrics."""
+
+Row = dict[str, float | int | str | None]
+
+
+@dataclass
+class Tally:
+    """What happened while one step of one objective was judged."""
+
+    first: str
+    """Label of the provider that is asked first."""
+    seconds: float = 0.0
+    """The whole time that the step waited for it."""
+    replies: list[float] = field(default_factory=list)
+    """Seconds of each request that was sent."""
+    cached: int = 0
+    """Texts whose verdict was known already."""
+    unreadable: int = 0
+    """Replies that were no verdict."""
+    providers: Counter[str] = field(default_factory=Counter)
+    """Completions with a verdict, by provider."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Completions without one, by kind: request, unreadable, deadline, budget."""
+    dropped_groups: int = 0
+    """Groups that no provider judged whole."""
+    tokens: int = 0
+    """Spent by this judge since the run began."""
+    usd: float = 0.0
+
+    def line(self, step: int, objective: str) -> str:
+        """One line for the log."""
+        scored, mix = self.providers.total(), ", ".join(f"{name} {n}" for name, n in self.providers.most_common())
+        words = [f"{self.seconds:.1f} s", f"{scored} scored", f"providers {mix or 'none'}"]
+        if self.failures:
+            kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.failures.items()))
+            words.append(f"{self.failures.total()} without a verdict ({kinds})")
+        if self.cached:
+            words.append(f"{self.cached} from the cache")
+        return f"[judge step {step}] {objective}: {', '.join(words)}"
+
+    def row(self, objective: str, scores: Sequence[Score], lengths: Sequence[int]) -> Row:
+        """The step's metrics.
+
+        Args:
+            scores: of the objective's completions, with the parts `judge` and `task`.
+            lengths: of the same completions, in tokens.
+        """
+        judged = [(s.parts.get(NAME), s.parts.get("task"), n) for s, n in zip(scores, lengths, strict=True)]
+        values = [value for value, _, _ in judged if value is not None]
+        scored, group = len(values), f"judge/{objective}"
+        return {
+            f"{group}/scored": scored,
+            f"{group}/failed": len(scores) - scored,
+            f"{group}/unreadable": self.unreadable,
+            f"{group}/dropped_groups": self.dropped_groups,
+            **{f"{group}/failure/{kind}": n for kind, n in sorted(self.failures.items())},
+            **{f"{group}/provider/{label}": n for label, n in sorted(self.providers.items())},
+            f"{group}/first_provider": self.providers[self.first] / scored if scored else None,
+            f"{group}/low": min(values, default=None),
+            f"{group}/high": max(values, default=None),
+            f"{group}/distinct_per_100": 100 * len(set(values)) / scored if scored else None,
+            f"{group}/agreement": spearman([(v, t) for v, t, _ in judged]),
+            f"{group}/length_correlation": spearman([(v, n) for v, _, n in judged]),
+            f"cost/judge_asked/{objective}": len(self.replies),
+            f"cost/judge_cached/{objective}": self.cached,
+            f"cost/judge_tokens/{objective}": self.tokens,
+            f"cost/judge_usd/{objective}": self.usd,
+            f"time/judge/{objective}": self.seconds,
+            f"time/judge_p50/{objective}": quantile(self.replies, 0.5),
+            f"time/judge_p95/{objective}": quantile(self.replies, 0.95),
+        }
+
+
+def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
+    """Rank correlation of the pairs without a None, ties at their mean rank; None where one side is constant.
+
+    >>> spearman([(0, 10), (1, 20), (1, 30), (None, 5)])
+    0.8660254037844387
+    """
+    whole = [(float(x), float(y)) for x, y in pairs if x is not None and y is not None]
+    xs, ys = [_ranks([pair[side] for pair in whole]) for side in (0, 1)]
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
+    return statistics.correlation(xs, ys)
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of the values do not exceed; None of none."""
+    return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] if values else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values)):
+        places.setdefault(value, []).append(place)
+    return [statistics.fmean(places[value]) for value in values]

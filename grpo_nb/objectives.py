@@ -1,0 +1,85 @@
+"""An objective ready to train: its settings, its prompts, and everything that scores its answers."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from grpo_nb.config import ConfigError, ObjectiveConfig
+from grpo_nb.control import BetaState
+from grpo_nb.journal import Journal
+from grpo_nb.judge import FILE as JUDGE_FILE
+from grpo_nb.judge import Judge
+from grpo_nb.losses import Moments
+from grpo_nb.rewards import RewardFunction, Rubric
+from grpo_nb.run import Run
+from grpo_nb.tasks import DataError, Task
+from grpo_nb.types import Example
+
+Functions = Sequence[RewardFunction | tuple[RewardFunction, float]]
+Rewards = Mapping[str, Functions]
+
+
+@dataclass
+class Objective:
+    """One objective ready to train: its settings, how it scores, its prompts, its beta."""
+
+    name: str
+    config: ObjectiveConfig
+    rubric: Rubric
+    examples: list[Example]
+    beta: BetaState
+    moments: Moments = field(default_factory=Moments)
+    """Of the rewards seen, where they are normalised."""
+    judge: Judge | None = None
+    """Also a function of the rubric; kept by itself for what it has to tell of a step."""
+
+
+def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> dict[str, Objective]:
+    """Every objective of the run, in the order of its settings.
+
+    Raises:
+        ConfigError: rewards for an objective that is not there, or a judge that could not be asked.
+        DataError: an example id that is used twice, or an example without the evidence that the judge needs.
+    """
+    config = run.config
+    if strangers := rewards.keys() - config.objectives.keys():
+        raise ConfigError(f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}")
+    objectives = {
+        name: _objective(run, name, objective, tasks[name], rewards.get(name, ()))
+        for name, objective in config.objectives.items()
+    }
+    _check_ids(objectives)
+    return objectives
+
+
+def _objective(
+    run: Run,
+    name: str,
+    config: ObjectiveConfig,
+    task: Task,
+    functions: Functions,
+) -> Objective:
+    examples, judge = task.examples("train"), None
+    if config.judge is not None:
+        judge = Judge(name, config.task, config.judge, Journal(run.path / JUDGE_FILE))
+        judge.check(examples)
+        functions = [*functions, (judge, config.judge.weight)]
+    return Objective(
+        name=name,
+        config=config,
+        rubric=Rubric(task, functions),
+        examples=examples,
+        beta=BetaState(value=config.beta, mode="auto" if config.controlled else "manual"),
+        judge=judge,
+    )
+
+
+def _check_ids(objectives: Mapping[str, Objective]) -> None:
+    """Ids name an example in the log, in evaluations and in the prompt cache, so they must be its own."""
+    for name, objective in objectives.items():
+        counts = Counter(example.id for example in objective.examples)
+        if repeated := [example_id for example_id, count in counts.items() if count > 1]:
+            raise DataError(
+                f"objective '{name}': example id '{repeated[0]}' is used {counts[repeated[0]]} times "
+                f"({len(repeated)} ids repeat); give each example of task '{objective.rubric.task.name}' its own id"
+            )
