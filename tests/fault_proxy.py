@@ -20,6 +20,7 @@ class FaultProxy(ThreadingHTTPServer):
     """Stands in front of the server at `target`; `share` of the requests meets one of `faults`."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(
         self, target: str, share: float = 0.3, seed: int = 0, slow: float = 0.6, faults: tuple[str, ...] = FAULTS

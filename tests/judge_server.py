@@ -42,12 +42,15 @@ class JudgeServer(ThreadingHTTPServer):
     """`grade` decides; `key` is what it wants as bearer token; what it refuses is answered with 400."""
 
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, grade: Grade = by_text, key: str | None = None, refuses: tuple[str, ...] = ()) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.grade, self.key, self.refuses = grade, key, refuses
         self.says: Callable[[Body], str] | None = None
         """What it writes in place of a verdict."""
+        self.reply: Any = None
+        """What it sends in place of a completion."""
         self.delay = 0.0
         self.bodies: list[Body] = []
         """Every request that reached it."""
@@ -59,6 +62,9 @@ class JudgeServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that did not wait is no news."""
 
 
 @contextmanager
@@ -99,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(401, {"error": {"message": f"bad key in {self.headers['Authorization']}"}})
         if refused := [name for name in server.refuses if name in body]:
             return self._send(400, {"error": {"message": f"unsupported parameter: {refused[0]}"}})
+        if server.reply is not None:
+            return self._send(200, server.reply)
         if server.says is not None:
             return self._send(200, completion(server.says(body)))
         parts = parts_of(body)

@@ -381,5 +381,7 @@ def _explain(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return f"unknown setting '{where}': remove it or correct its name"
     message = item["msg"].removeprefix("Value error, ")
-    found = "" if item["type"] == "value_error" else f" (found {item['input']!r})"
+    # a key in the wrong place would be repeated: what stands under `judge` is never shown
+    silent = item["type"] == "value_error" or "judge" in item["loc"]
+    found = "" if silent else f" (found {item['input']!r})"
     return f"{where}: {message}{found}" if where else message

@@ -66,7 +66,7 @@ class JudgeProvider(Settings):
 class JudgeConfig(Settings):
     """An LLM judge as a further part of an objective's reward."""
 
-    providers: Annotated[tuple[JudgeProvider, ...], Field(min_length=1)]
+    providers: tuple[JudgeProvider, ...]
     """Servers in order: the next one is asked about a whole group where the one before failed on any of it."""
     weight: Positive = 0.05
     """The judge's score, 0 to 1, counts this much beside the task's own; below the gaps between the task's classes
@@ -92,6 +92,8 @@ class JudgeConfig(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if not self.providers:
+            raise ValueError("providers is empty; needs one or more, e.g. [{'model': ..., 'base_url': ...}]")
         labels = [provider.label for provider in self.providers]
         if repeated := {label for label in labels if labels.count(label) > 1}:
             raise ValueError(f"provider {min(repeated)} is there twice; remove one, `retries` tries the same one again")

@@ -74,7 +74,7 @@ class Endpoint:
                 response = await client.chat.completions.create(model=self.provider.model, messages=messages, **options)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 said, options = str(error), _without(options, str(error))
-            except (openai.OpenAIError, ValueError) as error:  # ValueError: a body that is no JSON
+            except (openai.OpenAIError, ValueError) as error:
                 raise AskFailed(self._clean(self._words(error))) from None
             else:
                 self._options = options
@@ -87,6 +87,8 @@ class Endpoint:
 
         if isinstance(error, openai.APITimeoutError):
             return f"no answer within {self._config.timeout_s:g} s, {self._config.retries + 1} times"
+        if not isinstance(error, openai.OpenAIError):
+            return f"the body is no JSON ({error})"
         if isinstance(error, openai.APIConnectionError):
             return f"no connection ({type(error.__cause__ or error).__name__}: {error.__cause__ or error})"
         return f"{type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.judge.prompts import TOP, VERSION, Messages
@@ -12,6 +12,7 @@ from grpo_nb.judge.prompts import TOP, VERSION, Messages
 FILE = "judge.jsonl"
 
 
+@runtime_checkable
 class Store(Protocol):
     """Append-only rows that outlive a kill; `journal.Journal` is one."""
 
