@@ -1,0 +1,176 @@
+"""GRPO with a judge switched on: through a faulty network, killed and resumed, out of money, out of reach."""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_nb import train
+from grpo_nb.config import ConfigError
+from grpo_nb.guards import TrainingError
+from grpo_nb.judge import FILE
+from grpo_nb.run import Run
+from grpo_nb.train import grpo
+from grpo_nb.types import Score
+from tests.fault_proxy import FAULTS, FaultProxy
+from tests.judge_server import JudgeServer, by_text, serving
+from tests.test_judge import KEY, VARIABLE, provider
+from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
+
+H, F = "hallucination", "fairness"
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, KEY)
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with serving(JudgeServer(key=KEY)) as running:
+        yield running
+
+
+def judged_run(folder: Path, *urls: str, only: tuple[str, ...] = (H, F), steps: int = 4, **changes: Any) -> Run:
+    settings = {"providers": [provider(url) for url in urls], "timeout_s": 0.5, "retries": 1, **changes}
+    judges = {f"objectives.{name}.judge": settings for name in only}
+    config = tiny_config(sft__steps=0, run__steps=steps, run__samples_per_step=64).replace(**judges)
+    return Run.create(folder / "run", config)
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
+    """(text, score) of every completion that a step scores from here on."""
+    seen: list[tuple[str, Score]] = []
+
+    def spy(rubric: Any, examples: Any, texts: Any, ids: Any) -> list[Score]:
+        scores = real(rubric, examples, texts, ids)
+        seen.extend(zip(texts, scores, strict=True))
+        return scores
+
+    real = train.score
+    monkeypatch.setattr(train, "score", spy)
+    return seen
+
+
+def trained(run: Run) -> list[dict[str, Any]]:
+    return [dict(step.metrics) for step in grpo(run, tasks=small_tasks(), rewards=REWARDS)]
+
+
+def test_a_run_through_a_faulty_network_completes_and_invents_nothing(
+    tmp_path: Path,
+    server: JudgeServer,
+    scored: list[tuple[str, Score]],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with serving(FaultProxy(server.url, share=0.3, seed=1)) as proxy, serving(FaultProxy(server.url, seed=2)) as second:
+        run = judged_run(tmp_path, proxy.url, second.url)
+        metrics = trained(run)
+    assert run.status().state == "done" and run.status().step == 4
+    assert set(proxy.done + second.done) == {*FAULTS, "none"}, "every fault was met"
+
+    given: dict[str, set[float]] = {}
+    for text, grade in server.given:
+        given.setdefault(text, set()).add(grade / 4)
+    verdicts = [(text, s) for text, s in scored if s.parts["judge"] is not None]
+    assert len(scored) == 64 and len(verdicts) > 32
+    for text, s in verdicts:
+        assert s.parts["judge"] in given[fenced(text)], "only what the server gave"
+    for _, s in scored:
+        assert (s.value is None) == (s.parts["judge"] is None) == bool(s.cause)
+    for row in metrics:
+        for name in (H, F):
+            assert row[f"judge/{name}/scored"] + row[f"judge/{name}/failed"] == 8
+            assert (row[f"unscored_groups/{name}"] or 0) == row[f"judge/{name}/dropped_groups"]
+
+    lines = [r.getMessage() for r in caplog.records if r.name == "grpo_nb.train"]
+    assert len(lines) == 8 and lines[0].startswith("[judge step 1] fairness: ") and "scored, providers" in lines[0]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"judge.jsonl", "samples.jsonl", "config.json"} <= {path.name for path in files}
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    out, err = capfd.readouterr()
+    assert KEY not in caplog.text + out + err and VARIABLE in (run.path / "config.json").read_text()
+
+
+def fenced(text: str) -> str:
+    return text.translate(str.maketrans("<>[]", "‹›⟦⟧")).strip()
+
+
+def test_a_resumed_run_sees_the_same_verdicts(tmp_path: Path, server: JudgeServer) -> None:
+    """Killed in step 4, it goes on from checkpoint 2 and trains step 3 again, with a server that changed its mind."""
+    run = judged_run(tmp_path, server.url)
+    killed = tmp_path / "killed"
+    before = []
+    for step in grpo(run, tasks=small_tasks(), rewards=REWARDS):
+        before.append(dict(step.metrics))
+        if step.step == 3:
+            shutil.copytree(run.path, killed, ignore=shutil.ignore_patterns("lock*", ".*"))
+    asked = len(server.bodies)
+    server.grade = lambda parts: 4 - by_text(parts)
+    after = [dict(s.metrics) for s in grpo(Run.open(killed), tasks=small_tasks(), rewards=REWARDS, steps=3)]
+    assert [row["step"] for row in after] == [3] and len(server.bodies) == asked
+    assert stable(after[0]) == stable(before[2])
+    assert after[0][f"cost/judge_asked/{H}"] == 0 < after[0][f"cost/judge_cached/{H}"]
+
+
+def test_the_judge_moves_the_weights_and_two_runs_are_equal(tmp_path: Path, server: JudgeServer) -> None:
+    runs = [judged_run(tmp_path / str(i), server.url, steps=2, weight=0.5) for i in range(2)]
+    first, second = ([stable(row) for row in trained(run)] for run in runs)
+    assert first == second
+    plain = tiny_run(tmp_path, "plain", sft__steps=0, run__steps=2)
+    assert (
+        rows(list(grpo(plain, tasks=small_tasks(), rewards=REWARDS)))[0]["reward/fairness"]
+        != first[0]["reward/fairness"]
+    )
+    same = [weights(run) for run in (*runs, plain)]
+    assert all((same[0][k] == same[1][k]).all() for k in same[0])
+    assert any((same[0][k] != same[2][k]).any() for k in same[0])
+
+
+def test_at_the_end_of_its_budget_the_run_is_saved_and_may_go_on_with_more(tmp_path: Path, server: JudgeServer) -> None:
+    run = judged_run(tmp_path, server.url, only=(H,), steps=6, budget_tokens=1200)
+    with pytest.raises(TrainingError, match=r"judge_budget at step \d: .* tokens .* reached budget_tokens=1200"):
+        trained(run)
+    stopped = run.status().step
+    assert 1 <= stopped < 6 and run.status().state == "failed"
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None and int(newest.state()["step"]) == stopped, "the step that ended it is saved"
+    assert len(server.bodies) <= 1200 // 110 + 8, "at most the requests that were under way"
+    events = run.events()
+    (finding,) = [e for e in events.to_dict("records") if e.get("rule") == "judge_budget"]
+    assert finding["evidence"]["tokens"] >= 1200 and finding["action"] == "end"
+
+    asked = len(server.bodies)
+    with pytest.raises(ConfigError, match=r"objectives\.hallucination\.judge\.budget_tokens in the run's config\.json"):
+        trained(Run.open(run.path))
+    assert len(server.bodies) == asked
+    more = edited(run, **{f"objectives__{H}__judge__budget_tokens": 100_000})
+    assert [row["step"] for row in trained(more)] == list(range(stopped + 1, 7))
+    assert more.status().state == "done"
+
+
+def test_a_judge_that_always_fails_ends_the_run_saved(tmp_path: Path, server: JudgeServer) -> None:
+    """Only one of two objectives is judged: the other would train on alone, and nobody would notice."""
+    server.says = lambda body: "4 of 4"
+    run = judged_run(tmp_path, server.url, only=(H,), steps=6)
+    with pytest.raises(TrainingError, match=r"judge_failed at step 3: .* no verdict on any of the 24 answers"):
+        trained(run)
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None and int(newest.state()["step"]) == 3
+    assert all(row[f"reward_part/{H}/judge"] is None for row in run.metric_rows())
+    assert {row["score"] for row in map(json.loads, (run.path / FILE).read_text().splitlines())} == {None}
+
+
+def test_a_missing_key_is_said_before_the_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = judged_run(tmp_path, "http://127.0.0.1:9/v1")
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr("grpo_nb.training.load_policy", lambda *a: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigError, match=f"environment variable {VARIABLE} is not set"):
+        trained(run)
+    assert not (run.path / "checkpoints").exists() or not list((run.path / "checkpoints").iterdir())
