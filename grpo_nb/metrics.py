@@ -84,18 +84,21 @@ def reward_row(
     """
     scored = [s for s in scores if s.value is not None]
     whole = rewards[~rewards.isnan().any(dim=1)]
-    spread = whole.std(dim=1) if len(whole) else whole.new_zeros(0)
-    alike = compared[~compared.isnan().any(dim=1)].std(dim=1) < losses.DEGENERATE_STD
+    spread, alike = (_spread(table) for table in (whole, compared[~compared.isnan().any(dim=1)]))
     labels = Counter(s.label for s in scores if s.label)
     return {
         f"reward/{objective}": _mean([s.value for s in scored if s.value is not None]),
         f"reward_std/{objective}": float(spread.mean()) if len(whole) else None,
         f"scored/{objective}": len(scored) / len(scores),
-        f"dead_groups/{objective}": float(alike.float().mean()) if len(whole) else None,
+        f"dead_groups/{objective}": float((alike < losses.DEGENERATE_STD).float().mean()) if len(whole) else None,
         f"unscored_groups/{objective}": len(rewards) - len(whole),
         **{f"reward_part/{objective}/{name}": value for name, value in _part_means(scores).items()},
         **{f"label/{objective}/{name}": count / len(scores) for name, count in sorted(labels.items())},
     }
+
+
+def _spread(groups: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt"]:
+    return groups.std(dim=1) if len(groups) else groups.new_zeros(0)  # torch warns of a std over nothing
 
 
 def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
