@@ -91,6 +91,10 @@ SEQUENCE_LEVEL: frozenset[SurrogateName] = frozenset({"gspo", "gmpo"})
 """Surrogates with one ratio a completion: they cannot take an advantage that differs from token to token."""
 
 
+SCALE_FREE: frozenset[AdvantageName] = frozenset({"group_std", "batch_std", "reinforce_pp", "reinforce_pp_baseline"})
+"""Estimators that divide by a spread: multiplying every reward by one number changes nothing but the eps."""
+
+
 def algorithm(
     name: str,
     *,

@@ -21,7 +21,7 @@ from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.control import BetaState
 from grpo_nb.findings import Finding, missing_steps, spans
 from grpo_nb.knobs import KnobSnapshot
-from grpo_nb.losses import SCALE_FREE, Moments
+from grpo_nb.losses import Moments
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
@@ -135,7 +135,7 @@ def prepare(
         _start(training, warm)
     else:
         _restore(training, newest)
-    _note_what_cancels(training)
+    _note_idle_settings(training)
     return training
 
 
@@ -340,16 +340,10 @@ def _note_other_judges(training: Training, before: dict[str, list[str]]) -> None
         log.warning("this run was judged by %s until step %d, from here on by %s", before, training.step, now)
 
 
-def _note_what_cancels(training: Training) -> None:
-    """Say it where rewards are normalised for nothing: a group's mean takes any shift away, its std any scale."""
-    if not training.config.shaping.normalise:
-        return
-    name = training.config.algorithm.row.advantage
-    cancels = "shift and scale cancel, so it changes" if name in SCALE_FREE else "the shift cancels, the scale remains:"
-    left = "nothing but what shaping.clip cuts" if name in SCALE_FREE else "it changes the size of the step only"
-    message = f"shaping.normalise with advantage '{name}': inside a group, {cancels} {left}"
-    training.run.log_event("shaping_cancels", step=training.step, message=message)
-    log.info(message)
+def _note_idle_settings(training: Training) -> None:
+    for message in training.config.idle():
+        training.run.log_event("idle_setting", step=training.step, message=message)
+        log.warning(message)
 
 
 def _note_holes(training: Training) -> None:

@@ -165,12 +165,12 @@ def test_moments_survive_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "says"), [("dapo", "nothing but what shaping.clip cuts"), ("dr_grpo", "size of the step")]
+    ("loss", "says"), [("dapo", "nothing but what shaping.clip cuts"), ("dr_grpo", "the size of the step only")]
 )
 def test_normalising_for_nothing_is_said_in_the_log(tmp_path: Path, loss: str, says: str) -> None:
     run, _ = trained(tmp_path, "a", shaping__normalise=True, algorithm__loss=loss, run__steps=1)
     events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
-    (notice,) = [event for event in events if event["kind"] == "shaping_cancels"]
+    (notice,) = [event for event in events if event["kind"] == "idle_setting"]
     assert says in notice["message"]
 
 

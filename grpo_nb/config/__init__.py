@@ -299,6 +299,10 @@ class Config(Settings):
     def prompts_per_objective(self) -> int:
         return self.batch.prompts // len(self.objectives)
 
+    def idle(self) -> list[str]:
+        """A sentence for each setting that was changed and does nothing beside the others."""
+        return [*self.algorithm.idle(), *self.shaping.idle(self.algorithm.row.advantage)]
+
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.
 

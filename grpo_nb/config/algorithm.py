@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from grpo_nb.algorithms import (
     K1_IS_NO_LOSS,
+    SCALE_FREE,
     AdvantageName,
     Algorithm,
     AlgorithmName,
@@ -100,6 +101,28 @@ class AlgorithmConfig(Settings):
         """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
         return self.row.needs_old or self.entropy_top_share < 1 or self.correction != "none"
 
+    def idle(self) -> list[str]:
+        """Settings that were changed and do nothing beside the others, each with what they would need."""
+        row = self.row
+        needs = {
+            "sapo_tau_positive": ("surrogate 'sapo'", row.surrogate == "sapo"),
+            "sapo_tau_negative": ("surrogate 'sapo'", row.surrogate == "sapo"),
+            "cpgd_drift": ("surrogate 'cpgd'", row.surrogate == "cpgd"),
+            "cpgd_drift_clip": ("surrogate 'cpgd'", row.surrogate == "cpgd"),
+            "clip_low": ("a surrogate with a lower clip", row.surrogate not in ("sapo", "cispo_cap")),
+            "clip_high": ("a surrogate with a clip", row.surrogate != "sapo"),
+            "kl_weight": ("a KL in the loss", row.kl != "k1_in_reward"),
+            "cagrad_c": ("combine 'cagrad'", self.combine == "cagrad"),
+            "correction_level": ("correction 'tis' or 'mis'", self.correction != "none"),
+            "correction_bounds": ("correction 'tis' or 'mis'", self.correction != "none"),
+        }
+        changed = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        return [
+            f"algorithm.{name}={getattr(self, name)} does nothing here; it needs {what}"
+            for name, (what, met) in needs.items()
+            if name in changed and not met
+        ]
+
     @model_validator(mode="before")
     @classmethod
     def _k1_is_no_loss(cls, data: Any) -> Any:
@@ -140,3 +163,14 @@ class ShapingConfig(Settings):
     @property
     def active(self) -> bool:
         return self != ShapingConfig()
+
+    def idle(self, advantage: AdvantageName) -> list[str]:
+        """What does nothing here, or less than it seems: a group's mean takes any shift away, its std any scale."""
+        notes = []
+        if self.overlong_penalty != 1.0 and not self.overlong_buffer:
+            notes.append(f"shaping.overlong_penalty={self.overlong_penalty:g} does nothing; it needs overlong_buffer")
+        if self.normalise:
+            free = advantage in SCALE_FREE
+            left = "nothing but what shaping.clip cuts" if free else "the size of the step only, as a shift cancels"
+            notes.append(f"shaping.normalise with advantage '{advantage}' changes {left}: answers meet their own group")
+        return notes

@@ -16,7 +16,7 @@ hold anything, NaN and inf too: it is replaced before any exp, because a NaN tha
 still a NaN in the gradient.
 """
 
-from grpo_nb.losses.advantages import ADVANTAGES, DEGENERATE_STD, SCALE_FREE, Outcomes, advantages, group_std
+from grpo_nb.losses.advantages import ADVANTAGES, DEGENERATE_STD, Outcomes, advantages, group_std
 from grpo_nb.losses.kl import (
     KL,
     kl_clamped_exhibit,
@@ -51,7 +51,6 @@ __all__ = [
     "DEGENERATE_STD",
     "KL",
     "REDUCTIONS",
-    "SCALE_FREE",
     "SURROGATES",
     "Counts",
     "Limits",

@@ -177,9 +177,6 @@ ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
     "reinforce_pp_baseline": reinforce_pp_baseline,
 }
 
-SCALE_FREE: frozenset[AdvantageName] = frozenset({"group_std", "batch_std", "reinforce_pp", "reinforce_pp_baseline"})
-"""Estimators that divide by a spread: multiplying every reward by one number changes nothing but the eps."""
-
 
 def _alive(totals: Groups) -> Bool[Tensor, "prompt 1"]:
     return (group_std(totals) >= DEGENERATE_STD)[:, None]
