@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import Parameter
 from transformers import PreTrainedModel
@@ -51,13 +52,16 @@ def reopen(model: PreTrainedModel, folder: Path) -> PeftModel:
     """The model with the saved adapter of `folder`, ready to train on.
 
     Raises:
-        ModelError: the adapter does not fit the base model.
+        ModelError: the adapter is damaged, or does not fit the base model.
     """
     try:
         with quietly():
             wrapped = PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"adapter {folder} does not fit its base model: {error}") from error
+    except (ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        raise ModelError(
+            f"adapter {folder} is damaged or does not fit its base model ({type(error).__name__}: {error}); copy it "
+            "anew, or correct 'base_model_name_or_path' in its adapter_config.json"
+        ) from error
     return wrapped
 
 

@@ -20,10 +20,11 @@ from tqdm.auto import tqdm
 from grpo_nb import seeding, training
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.model import Policy, load_policy
+from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import Task, summarise
+from grpo_nb.tasks import DataError, Task, read_examples, summarise
 from grpo_nb.types import Example, Rollouts, Score
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ def evaluate(
 
     Raises:
         RunError: the stage has no checkpoint.
-        ValueError: an unknown split or mode, or a split without examples.
+        DataError: a split without examples.
+        RewardError: a task raised, or gave something that is no score.
+        ValueError: an unknown split or mode.
     """
     _check_words(split, mode)
     built = engine_named(engine) if isinstance(engine, str) else engine
@@ -80,7 +83,7 @@ def evaluate(
     for name, task in training.load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, name, task, split, limit)
         rollouts = _answers(run, name, learner, pool, mode, built)
-        scores = [task.score(example, text) for example, text in zip(pool, rollouts.texts, strict=True)]
+        scores = task_scores(task, pool, rollouts.texts)
         row = {"stage": _stage_name(stage), "step": step, "split": split, "mode": mode, "objective": name}
         row |= judged(task, pool, scores, seeding.derived_seed(run.config.run.seed, 0, f"bootstrap/{name}"))
         run.log_evaluation(row)
@@ -119,10 +122,18 @@ def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
 
 
 def examples_of(run: Run, objective: str, task: Task, split: Split = "test", limit: int | None = None) -> list[Example]:
-    """The fixed pool of an objective: the head of a seeded permutation of the split, the same for every stage."""
-    examples = task.examples(split)
+    """The fixed pool of an objective: the head of a seeded permutation of the split, the same for every stage.
+
+    Raises:
+        DataError: the split is empty.
+    """
+    examples = read_examples(task, split)
     if not examples:
-        raise ValueError(f"task '{task.name}' of objective '{objective}' has no {split} examples")
+        other = "train" if split == "test" else "test"
+        raise DataError(
+            f"task '{task.name}' of objective '{objective}' has no {split} examples; let examples('{split}') give "
+            f"some (built-in tasks need data of two templates or texts), or evaluate split='{other}'"
+        )
     order = seeding.permutation(len(examples), run.config.run.seed, 0, f"evaluate/{split}/{objective}")
     return [examples[i] for i in order[: run.config.run.eval_examples if limit is None else max(1, limit)]]
 

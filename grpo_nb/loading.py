@@ -223,14 +223,14 @@ def _folder(path: Path) -> Source:
 
 
 def _adapter(path: Path) -> Source:
-    settings = json.loads((path / ADAPTER_CONFIG).read_text())
+    settings = _adapter_settings(path / ADAPTER_CONFIG)
     found = f"adapter folder {path} holds {_listing(path)}"
     if not (path / "adapter_model.safetensors").is_file():
         raise ModelError(f"{found}; needs adapter_model.safetensors (pickled weights are refused: they can run code)")
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"adapter folder {path} is of type {settings.get('peft_type')}; only LORA can be trained here")
     base = settings.get("base_model_name_or_path")
-    if not base:
+    if not base or not isinstance(base, str):
         raise ModelError(
             f"{path / ADAPTER_CONFIG} does not name its base model; set 'base_model_name_or_path' in it to a hub id "
             "or a folder"
@@ -238,6 +238,16 @@ def _adapter(path: Path) -> Source:
     if (Path(base) / ADAPTER_CONFIG).is_file():
         raise ModelError(f"adapter {path} stands on another adapter, {base}; merge that one into its base model first")
     return Source("adapter", str(path), path, base=locate(base))
+
+
+def _adapter_settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_bytes())
+    except (ValueError, OSError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read ({error}); copy the adapter anew, or save it again") from None
+    if not isinstance(settings, dict):
+        raise ModelError(f"{file} holds a JSON {type(settings).__name__}, needs an object as peft writes it")
+    return settings
 
 
 def _no_safetensors(found: str, pickled: bool) -> str:

@@ -12,7 +12,7 @@ from grpo_nb.judge import Judge
 from grpo_nb.losses import Moments
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.run import Run
-from grpo_nb.tasks import DataError, Task
+from grpo_nb.tasks import DataError, Task, read_examples
 from grpo_nb.types import Example
 
 Functions = Sequence[RewardFunction | tuple[RewardFunction, float]]
@@ -42,6 +42,11 @@ def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> di
         DataError: an example id that is used twice, or an example without the evidence that the judge needs.
     """
     config = run.config
+    if not isinstance(rewards, Mapping):
+        raise ConfigError(
+            f"rewards are a {type(rewards).__name__}; needs functions by objective, e.g. "
+            f"{{{next(iter(config.objectives))!r}: [f]}}"
+        )
     if strangers := rewards.keys() - config.objectives.keys():
         raise ConfigError(f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}")
     objectives = {
@@ -59,7 +64,7 @@ def _objective(
     task: Task,
     functions: Functions,
 ) -> Objective:
-    examples, judge = task.examples("train"), None
+    examples, judge = read_examples(task, "train"), None
     if config.judge is not None:
         judge = Judge(name, config.task, config.judge, Journal(run.path / JUDGE_FILE))
         judge.check(examples)

@@ -15,7 +15,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_nb.tasks import Task
@@ -26,6 +26,8 @@ RewardFunction = Callable[..., Values | Awaitable[Values]]
 
 TASK = "task"
 """Name of the part that the task's own score is."""
+LARGEST = 1e9
+"""Size that no reward may exceed: float32 squares it in a group's variance, and would lose the others beside it."""
 
 
 class RewardError(ValueError):
@@ -49,11 +51,13 @@ class Rubric:
         functions: each alone (weight 1), or with its weight; sync, async, partials and callable objects.
 
     Raises:
-        RewardError: something that cannot be called, a weight that is not finite, a name used twice.
+        RewardError: no list, something that cannot be called, a weight that is not finite, a name used twice.
     """
 
     def __init__(self, task: Task, functions: Sequence[RewardFunction | tuple[RewardFunction, float]] = ()) -> None:
         self.task = task
+        if callable(functions) or not isinstance(functions, Sequence):
+            raise RewardError(f"rewards are {_kind(functions)}; needs a list: [f], or [(f, 0.1)] with its weight")
         self.functions = tuple(_weighted(entry) for entry in functions)
         names = [TASK, *(entry.name for entry in self.functions)]
         if repeated := {name for name in names if names.count(name) > 1}:
@@ -73,11 +77,20 @@ def score(
     """
     if not texts_B:
         return []
-    task_scores = _task_scores(rubric.task, examples_B, texts_B)
+    own_scores = task_scores(rubric.task, examples_B, texts_B)
     values = _function_values(rubric.functions, _arguments(examples_B, texts_B, completion_ids_B), len(texts_B))
     return [
-        _total(own, [(entry, values[entry.name][i]) for entry in rubric.functions]) for i, own in enumerate(task_scores)
+        _total(own, [(entry, values[entry.name][i]) for entry in rubric.functions]) for i, own in enumerate(own_scores)
     ]
+
+
+def task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str]) -> list[Score]:
+    """The task's own verdicts on B completions, checked.
+
+    Raises:
+        RewardError: it raised, or gave something that is no Score of numbers.
+    """
+    return [_verdict(task, example, text) for example, text in zip(examples_B, texts_B, strict=True)]
 
 
 def function_name(function: RewardFunction) -> str:
@@ -90,29 +103,31 @@ def function_name(function: RewardFunction) -> str:
 def _weighted(entry: Any) -> Weighted:
     function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
     if not callable(function):
-        raise RewardError(f"{function!r} is no reward function; needs f(prompts, completions, **columns) -> list")
+        raise RewardError(
+            f"{_kind(function)} is no reward function; needs f(prompts, completions, **columns) -> list, alone or with "
+            "its weight in a list: [f], [(f, 0.1)]"
+        )
     name = function_name(function)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        raise RewardError(f"weight of reward function '{name}' is {weight!r}; needs a finite number")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST:
+        raise RewardError(f"weight of reward function '{name}' is {_kind(weight)}; {_FINITE}")
     return Weighted(name, function, float(weight))
 
 
-def _task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str]) -> list[Score]:
-    scores = []
-    for example, text in zip(examples_B, texts_B, strict=True):
-        try:
-            verdict = task.score(example, text)
-        except Exception as error:
-            raise RewardError(f"task '{task.name}' raised {_said(error)} on example {example.id}") from error
-        if not isinstance(verdict, Score):
-            raise RewardError(f"task '{task.name}' gave {verdict!r} for example {example.id}; needs a Score")
-        if verdict.value is not None and not math.isfinite(verdict.value):
-            raise RewardError(
-                f"task '{task.name}' gave {verdict.value} for example {example.id}; needs a finite number, "
-                "or None with a cause where it cannot be scored"
-            )
-        scores.append(verdict)
-    return scores
+def _verdict(task: Task, example: Example, text: str) -> Score:
+    try:
+        verdict = task.score(example, text)
+    except Exception as error:
+        raise RewardError(f"task '{task.name}' raised {_said(error)} on example {example.id}") from error
+    who = f"task '{task.name}'"
+    if not isinstance(verdict, Score):
+        raise RewardError(f"{who} gave {_kind(verdict)} for example {example.id}; needs a Score")
+    if not isinstance(verdict.parts, Mapping):
+        raise RewardError(
+            f"{who} gave parts={_kind(verdict.parts)} for example {example.id}; needs a mapping from name to number"
+        )
+    value = _number(who, f"example {example.id}", verdict.value)
+    parts = {str(k): _number(who, f"part '{k}' of example {example.id}", v) for k, v in verdict.parts.items()}
+    return replace(verdict, value=value, parts=parts, label=str(verdict.label), cause=str(verdict.cause))
 
 
 def _arguments(
@@ -196,28 +211,29 @@ def _checked(name: str, result: Any, count: int) -> list[Score]:
     values = list(result)
     if len(values) != count:
         raise RewardError(f"reward function '{name}' returned {len(values)} values; {needed}")
-    return [_verdict(name, i, value) for i, value in enumerate(values)]
+    return [_given(name, f"completion {i}", value) for i, value in enumerate(values)]
 
 
-def _verdict(name: str, index: int, value: Any) -> Score:
+def _given(name: str, where: str, value: Any) -> Score:
+    who = f"reward function '{name}'"
     if isinstance(value, Score):
-        return Score(value=_number(name, index, value.value), cause=value.cause)
-    return Score(value=_number(name, index, value))
+        return Score(value=_number(who, where, value.value), cause=value.cause)
+    return Score(value=_number(who, where, value))
 
 
-def _number(name: str, index: int, value: Any) -> float | None:
+def _number(who: str, where: str, value: Any) -> float | None:
     if value is None:
         return None
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
         number = math.nan
-    if not math.isfinite(number):
-        raise RewardError(
-            f"reward function '{name}' gave {_kind(value)} for completion {index}; "
-            "needs a finite number, or None where it cannot be scored"
-        )
+    if not abs(number) <= LARGEST:
+        raise RewardError(f"{who} gave {_kind(value)} for {where}; {_FINITE}, or None where it cannot be scored")
     return number
+
+
+_FINITE = f"needs a finite number of at most {LARGEST:g} in size"
 
 
 def _total(own: Score, others: Sequence[tuple[Weighted, Score]]) -> Score:
@@ -239,5 +255,8 @@ def _said(error: BaseException) -> str:
 
 
 def _kind(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out an integer of more than 4300 digits
+        text = "too long to show"
     return f"{type(value).__name__} {text if len(text) <= 60 else f'{text[:60]}...'}"

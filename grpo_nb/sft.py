@@ -18,7 +18,7 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import DataError, Task, demo, records
+from grpo_nb.tasks import DataError, Task, demo, read_examples, records
 from grpo_nb.types import Prompt, Steps, StepStats
 
 HELD_OUT = 64
@@ -83,7 +83,7 @@ def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = 
         return read_pairs(Path(config.sft.data))
     pairs = []
     for name, task in training.load_tasks(config, folder, tasks).items():
-        gold = [(e.prompt, e.target) for e in task.examples("train") if e.target is not None]
+        gold = [(e.prompt, e.target) for e in read_examples(task, "train") if e.target is not None]
         if not gold:
             raise ConfigError(f"the task of objective '{name}' has no gold answers; set sft.data, or sft.steps=0")
         pairs += gold

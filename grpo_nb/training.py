@@ -27,7 +27,7 @@ from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.rollout import Engine
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import Task, load_task
+from grpo_nb.tasks import Task, check_task, load_task
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = 
     """The task of every objective: the one given by hand, else the built-in one its configuration names.
 
     Raises:
-        ConfigError: a task is given for an objective that the configuration does not have.
+        ConfigError: a task is given for an objective that the configuration does not have, or is no task.
     """
     given = given or {}
     if strangers := given.keys() - config.objectives.keys():
@@ -86,6 +86,8 @@ def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = 
             f"tasks given for {sorted(strangers)}, which the configuration does not have; "
             f"its objectives are {sorted(config.objectives)}"
         )
+    for name, task in given.items():
+        check_task(name, task)
     return {
         name: given[name] if name in given else load_task(objective, folder, config.run.seed)
         for name, objective in config.objectives.items()

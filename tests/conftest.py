@@ -1,5 +1,6 @@
 """Every shape in a signature is checked while testing; property tests draw the same examples each time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -19,6 +20,14 @@ settings.load_profile("grpo_nb")
 
 ROOT = Path(__file__).resolve().parents[1]
 collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No types are checked at calls, as outside of tests: what the package itself says of a wrong argument."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="session")

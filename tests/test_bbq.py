@@ -276,6 +276,7 @@ def test_a_missing_field_says_which_and_where(tmp_path: Path) -> None:
     [
         ("", r"is empty; needs one JSON object a line"),
         ("\n  \n", r"is empty"),
+        ("[" * 100_000, r"line 1: brackets are nested too deep to be read, needs one flat object: \[{60}\.\.\.$"),
         ('\n{"example_id": 0,', r"line 2: not JSON \(.*column.*\): \{"),
         ("[1, 2]\n", r"line 1: found a JSON list, needs one object a line"),
     ],

@@ -18,6 +18,7 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluate import bootstrap, comparison, evaluate, examples_of, restore_policy, stage_checkpoint
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
+from grpo_nb.tasks import DataError
 from grpo_nb.types import Example, Rollouts, Score
 from tests.tiny import tiny_config, tiny_run
 
@@ -116,7 +117,7 @@ def test_the_pool_is_fixed_by_the_seed_and_a_smaller_one_is_its_head(run: Run, t
 
 
 def test_a_split_without_examples_is_refused(run: Run) -> None:
-    with pytest.raises(ValueError, match="task 'quiz' of objective 'fairness' has no test examples"):
+    with pytest.raises(DataError, match=r"'quiz' of objective 'fairness' has no test examples; .* split='train'"):
         examples_of(run, F, Quiz(0))
 
 

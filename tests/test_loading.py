@@ -128,9 +128,25 @@ def test_adapters_that_cannot_be_used(tmp_path: Path) -> None:
     refused(tmp_path / "adapter", "stands on another adapter")
     path.write_text(json.dumps(whole | {"peft_type": "IA3"}))
     refused(tmp_path / "adapter", "of type IA3; only LORA")
+    for broken, said in (
+        ("{", "cannot be read .*copy the adapter anew"),
+        ("[" * 99_999, "cannot be read"),
+        ("3", "JSON int"),
+    ):
+        path.write_text(broken)
+        refused(tmp_path / "adapter", said)
+    path.write_bytes(b"\xff\xfe")
+    refused(tmp_path / "adapter", "adapter_config.json cannot be read")
+    path.write_text(json.dumps(whole | {"base_model_name_or_path": 7}))
+    refused(tmp_path / "adapter", "does not name its base model")
+    path.write_text(json.dumps(whole | {"r": "many"}))
+    refused(tmp_path / "adapter", "is damaged or does not fit")
     tiny.folder(tmp_path / "wide", hidden_size=64)
     path.write_text(json.dumps(whole | {"base_model_name_or_path": str(tmp_path / "wide")}))
     refused(tmp_path / "adapter", "does not fit its base model")
+    path.write_text(json.dumps(whole))
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"cut")
+    refused(tmp_path / "adapter", "is damaged or does not fit its base model .*SafetensorError")
 
 
 def test_devices_and_types_by_capability(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

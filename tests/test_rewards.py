@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_nb.rewards import RewardError, Rubric, _weighted, function_name, score
+from grpo_nb.rewards import RewardError, Rubric, _weighted, function_name, score, task_scores
 from grpo_nb.types import Example, Score
 
 
@@ -27,6 +27,16 @@ class Fixed:
         if isinstance(own, Exception):
             raise own
         return Score(value=own, label="fine", parts={"detail": 0.5}, cause="" if own is not None else "judge was out")
+
+
+class Giving(Fixed):
+    """Gives one thing for every answer."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def score(self, example: Example, completion: str) -> Any:
+        return self.given
 
 
 CHAT = [{"role": "user", "content": "Who?"}]
@@ -159,7 +169,12 @@ def test_numbers_of_any_kind_are_taken(values: Any) -> None:
         (1.0, r"'bad' returned float 1.0"),
         ("ab", r"'bad' returned str 'ab'"),
         ({"a": 1, "b": 2}, r"'bad' returned dict"),
-        ([1.0, math.inf], r"'bad' gave float inf for completion 1; needs a finite number, or None"),
+        (
+            [1.0, math.inf],
+            r"'bad' gave float inf for completion 1; needs a finite number of at most 1e\+09 in size, or None",
+        ),
+        ([10**400, 1.0], r"'bad' gave int 1000"),
+        ([1.0, -1e300], r"'bad' gave float -1e\+300 for completion 1"),
         ([math.nan, 1.0], r"'bad' gave float nan for completion 0"),
         ([1.0, "2"], r"'bad' gave str '2' for completion 1"),
         ([1.0, [2.0]], r"'bad' gave list \[2.0\] for completion 1"),
@@ -204,16 +219,51 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
 def test_a_task_that_raises_or_gives_no_number() -> None:
     with pytest.raises(RewardError, match=r"task 'fixed' raised ValueError: no on example 0"):
         run(examples=[Example(id="0", prompt="p", columns={"own": ValueError("no")}), EXAMPLES[1]])
-    with pytest.raises(RewardError, match=r"task 'fixed' gave inf for example 0"):
+    with pytest.raises(RewardError, match=r"task 'fixed' gave float inf for example 0"):
         run(examples=[Example(id="0", prompt="p", columns={"own": math.inf}), EXAMPLES[1]])
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (dict(value="1"), "gave str '1' for example 0; needs a finite number of at most 1e\\+09 in size, or None"),
+        (dict(value=10**400), "gave int 1000.* for example 0"),
+        (dict(value=-(10**5000)), "gave int too long to show for example 0"),
+        (dict(value=2e9), "gave float 2000000000.0 for example 0"),
+        (dict(value=1.0, parts={"a": "x"}), "gave str 'x' for part 'a' of example 0"),
+        (dict(value=1.0, parts=[1.0]), r"gave parts=list \[1.0\] for example 0; needs a mapping"),
+        (0.5, "gave float 0.5 for example 0; needs a Score"),
+    ],
+)
+def test_what_a_task_gives_is_checked(given: Any, said: str) -> None:
+    with pytest.raises(RewardError, match=f"task 'fixed' {said}"):
+        task_scores(Giving(Score(**given) if isinstance(given, dict) else given), EXAMPLES, TEXTS)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_any_kind_are_taken_from_a_task_and_texts_made_of_labels() -> None:
+    given = Score(value=np.float32(0.5), label=7, parts={"a": True, "b": None})
+    own = task_scores(Giving(given), EXAMPLES, TEXTS)[0]
+    assert own == Score(value=0.5, label="7", parts={"a": 1.0, "b": None}) and type(own.value) is float
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_a_wrong_rubric_is_refused_at_once() -> None:
     with pytest.raises(RewardError, match="'lengths' is used twice"):
         Rubric(Fixed(), [lengths, (lengths, 0.5)])
     with pytest.raises(RewardError, match="3 is no reward function"):
         _weighted(3)
-    with pytest.raises(RewardError, match=r"weight of reward function 'lengths' is nan"):
+    for bare in (lengths, Colour()):
+        with pytest.raises(
+            RewardError, match=r"rewards are .*; needs a list: \[f\], or \[\(f, 0.1\)\] with its weight"
+        ):
+            Rubric(Fixed(), bare)
+    with pytest.raises(RewardError, match=r"float 0.1 is no reward function; .*in a list: \[f\], \[\(f, 0.1\)\]"):
+        Rubric(Fixed(), (lengths, 0.1))
+    with pytest.raises(RewardError, match=r"weight of reward function 'lengths' is int 1000"):
+        Rubric(Fixed(), [(lengths, 10**400)])
+    with pytest.raises(RewardError, match=r"weight of reward function 'lengths' is float nan"):
         Rubric(Fixed(), [(lengths, math.nan)])
 
     def task(completions: list[Any]) -> list[float]:

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from grpo_nb.adapters import AdapterReference
 from grpo_nb.config import ConfigError, ModelConfig, SamplingConfig
 from grpo_nb.model import ModelError, Policy, load_policy
-from grpo_nb.rollout import ENGINES, EagerEngine, Engine, engine
+from grpo_nb.rollout import ENGINES, EagerEngine, Engine, eager, engine
 from grpo_nb.rollout.eager import draw
 from grpo_nb.types import Rollouts
 from tests import tiny_models as tiny
@@ -332,6 +332,35 @@ def test_what_cannot_be_drawn_is_refused() -> None:
             EagerEngine().generate(learner, PROMPTS, 3, SamplingConfig(max_completion=CAP), 1.0, wrong)
     with pytest.raises(ValueError, match="temperature=0"):
         sample(learner, temperature=0)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_weights_that_are_not_finite_are_named_with_what_to_do(greedy: bool) -> None:
+    learner = tiny.policy()
+    name, parameter = list(learner.parameters_by_name().items())[-1]
+    with torch.no_grad():
+        parameter.fill_(math.nan)
+    with pytest.raises(ModelError, match=rf"token 1 of an answer are nan .* 1 of its weights hold nan .*{name} first"):
+        sample(learner, greedy=greedy)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_scores_that_overflow_with_sound_weights_are_laid_to_the_precision(
+    bad: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, calls = eager._forward, []
+
+    def overflowing(*arguments: Any) -> Any:
+        logits, cache = honest(*arguments)
+        calls.append(1)
+        if len(calls) == 2:
+            logits[-1, 3:] = bad
+            logits[-1, :3] = -math.inf
+        return logits, cache
+
+    monkeypatch.setattr(eager, "_forward", overflowing)
+    with pytest.raises(ModelError, match=r"for token 2 of an answer .* its weights are finite, so float32 overflows"):
+        sample(tiny.policy())
 
 
 def test_no_prompts_no_completions() -> None:

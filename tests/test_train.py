@@ -1,6 +1,7 @@
 """GRPO end to end on the tiny demo: determinism, resume, knobs, invariance, guards, own rewards."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,59 @@ def test_resuming_with_other_rewards_is_noted(tmp_path: Path) -> None:
     assert "rewards_changed" not in set(run.events()["kind"])
     next(grpo(run, rewards={}))
     assert "rewards_changed" in set(run.events()["kind"])
+
+
+class Bare:
+    name = "bare"
+
+    def score(self, example: Example, completion: str) -> Score:
+        return Score(value=0.0)
+
+
+class Wordy(Bare):
+    def examples(self, split: str) -> Any:
+        return ["who", "was"]
+
+
+class Single(Bare):
+    def examples(self, split: str) -> Any:
+        return Example(id="1", prompt="who")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (
+            Bare(),
+            "'fairness' (Bare) lacks examples; needs a `name`, `examples(split)` and `score(example, completion)`",
+        ),
+        (object(), "lacks name, examples, score"),
+        (Single, "is the class Single; give Single()"),
+        (Wordy(), "task 'bare' gave str among its train examples; needs Example(id=, prompt=)"),
+        (Single(), "task 'bare' gave Example for its train examples; needs a list"),
+    ],
+)
+def test_what_is_no_task_is_refused_before_any_work(tmp_path: Path, task: Any, said: str) -> None:
+    run = tiny_run(tmp_path)
+    with pytest.raises((ConfigError, DataError), match=re.escape(said)):
+        next(grpo(run, tasks={"fairness": task}))
+    assert not run.has_work()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ({"fairness": REWARDS["fairness"][0]}, r"rewards are function .*; needs a list"),
+        (REWARDS["fairness"], r"rewards are a list; needs functions by objective, e.g. {'fairness': \[f\]}"),
+    ],
+)
+def test_rewards_of_another_shape_are_refused_before_any_work(tmp_path: Path, rewards: Any, said: str) -> None:
+    run = tiny_run(tmp_path)
+    with pytest.raises((ConfigError, RewardError), match=said):
+        next(grpo(run, rewards=rewards))
+    assert not run.has_work()
 
 
 def test_repeated_example_ids_are_refused(tmp_path: Path) -> None:

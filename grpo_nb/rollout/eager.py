@@ -50,7 +50,8 @@ class EagerEngine:
         are of the model's own, at temperature 1.
 
         Raises:
-            ModelError: a prompt is empty, or leaves no room for `max_completion` tokens in the context.
+            ModelError: a prompt is empty, or leaves no room for `max_completion` tokens in the context; or the
+                model's scores are not finite.
             ValueError: temperature is not positive, or uniforms are not [P * K, max_completion or more] float64.
         """
         rows = len(prompt_ids_P) * group_size
@@ -136,14 +137,32 @@ def _decode(
     """Token after token for all rows of `alive`, until each has drawn a terminator or `cap` tokens."""
     for t in range(cap):
         scores = processors(cast(torch.LongTensor, alive.history), cast(torch.FloatTensor, alive.logits))
+        spread = torch.log_softmax(scores, -1)
+        if not spread.amax(-1).isfinite().all():
+            raise ModelError(_not_finite(policy, t))
         tokens = scores.argmax(-1).cpu() if uniforms is None else draw(scores, uniforms[alive.numbers, t].cpu())
-        logprobs = torch.log_softmax(scores, -1).gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
+        logprobs = spread.gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
         going = list(_record(policy, alive.numbers, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
         if progress is not None and len(going) < len(alive.numbers):
             progress(drawn.finished, drawn.rows)
         if not going:
             return
         _advance(policy, alive, tokens, going)
+
+
+def _not_finite(policy: Policy, t: int) -> str:
+    """Why the model's scores are nan or infinite, and what to do."""
+    found = f"the model's scores for token {t + 1} of an answer are nan or infinite, so there is nothing to draw from"
+    broken = [name for name, weight in policy.model.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        return (
+            f"{found}: {len(broken)} of its weights hold nan or infinity, {broken[0]} first; an update damaged them "
+            "(go on from an earlier checkpoint with half the learning rate), or the model's file did (load another)"
+        )
+    return (
+        f"{found}; its weights are finite, so {str(policy.dtype).removeprefix('torch.')} overflows on the way: set "
+        "model.dtype to float32 or bfloat16, or a temperature nearer to 1"
+    )
 
 
 def _record(

@@ -1,6 +1,6 @@
 """Tasks: where examples come from and how a completion is judged. One data set a file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from grpo_nb.tasks.halueval import HaluEvalQA
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 
-__all__ = ["BBQ", "DataError", "HaluEvalQA", "Task", "load_task"]
+__all__ = ["BBQ", "DataError", "HaluEvalQA", "Task", "check_task", "load_task", "read_examples"]
 
 
 @runtime_checkable
@@ -31,6 +31,36 @@ class Task(Protocol):
     def score(self, example: Example, completion: str) -> Score:
         """The verdict on one completion."""
         ...
+
+
+def check_task(objective: str, task: Task) -> None:
+    """Refuse what lacks a part of a task.
+
+    Raises:
+        ConfigError: it is a class and not an object of it, or lacks `name`, `examples` or `score`.
+    """
+    if isinstance(task, type):
+        raise ConfigError(f"the task of objective '{objective}' is the class {task.__name__}; give {task.__name__}()")
+    if lacking := [part for part in ("name", "examples", "score") if not hasattr(task, part)]:
+        raise ConfigError(
+            f"the task of objective '{objective}' ({type(task).__name__}) lacks {', '.join(lacking)}; needs a `name`, "
+            "`examples(split)` and `score(example, completion)`"
+        )
+
+
+def read_examples(task: Task, split: Literal["train", "test"]) -> list[Example]:
+    """The task's examples of one split.
+
+    Raises:
+        DataError: it gave something else than a list of Example.
+    """
+    given: object = task.examples(split)
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise DataError(f"task '{task.name}' gave {type(given).__name__} for its {split} examples; needs a list")
+    examples = list(given)
+    if wrong := [type(e).__name__ for e in examples if not isinstance(e, Example)]:
+        raise DataError(f"task '{task.name}' gave {wrong[0]} among its {split} examples; needs Example(id=, prompt=)")
+    return examples
 
 
 def summarise(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:

@@ -82,6 +82,10 @@ def _row(where: str, line: str, fields: Mapping[str, type]) -> Row:
         data = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}): {_short(line)}") from None
+    except RecursionError:
+        raise DataError(
+            f"{where}: brackets are nested too deep to be read, needs one flat object: {_short(line)}"
+        ) from None
     if not isinstance(data, dict):
         raise DataError(f"{where}: found a JSON {type(data).__name__}, needs one object a line: {_short(line)}")
     for name, kind in fields.items():
