@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from grpo_nb import seeding, training
 from grpo_nb.checkpoints import Checkpoint
+from grpo_nb.intervals import RESAMPLES, bootstrap, interval, percentiles
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import Engine
@@ -34,12 +34,9 @@ Mode = Literal["greedy", "sample"]
 Stage = Literal["base", "sft", "latest"] | int
 """The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
 
-RESAMPLES = 1000
-COVERAGE = (0.025, 0.975)
 COLUMNS = ["stage", "step", "split", "mode", "objective", "metric", "value", "low", "high", "n"]
 
 Row = dict[str, Any]
-Resamples = dict[str, NDArray[np.float64]]
 
 
 def evaluate(
@@ -153,29 +150,13 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
         "clusters": count,
         "pool": hashlib.blake2b("\n".join(e.id for e in examples).encode(), digest_size=8).hexdigest(),
         "metrics": {
-            name: dict(zip(("value", "low", "high"), (value, *_interval(name, value, drawn[name], count)), strict=True))
+            name: dict(zip(("value", "low", "high"), (value, *interval(name, value, drawn[name], count)), strict=True))
             for name, value in values.items()
         },
         "labels": {e.id: s.label for e, s in zip(examples, scores, strict=True)},
         "values": {e.id: s.value for e, s in zip(examples, scores, strict=True)},
         "resamples": {name: [float(f"{x:.5g}") for x in draws] for name, draws in drawn.items()},
     }
-
-
-def bootstrap(
-    measure: Callable[[list[int]], Mapping[str, float]], clusters: Sequence[str], seed: int, count: int = RESAMPLES
-) -> Resamples:
-    """`count` values of every metric, each on a draw with replacement of whole clusters (Field & Welsh 2007).
-
-    The draws hang on the seed and the clusters only, so two measures of one pool are drawn in step.
-    """
-    members: dict[str, list[int]] = {}
-    for row, cluster in enumerate(clusters):
-        members.setdefault(cluster, []).append(row)
-    groups = list(members.values())
-    picks = np.random.default_rng(seed).integers(len(groups), size=(count, len(groups)))
-    results = [measure([row for pick in picked for row in groups[pick]]) for picked in picks.tolist()]
-    return {name: np.array([result[name] for result in results]) for name in results[0]}
 
 
 def tidy(row: Mapping[str, Any]) -> pd.DataFrame:
@@ -220,7 +201,7 @@ def _compared(objective: str, metric: str, stages: Mapping[str, Row | None]) -> 
         log.warning("%s: SFT and latest were evaluated on different examples; evaluate both with one limit", objective)
         return line
     change = np.array(after["resamples"][metric], float) - np.array(before["resamples"][metric], float)
-    low, high = _percentiles(change)
+    low, high = percentiles(change)
     line |= {"difference": line["latest"] - line["sft"], "difference_low": low, "difference_high": high}
     return line | {"differs": None if math.isnan(low) else low > 0 or high < 0}
 
@@ -281,20 +262,3 @@ def _pick(
     rows: Sequence[int], examples: Sequence[Example], scores: Sequence[Score]
 ) -> tuple[list[Example], list[Score]]:
     return [examples[i] for i in rows], [scores[i] for i in rows]
-
-
-def _interval(name: str, value: float, draws: NDArray[np.float64], clusters: int) -> tuple[float, float]:
-    """95% percentiles; where a share was 0 or 1 in every draw, the rule of three (Hanley & Lippman-Hand 1983)."""
-    low, high = _percentiles(draws)
-    if low == high == value and value in (0.0, 1.0) and any(word in name for word in ("accuracy", "rate", "share")):
-        margin = min(1.0, 3 / clusters)
-        return (1 - margin, 1.0) if value == 1 else (0.0, margin)
-    return low, high
-
-
-def _percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:
-    finite = draws[np.isfinite(draws)]
-    if not len(finite):
-        return math.nan, math.nan
-    low, high = np.quantile(finite, COVERAGE)
-    return float(low), float(high)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_nb import evaluate as evaluation
-from grpo_nb import seeding
+from grpo_nb import intervals, seeding
 from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluate import bootstrap, comparison, evaluate, examples_of, restore_policy, stage_checkpoint
 from grpo_nb.model import Policy, load_policy
@@ -172,8 +172,8 @@ def test_two_measures_of_one_pool_are_drawn_in_step() -> None:
 
 @pytest.mark.parametrize(("value", "expected"), [(1.0, (0.7, 1.0)), (0.0, (0.0, 0.3))])
 def test_a_perfect_score_on_few_clusters_is_not_certainty(value: float, expected: tuple[float, float]) -> None:
-    assert evaluation._interval("accuracy", value, np.full(9, value), 10) == pytest.approx(expected)
-    assert evaluation._interval("bias", 0.0, np.zeros(9), 10) == (0.0, 0.0)
+    assert intervals.interval("accuracy", value, np.full(9, value), 10) == pytest.approx(expected)
+    assert intervals.interval("bias", 0.0, np.zeros(9), 10) == (0.0, 0.0)
 
 
 # Evaluating

@@ -33,6 +33,9 @@ _LETTER_NAMED = re.compile(r"\boption\s+\(?([a-c])\b", re.IGNORECASE)
 # A capital letter that stands for an option, not the article "A": closed by punctuation, a conjunction or the end.
 _LETTER_INSIDE = re.compile(r"(?<![\w'.])\(?([A-C])(?:\)|(?=[.:,;/&]|\s*$|\s+(?:and|or)\b))")
 _ARTICLES = {"a", "an", "the"}
+_NOT = r"\b(?:not|nor|neither|never|except|isn't|wasn't)"
+_DENIED = re.compile(rf"{_NOT}$")
+_DENIED_LETTER = re.compile(rf"{_NOT}\s+(?:option\s+)?\(?[a-c]\b", re.IGNORECASE)
 
 
 def answer_line(text: str) -> str | None:
@@ -82,7 +85,8 @@ def contains(words: str, phrase: str) -> bool:
 def choose(line: str, options: Sequence[str], unknown: int) -> int | None:
     """Index of the one option that an answer line names by letter, by text, or by saying it is unknown.
 
-    None where it names none, or two different ones: a letter that contradicts the text is no answer.
+    None where it names none, or two different ones: a letter that contradicts the text is no answer. An option right
+    behind a negation ("not the grandson") is not named.
 
     >>> options = ["The grandfather", "The grandson", "Not known"]
     >>> choose("b) the grandson", options, 2), choose("A or B", options, 2), choose("An older man", options, 2)
@@ -95,6 +99,7 @@ def choose(line: str, options: Sequence[str], unknown: int) -> int | None:
 
 
 def _letters(line: str) -> set[int]:
+    line = _DENIED_LETTER.sub(" ", line)
     if match := _LETTER_ALONE.match(line):
         found = [match[1]]
     else:
@@ -108,7 +113,9 @@ def _texts(words: str, options: Sequence[str]) -> set[int]:
     found = set()
     for index in sorted(range(len(options)), key=lambda i: -len(options[i])):
         if contains(words, options[index]):
-            found.add(index)
+            before = f" {words} ".partition(f" {options[index]} ")[0]
+            if not _DENIED.search(before):
+                found.add(index)
             words = f" {words} ".replace(f" {options[index]} ", " | ").strip()
     return found
 

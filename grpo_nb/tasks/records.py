@@ -50,6 +50,21 @@ def read_rows(files: Iterable[Path], fields: Mapping[str, type]) -> list[Row]:
     return [row for file in files for row in _rows_of(file, fields)]
 
 
+def checked_row(where: str, data: Mapping[str, Any], fields: Mapping[str, type]) -> Row:
+    """The row, if it has `fields` with these types.
+
+    Raises:
+        DataError: a field is missing or mistyped.
+    """
+    for name, kind in fields.items():
+        if name not in data:
+            raise DataError(f"{where}: field '{name}' is missing; found {', '.join(data) or 'no fields'}")
+        if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
+            found = f"{type(data[name]).__name__} {_short(repr(data[name]))}"
+            raise DataError(f"{where}: field '{name}' is {found}, needs {kind.__name__}")
+    return Row(where, data)
+
+
 def held_out(groups: Iterable[str], share: float, seed: int) -> set[str]:
     """The groups that are kept for testing: `share` of them, at least one where there are two or more.
 
@@ -88,13 +103,7 @@ def _row(where: str, line: str, fields: Mapping[str, type]) -> Row:
         ) from None
     if not isinstance(data, dict):
         raise DataError(f"{where}: found a JSON {type(data).__name__}, needs one object a line: {_short(line)}")
-    for name, kind in fields.items():
-        if name not in data:
-            raise DataError(f"{where}: field '{name}' is missing; found {', '.join(data) or 'no fields'}")
-        if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
-            found = f"{type(data[name]).__name__} {_short(repr(data[name]))}"
-            raise DataError(f"{where}: field '{name}' is {found}, needs {kind.__name__}")
-    return Row(where, data)
+    return checked_row(where, data, fields)
 
 
 def _short(text: str, limit: int = 60) -> str:

@@ -1,0 +1,88 @@
+"""Data sets of the Hugging Face hub: what is taken for an id, how rows arrive, what errors say. No network."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_nb.tasks.bbq import BBQ
+from grpo_nb.tasks.hub import is_hub_id
+from grpo_nb.tasks.records import DataError
+from tests.test_bbq import templates
+
+Loader = Callable[..., Any]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], None]:
+    """Puts a `datasets` in place whose `load_dataset` is the given function."""
+
+    def place(loader: Loader) -> None:
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=loader))  # type: ignore[arg-type]
+
+    return place
+
+
+def test_what_is_an_id_and_what_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ids = ["heegyu/bbq", "heegyu/bbq:Age", "o-1/n.2:c-d@main", "o/n@1f2e"]
+    paths = ["bbq", "./bbq/x", "/a/b", "~/bbq", "a/b/c", "a/*", "a/b.jsonl", "a/b.json", "../a", ""]
+    assert [name for name in (*ids, *paths) if is_hub_id(name)] == ids
+    assert not is_hub_id(Path("heegyu/bbq")), "a Path is a path"
+    (tmp_path / "heegyu").mkdir()
+    assert not is_hub_id("heegyu/bbq"), "a name below a folder that is here is a mistyped path"
+
+
+def test_rows_of_all_splits_are_read(hub: Callable[[Loader], None]) -> None:
+    rows, asked = templates(5), []
+
+    def load_dataset(name: str, config: str | None, *, revision: str | None) -> Mapping[str, Any]:
+        asked.append((name, config, revision))
+        return {"train": rows[:30], "test": rows[30:]}
+
+    hub(load_dataset)
+    task = BBQ("heegyu/bbq:all@v2")
+    assert asked == [("heegyu/bbq", "all", "v2")]
+    assert len(task.examples("train")) + len(task.examples("test")) == len(rows)
+    task.selfcheck()
+    hub(lambda name, config, revision: rows)
+    assert [e.id for e in BBQ("heegyu/bbq").examples("test")] == [e.id for e in task.examples("test")]
+
+
+def test_a_real_data_set_in_memory_reads_as_the_file_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
+    rows = templates(5)
+    made = datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
+    (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert BBQ("heegyu/bbq").examples("train") == BBQ(tmp_path / "same.jsonl").examples("train")
+
+
+def test_without_datasets_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("datasets")
+    with pytest.raises(DataError, match=r"no file or folder at heegyu/bbq .*pip install 'grpo_nb\[datasets\]'"):
+        BBQ("heegyu/bbq")
+
+
+def test_a_wrong_id_or_row_is_one_clear_error(hub: Callable[[Loader], None]) -> None:
+    def refuses(name: str, config: str | None, *, revision: str | None) -> Any:
+        raise FileNotFoundError("Config name is missing")
+
+    hub(refuses)
+    with pytest.raises(DataError, match=r"no file or folder at a/b .*FileNotFoundError: Config name.*a/b:NAME"):
+        BBQ("a/b")
+    hub(lambda name, config, revision: {"test": []})
+    with pytest.raises(DataError, match="data set a/b is empty"):
+        BBQ("a/b")
+    broken = templates(1)
+    del broken[3]["label"]
+    hub(lambda name, config, revision: {"test": broken})
+    with pytest.raises(DataError, match=r"a/b, split test, row 3: field 'label' is missing"):
+        BBQ("a/b")
