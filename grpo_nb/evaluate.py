@@ -121,6 +121,8 @@ def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
 def examples_of(run: Run, objective: str, task: Task, split: Split = "test", limit: int | None = None) -> list[Example]:
     """The fixed pool of an objective: the head of a seeded permutation of the split, the same for every stage.
 
+    Examples that share a `pair` column stay together, so that both members are in the pool.
+
     Raises:
         DataError: the split is empty.
     """
@@ -132,7 +134,11 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
             f"some (built-in tasks need data of two templates or texts), or evaluate split='{other}'"
         )
     order = seeding.permutation(len(examples), run.config.run.seed, 0, f"evaluate/{split}/{objective}")
-    return [examples[i] for i in order[: run.config.run.eval_examples if limit is None else max(1, limit)]]
+    pairs: dict[str, list[Example]] = {}
+    for example in (examples[i] for i in order):
+        pairs.setdefault(str(example.columns.get("pair", example.id)), []).append(example)
+    pool = [example for members in pairs.values() for example in members]
+    return pool[: run.config.run.eval_examples if limit is None else max(1, limit)]
 
 
 def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> Row:

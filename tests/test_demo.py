@@ -232,7 +232,7 @@ def test_preset_fits_the_world(tokenizer: PreTrainedTokenizerFast, tasks: tuple[
 
 
 def test_load_task_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task 'bbqq' is not built in \(known: bbq, halueval_qa\)"):
+    with pytest.raises(ConfigError, match=r"task 'bbqq' is not built in \(known: bbq, halueval_qa, "):
         load_task(ObjectiveConfig(task="bbqq", data="demo"), tmp_path, 0)
     with pytest.raises(ConfigError, match="task 'bbq' has no data"):
         load_task(ObjectiveConfig(task="bbq"), tmp_path, 0)

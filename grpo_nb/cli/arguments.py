@@ -49,7 +49,7 @@ def parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_sft, _train, _eval, _diagnose, _runs, _doctor, _plan, _settings):
+    for add in (_sft, _train, _eval, _score, _diagnose, _runs, _doctor, _plan, _settings):
         add(verbs)
     return top
 
@@ -127,6 +127,27 @@ def _eval(commands: Any) -> None:
     _json(command)
 
 
+def _score(commands: Any) -> None:
+    command = _command(
+        commands,
+        "score",
+        "any model's answers to BBQ or HaluEval, from files, with 95%% intervals",
+        "BBQ: accuracies, bias scores, unknown and unparsed rates by category. HaluEval: accuracy, hallucinated and "
+        "abstention rates of answers; where an answer is an object of 'right' and 'hallucinated', a yes or no each, "
+        "recognition with the length-only baseline beside it. Predictions are JSON lines that join by example_id "
+        "(and category, for BBQ), or lie in the data's own rows. A plain option, a letter, or a text that ends in "
+        "'Answer: ...' is read.",
+        "grpo-nb score bbq --data BBQ/data --predictions preds_Age.jsonl --field prediction\n"
+        "grpo-nb score bbq --data preds_Age.jsonl --field unifiedqa-t5-11b_pred_race --json\n"
+        "grpo-nb score halueval --data qa_data.json --predictions answers.jsonl --field answer",
+    )
+    command.add_argument("benchmark", choices=("bbq", "halueval"), help="whose files and whose measures")
+    command.add_argument("--data", required=True, metavar="PATH", help="its file, folder, glob, or hub id")
+    command.add_argument("--predictions", metavar="PATH", help="the answers; default: they lie in the data's own rows")
+    command.add_argument("--field", required=True, metavar="NAME", help="name of the field that holds the answers")
+    _json(command)
+
+
 def _diagnose(commands: Any) -> None:
     command = _command(
         commands,
@@ -188,11 +209,14 @@ def _command(commands: Any, name: str, summary: str, details: str, examples: str
     return command
 
 
+_MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "score": "scores"}
+
+
 def _lazily(name: str) -> Any:
     """The command, imported when it is called: help must not wait for torch."""
 
     def call(arguments: Namespace) -> int:
-        module = import_module(f"grpo_nb.cli.{'verbs' if name in ('sft', 'train', 'eval') else 'views'}")
+        module = import_module(f"grpo_nb.cli.{_MODULES.get(name, 'views')}")
         status: int = getattr(module, f"{name}_command")(arguments)
         return status
 

@@ -7,11 +7,24 @@ from typing import Literal, Protocol, runtime_checkable
 from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.tasks import demo
 from grpo_nb.tasks.bbq import BBQ
-from grpo_nb.tasks.halueval import HaluEvalQA
+from grpo_nb.tasks.halueval import HaluEvalDialogue, HaluEvalQA, HaluEvalSummarization
+from grpo_nb.tasks.recognition import EVALUATION_ONLY, HaluEvalGeneral, HaluEvalRecognition
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 
-__all__ = ["BBQ", "DataError", "HaluEvalQA", "Task", "check_task", "load_task", "read_examples"]
+__all__ = [
+    "BBQ",
+    "DataError",
+    "HaluEvalDialogue",
+    "HaluEvalGeneral",
+    "HaluEvalQA",
+    "HaluEvalRecognition",
+    "HaluEvalSummarization",
+    "Task",
+    "check_task",
+    "load_task",
+    "read_examples",
+]
 
 
 @runtime_checkable
@@ -83,9 +96,11 @@ def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
     way real files are read.
 
     Raises:
-        ConfigError: a task that is not built in, or no data.
+        ConfigError: a task that is not built in or is for evaluation only, or no data.
         DataError: the data cannot be used; says where.
     """
+    if objective.task in EVALUATION_ONLY:
+        raise ConfigError(f"task {EVALUATION_ONLY[objective.task]}")
     if objective.task not in _BUILT_IN:
         raise ConfigError(
             f"task '{objective.task}' is not built in (known: {', '.join(_BUILT_IN)}); use one of these, "
@@ -94,14 +109,22 @@ def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
     if not objective.data:
         raise ConfigError(f"task '{objective.task}' has no data; set `data` to a file or folder, or to 'demo'")
     if objective.data == "demo":
-        return _demo_task(objective.task, demo.ensure(workdir / "data", seed), seed)
+        return _demo_task(objective.task, workdir / "data", seed)
     return _BUILT_IN[objective.task](objective.data, seed)
 
 
-def _demo_task(name: str, paths: "demo.DemoPaths", seed: int) -> Task:
+def _demo_task(name: str, folder: Path, seed: int) -> Task:
+    if name not in ("bbq", "halueval_qa"):
+        raise ConfigError(f"the demo world has bbq and halueval_qa only, not '{name}'; set `data` to a file or folder")
+    paths = demo.ensure(folder, seed)
     if name == "bbq":
         return BBQ(paths.bbq, seed, instruction=demo.INSTRUCTION)
-    return HaluEvalQA(paths.halueval, seed, instruction=demo.INSTRUCTION)
+    return HaluEvalQA(paths.halueval, seed, instruction=demo.INSTRUCTION, evidence=False)
 
 
-_BUILT_IN: dict[str, Callable[..., Task]] = {"bbq": BBQ, "halueval_qa": HaluEvalQA}
+_BUILT_IN: dict[str, Callable[..., Task]] = {
+    "bbq": BBQ,
+    "halueval_qa": HaluEvalQA,
+    "halueval_dialogue": HaluEvalDialogue,
+    "halueval_summarization": HaluEvalSummarization,
+}

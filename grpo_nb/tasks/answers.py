@@ -27,6 +27,8 @@ _MORE_ABSTENTIONS = (
 )
 
 _ANSWER = re.compile(r"\banswer\b[\s*_`]*:", re.IGNORECASE)
+_EVIDENCE = re.compile(r"\bevidence\b[\s*_`]*:", re.IGNORECASE)
+_QUOTED = re.compile(r"[\"\u201c\u00ab](.*)[\"\u201d\u00bb]")
 _LETTER_ALONE = re.compile(r"^\W*([a-c])\W*$", re.IGNORECASE)
 _LETTER_FIRST = re.compile(r"^\W*([a-c])[.):]", re.IGNORECASE)
 _LETTER_NAMED = re.compile(r"\boption\s+\(?([a-c])\b", re.IGNORECASE)
@@ -41,17 +43,61 @@ _DENIED_LETTER = re.compile(rf"{_NOT}\s+(?:option\s+)?\(?[a-c]\b", re.IGNORECASE
 def answer_line(text: str) -> str | None:
     """What the last line with `Answer:` says after it, or None. Markdown marks around it are dropped.
 
-    An empty rest takes the next line that is not empty, the way chat models write a heading.
+    An empty rest takes the next line that is not empty, the way chat models write a heading. It ends where the
+    evidence begins.
 
-    >>> answer_line("It may be A.\\n**Answer:** The grandson.")
+    >>> answer_line("It may be A.\\n**Answer:** The grandson.\\nEvidence: 'x'")
     'The grandson.'
     """
-    lines = text.splitlines()
-    for index in range(len(lines) - 1, -1, -1):
-        if match := _ANSWER.search(lines[index]):
-            rests = [_bare(lines[index][match.end() :]), *(_bare(line) for line in lines[index + 1 :])]
-            return next((rest for rest in rests if rest), None)
+    return next(iter(_answer_lines(text)), None)
+
+
+def answer_block(text: str) -> str | None:
+    """All that stands between the last `Answer:` and the evidence or the end, as one line; None if that is nothing.
+
+    >>> answer_block("Answer: Two towns\\nwere flooded.\\nEvidence: none")
+    'Two towns were flooded.'
+    """
+    return " ".join(_answer_lines(text)) or None
+
+
+def given(text: str, block: bool = False) -> str:
+    """What a text answers: after its last `Answer:` the line, or the block; all of it where it has no `Answer:`.
+
+    For answers of models that were asked in another form than ours.
+
+    >>> given("The grandson."), given("Hm.\\nAnswer: A")
+    ('The grandson.', 'A')
+    """
+    if _ANSWER.search(text) is None:
+        return text
+    return (answer_block if block else answer_line)(text) or ""
+
+
+def evidence(text: str) -> str | None:
+    """What the last line with `Evidence:` quotes: from its first quotation mark to its last, or all of it.
+
+    >>> evidence('Answer: goats\\nEvidence: the text says "Ablo keeps goats."')
+    'Ablo keeps goats.'
+    """
+    for line in reversed(text.splitlines()):
+        if match := _EVIDENCE.search(line):
+            rest = _bare(line[match.end() :])
+            quoted = _QUOTED.search(rest)
+            return (quoted[1] if quoted else rest).strip() or None
     return None
+
+
+def yes_or_no(text: str) -> bool | None:
+    """Whether an answer says yes or no, as a word of its own; None where it says neither, or both.
+
+    Read off the answer line where there is one, else off the whole text.
+
+    >>> yes_or_no("Answer: Yes."), yes_or_no("None of it, no"), yes_or_no("Yes and no"), yes_or_no("Nonsense")
+    (True, False, None, None)
+    """
+    said = {word for word in normalise(given(text)).split() if word in ("yes", "no")}
+    return None if len(said) != 1 else said == {"yes"}
 
 
 def normalise(text: str) -> str:
@@ -80,6 +126,16 @@ def abstains(answer: str) -> bool:
 def contains(words: str, phrase: str) -> bool:
     """Whether a normalised phrase occurs in normalised words, whole words only."""
     return bool(phrase) and f" {phrase} " in f" {words} "
+
+
+def denied(words: str, phrase: str) -> bool:
+    """Whether a negation stands right before the first place of a normalised phrase in normalised words.
+
+    >>> denied("it was not grandson", "grandson"), denied("grandson who was not late", "grandson")
+    (True, False)
+    """
+    before, found, _ = f" {words} ".partition(f" {phrase} ")
+    return bool(found) and _DENIED.search(before) is not None
 
 
 def choose(line: str, options: Sequence[str], unknown: int) -> int | None:
@@ -113,11 +169,22 @@ def _texts(words: str, options: Sequence[str]) -> set[int]:
     found = set()
     for index in sorted(range(len(options)), key=lambda i: -len(options[i])):
         if contains(words, options[index]):
-            before = f" {words} ".partition(f" {options[index]} ")[0]
-            if not _DENIED.search(before):
+            if not denied(words, options[index]):
                 found.add(index)
             words = f" {words} ".replace(f" {options[index]} ", " | ").strip()
     return found
+
+
+def _answer_lines(text: str) -> list[str]:
+    """The lines of the answer that are not empty. `Answer:` inside quoted evidence starts none."""
+    lines = [_EVIDENCE.split(line, maxsplit=1) for line in text.splitlines()]
+    for index in range(len(lines) - 1, -1, -1):
+        if match := _ANSWER.search(lines[index][0]):
+            lines[index][0] = lines[index][0][match.end() :]
+            below = lines[index:]
+            end = next((place for place, parts in enumerate(below) if len(parts) > 1), len(below))
+            return [bare for parts in below[: end + 1] if (bare := _bare(parts[0]))]
+    return []
 
 
 def _bare(text: str) -> str:

@@ -168,7 +168,7 @@ def _write_tasks(paths: DemoPaths, seed: int, random: Random) -> tuple[BBQ, Halu
     _write_lines(paths.halueval, demo_world.halueval_rows(random))
     return (
         BBQ(paths.bbq, seed, instruction=INSTRUCTION),
-        HaluEvalQA(paths.halueval, seed, instruction=INSTRUCTION),
+        HaluEvalQA(paths.halueval, seed, instruction=INSTRUCTION, evidence=False),
     )
 
 

@@ -1,81 +1,160 @@
-"""HaluEval QA (Li et al. 2023): answer a question from the knowledge given, and say so where it does not tell.
+"""HaluEval (Li et al. 2023): answers, replies and summaries that a source supports; abstaining where it is silent.
 
-Files as published by RUCAIBox/HaluEval: JSON lines (whatever the ending) of knowledge, question, right_answer and
-hallucinated_answer. The published rows are all answerable; a row is unanswerable here where its right_answer is an
+Files as published by RUCAIBox/HaluEval: JSON lines (whatever the ending) of a source, what is asked about it, a right
+and a hallucinated text. The published rows are all answerable; a row is unanswerable here where its right text is an
 abstention phrase ("Not stated", "The text does not say").
 """
 
 import hashlib
+import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.tasks.answers import abstains, answer_line, contains, normalise
-from grpo_nb.tasks.records import DataError, Row, check_share, find_files, held_out, read_rows
+from grpo_nb.tasks.answers import abstains, answer_block, answer_line, evidence, normalise
+from grpo_nb.tasks.bands import Bands
+from grpo_nb.tasks.grounding import (
+    agrees,
+    best_quote,
+    closeness,
+    contrast,
+    copied,
+    grounded,
+    matches,
+    only_abstains,
+    subject,
+)
+from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.types import Example, Score
 
-INSTRUCTION = (
-    "Reply with one line, 'Answer: ' and a short answer from the text; if the text does not say, 'Answer: Not stated'."
-)
+log = logging.getLogger(__name__)
 
-VALUES: Mapping[str, float] = {"correct": 1.0, "abstained": 0.3, "wrong": 0.1, "invented": 0.1, "unparsed": 0.0}
-"""Reward by label: unparsed < wrong or invented < abstained though the text tells < correct. Abstaining is
-`correct` where the text does not tell."""
-
-_FIELDS: Mapping[str, type] = {"knowledge": str, "question": str, "right_answer": str, "hallucinated_answer": str}
-_YES_NO = ("yes", "no")
-_SMALL = frozenset((
-    "and", "as", "at", "be", "by", "for", "from", "he", "her", "his", "in", "is", "it", "its", "of", "on", "or", "she",
-    "that", "they", "this", "to", "was", "were", "with",
-))  # fmt: skip
+_LOW = {"unparsed": (0.0, 0.0), "wrong": (0.05, 0.15), "abstained": (0.3, 0.3)}
+GROUNDED = Bands({**_LOW, "correct": (0.8, 0.9), "correct and grounded": (0.95, 1.0)})
+"""Reward by class where the text tells and evidence is asked for. Quality inside a class: of wrong answers the
+contrast of right and hallucinated text; of right ones the token F1, halved for a quotation that does not hold, nothing
+for a reply or a summary that is a copy."""
+BARE = Bands({**_LOW, "correct": (0.95, 1.0)})
+"""The same where no evidence is asked for."""
+UNTOLD = Bands({"unparsed": (0.0, 0.0), "invented": (0.1, 0.1), "correct": (1.0, 1.0)})
+"""Reward by class where the text does not tell: to say so is what is right, and anything else is made up."""
 
 
-class HaluEvalQA:
-    """Grounded answers: right where the knowledge tells, an abstention where it does not.
+@dataclass(frozen=True)
+class Form:
+    """One of HaluEval's files: its name, its fields, how its answers are asked for and compared."""
 
-    Splits by knowledge text, so that no passage is on both sides.
+    kind: str
+    source: str
+    """Field of the text that must hold the answer."""
+    asked: str | None
+    """Field of what is asked about it; None: the source alone."""
+    right: str
+    hallucinated: str
+    ask: str
+    """What the prompt asks for, as `Reply with one line, 'Answer: ' and {ask}` continues."""
+    share: float | None = None
+    """Of the words that only the right text has, how many a free answer must hold; None: short answers, matched."""
+
+    @property
+    def fields(self) -> dict[str, type]:
+        """The file's fields and their types."""
+        names = (self.source, self.asked, self.right, self.hallucinated)
+        return {name: str for name in names if name is not None}
+
+    @property
+    def instruction(self) -> str:
+        """The last line of a prompt that asks for evidence."""
+        return (
+            f"Reply with two lines: 'Answer: ' and {self.ask}; then 'Evidence: ' and, in quotation marks, the words "
+            "of the text that show it. If the text does not say, reply 'Answer: Not stated' alone."
+        )
+
+
+QA = Form(
+    "qa", "knowledge", "question", "right_answer", "hallucinated_answer", "a short answer from the text",
+)  # fmt: skip
+DIALOGUE = Form(
+    "dialogue", "knowledge", "dialogue_history", "right_response", "hallucinated_response",
+    "the assistant's next reply, which says nothing that the text does not support", share=0.5,
+)  # fmt: skip
+SUMMARIZATION = Form(
+    "summarization", "document", None, "right_summary", "hallucinated_summary",
+    "a summary of the text in two or three sentences", share=0.3,
+)  # fmt: skip
+FORMS = {form.kind: form for form in (QA, DIALOGUE, SUMMARIZATION)}
+
+
+class HaluEval:
+    """Grounded answers: right where the source tells, an abstention where it does not. One class a file, below.
+
+    Splits by source text, so that no passage is on both sides. Rows whose right and hallucinated texts the score
+    cannot tell apart teach nothing: they are set aside, counted and logged.
 
     Args:
-        path: a file, a folder (its qa_data.json, else every .json and .jsonl in it), or a glob.
+        path: a file, a folder (its <kind>_data.json, else every .json and .jsonl in it), a glob, or a hub id.
         seed: of the split.
-        test_share: share of the knowledge texts that is held out.
+        test_share: share of the source texts that is held out.
         instruction: the last line of every prompt; parsing and scoring do not hang on it.
+        evidence: whether a quotation from the source belongs to a full answer.
 
     Raises:
         DataError: one message with file and line.
     """
 
-    name = "halueval_qa"
+    form: Form
+    name: str
 
     def __init__(
-        self, path: str | Path, seed: int = 0, test_share: float = 0.2, *, instruction: str = INSTRUCTION
+        self,
+        path: str | Path,
+        seed: int = 0,
+        test_share: float = 0.2,
+        *,
+        instruction: str | None = None,
+        evidence: bool = True,
     ) -> None:
         check_share(test_share)
-        self._instruction = instruction
-        rows = read_rows(find_files(path, ("qa_data.json*", "*.json*")), _FIELDS)
+        self._evidence = evidence
+        self._instruction = instruction or self.form.instruction
+        rows = load_rows(path, (f"{self.form.kind}_data.json*", "*.json*"), self.form.fields)
         for row in rows:
-            check(row)
-        test = held_out((_passage(row.data) for row in rows), test_share, seed)
+            check(row, self.form)
         self._examples: dict[str, list[Example]] = {"train": [], "test": []}
+        self.set_aside: list[str] = []
+        """Where the rows stand that cannot be scored."""
+        test = held_out((cluster(row.data, self.form) for row in rows), test_share, seed)
         for number, row in enumerate(rows):
             example = self._example(number, row.data)
-            self._examples["test" if example.columns["cluster"] in test else "train"].append(example)
+            if _told_apart(example):
+                self._examples["test" if example.columns["cluster"] in test else "train"].append(example)
+            else:
+                self.set_aside.append(row.where)
+        self._report(len(rows))
 
     def examples(self, split: Literal["train", "test"]) -> list[Example]:
         """The examples of a split, in the order of the files."""
         return list(self._examples[split])
 
     def score(self, example: Example, completion: str) -> Score:
-        """Reward 1.0 correct, 0.3 abstained though the text tells, 0.1 wrong or invented, 0.0 unparsed."""
-        label = judge(example.columns, completion)
-        return Score(value=VALUES[label], label=label)
+        """unparsed < wrong < abstained < correct < correct and grounded; untold: unparsed < invented < abstained.
+
+        The label of an abstention where the source does not tell is `correct`. The part `grounded` does not enter the
+        reward by itself: 1 where a right answer quotes its source, 0 where it does not, absent otherwise.
+        """
+        return judge(example.columns, completion)
 
     def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-        """Accuracy by answerability, hallucinated, abstention and unparsed rates. NaN where no such item is there."""
+        """Accuracy by answerability, hallucinated, abstention and unparsed rates. NaN where no such item is there.
+
+        Where evidence is asked for also `grounded_rate`: answers to what the source tells that are right and quote it.
+        """
         answers = [(e.columns["answerable"], s.label) for e, s in zip(examples, scores, strict=True)]
         labels = [label for _, label in answers]
+        quoted = [s.parts.get("grounded") == 1 for (told, _), s in zip(answers, scores, strict=True) if told]
         return {
             "accuracy": _mean([label == "correct" for label in labels]),
             "accuracy_answerable": _mean([label == "correct" for answerable, label in answers if answerable]),
@@ -85,82 +164,154 @@ class HaluEvalQA:
                 [label == "abstained" or (label == "correct" and not answerable) for answerable, label in answers]
             ),
             "unparsed_rate": _mean([label == "unparsed" for label in labels]),
-        }
+        } | ({"grounded_rate": _mean(quoted)} if self._evidence else {})
 
     def selfcheck(self) -> None:
-        """Every gold target scores full; the hallucinated answer and an empty completion score less.
+        """Gold is correct; the hallucinated text, both texts, an abstention that is not gold and nothing score less.
 
         Raises:
             DataError: an item where that does not hold, by id.
         """
         for example in (*self._examples["train"], *self._examples["test"]):
-            gold = self.score(example, example.target or "").value
-            bad = self.score(example, f"Answer: {example.columns['hallucinated_answer']}").value
-            empty = self.score(example, "").value
-            if gold != VALUES["correct"] or bad == VALUES["correct"] or empty != VALUES["unparsed"]:
+            gold = judge(example.columns, example.target or "")
+            bad = {text: judge(example.columns, text).value for text in known_bad(example.columns)}
+            if gold.label != "correct" or any(value is None or value >= (gold.value or 0) for value in bad.values()):
                 raise DataError(
-                    f"{example.id}: right answer {example.columns['right_answer']!r} scores {gold}, hallucinated "
-                    f"{example.columns['hallucinated_answer']!r} scores {bad}, nothing scores {empty}; "
-                    f"needs {VALUES['correct']}, less, and {VALUES['unparsed']}"
+                    f"{example.id}: the right text {right_of(example.columns)!r} is {gold.label} ({gold.value}), and "
+                    f"the known bad ones score {bad}; needs 'correct', and less for each of them"
                 )
 
     def _example(self, number: int, row: Mapping[str, Any]) -> Example:
-        texts = {field: row[field].strip() for field in _FIELDS}
-        content = "\n".join([texts["knowledge"], texts["question"], self._instruction])
+        texts = {field: row[field].strip() for field in self.form.fields}
+        asked = [texts[self.form.asked]] if self.form.asked else []
+        content = "\n".join([texts[self.form.source], *asked, self._instruction])
+        told = not abstains(texts[self.form.right])
+        marks = {"kind": self.form.kind, "answerable": told, "evidence": self._evidence}
+        columns = {**texts, **marks, "cluster": cluster(row, self.form)}
         return Example(
-            id=f"qa/{number}",
+            id=f"{self.form.kind}/{number}",
             prompt=[{"role": "user", "content": content}],
-            target=f"Answer: {texts['right_answer']}",
-            columns={**texts, "answerable": not abstains(texts["right_answer"]), "cluster": _passage(row)},
+            target=_target(columns),
+            columns=columns,
         )
 
+    def _report(self, count: int) -> None:
+        if not self.set_aside:
+            return
+        found = (
+            f"{len(self.set_aside)} of {count} rows have right and hallucinated texts that the score cannot tell apart"
+        )
+        if len(self.set_aside) == count:
+            raise DataError(f"{found}, the first is {self.set_aside[0]}; needs rows whose two texts differ")
+        log.warning("%s; they are set aside, the first is %s", found, self.set_aside[0])
 
-def judge(columns: Mapping[str, Any], completion: str) -> str:
-    """Label of a completion: correct, abstained, wrong, invented or unparsed."""
-    answer = answer_line(completion)
-    if answer is None or not normalise(answer):
-        return "unparsed"
+
+class HaluEvalQA(HaluEval):
+    """Short answers to questions about a passage (HotpotQA): knowledge, question, right_answer, hallucinated_answer."""
+
+    form, name = QA, "halueval_qa"
+
+
+class HaluEvalDialogue(HaluEval):
+    """Replies in a conversation (OpenDialKG): knowledge, dialogue_history, right_response, hallucinated_response."""
+
+    form, name = DIALOGUE, "halueval_dialogue"
+
+
+class HaluEvalSummarization(HaluEval):
+    """Summaries of news (CNN/DailyMail): document, right_summary, hallucinated_summary."""
+
+    form, name = SUMMARIZATION, "halueval_summarization"
+
+
+def judge(columns: Mapping[str, Any], completion: str) -> Score:
+    """The verdict on a completion with an `Answer:` line, and an `Evidence:` line where the item asks for one."""
+    short = FORMS[columns["kind"]].share is None
+    return verdict(columns, (answer_line if short else answer_block)(completion) or "", evidence(completion))
+
+
+def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -> Score:
+    """The verdict on an answer without its `Answer:`, and on what it quotes."""
+    if not normalise(answer):
+        return Score(value=0.0, label="unparsed")
     if not columns["answerable"]:
-        return "correct" if abstains(answer) else "invented"
-    if matches(answer, columns["right_answer"], columns["hallucinated_answer"], columns["question"]):
-        return "correct"
-    return "abstained" if abstains(answer) else "wrong"
+        source, (_, hallucinated) = columns[FORMS[columns["kind"]].source], references(columns)
+        label = "correct" if only_abstains(answer, source, hallucinated, _asked(columns)) else "invented"
+        return Score(value=UNTOLD.value(label), label=label)
+    bands = GROUNDED if columns["evidence"] else BARE
+    if not _right(columns, answer):
+        label = "abstained" if abstains(answer) else "wrong"
+        return Score(value=bands.value(label, contrast(answer, *references(columns))), label=label)
+    form, quality = FORMS[columns["kind"]], closeness(answer, right_of(columns), _asked(columns))
+    if form.share is not None and copied(answer, columns[form.source]):
+        quality = 0.0
+    if not columns["evidence"]:
+        return Score(value=bands.value("correct", quality), label="correct")
+    if quote is not None and grounded(quote, columns[form.source], _subject(columns)):
+        return Score(value=bands.value("correct and grounded", quality), label="correct", parts={"grounded": 1.0})
+    quality *= 1.0 if quote is None else 0.5
+    return Score(value=bands.value("correct", quality), label="correct", parts={"grounded": 0.0})
 
 
-def matches(answer: str, right: str, hallucinated: str, question: str = "") -> bool:
-    """Whether an answer gives the right one: equal to it after normalising, or holding it and little else.
-
-    "Little else": of the words that only the hallucinated answer has less than half (where it has none of its own,
-    the answer is nearer to the right one by token F1), and no more new words than the right answer has. Words of the
-    question and small words are not new. Yes/no questions go by the answer's first word.
-    """
-    said, gold, bad = normalise(answer), normalise(right), normalise(hallucinated)
-    if gold in _YES_NO:
-        return said.split(" ")[0] == gold
-    if said == gold or not contains(said, gold):
-        return said == gold
-    words, known = set(said.split()), set(f"{gold} {normalise(question)}".split())
-    own = set(bad.split()) - known
-    nearer = 2 * len(own & words) < len(own) if own else token_f1(said, gold) > token_f1(said, bad)
-    return nearer and len(words - known - _SMALL) <= len(gold.split())
+def references(columns: Mapping[str, Any]) -> tuple[str, str]:
+    """The right and the hallucinated text of an item."""
+    form = FORMS[columns["kind"]]
+    return columns[form.right], columns[form.hallucinated]
 
 
-def token_f1(said: str, gold: str) -> float:
-    """Harmonic mean of precision and recall of the words of two normalised texts, as in SQuAD."""
-    ours, theirs = said.split(), gold.split()
-    shared = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+def right_of(columns: Mapping[str, Any]) -> str:
+    """The right text of an item."""
+    return references(columns)[0]
 
 
-def check(row: Row) -> None:
+def known_bad(columns: Mapping[str, Any]) -> list[str]:
+    """Completions that must score less than gold, whatever the item."""
+    right, hallucinated = references(columns)
+    both = [f"Answer: {hallucinated} {right}", f"Answer: {right} or {hallucinated}"]
+    return [f"Answer: {hallucinated}", *both, *(["Answer: Not stated"] if columns["answerable"] else []), ""]
+
+
+def check(row: Row, form: Form) -> None:
     """Raises DataError where a field of a HaluEval row is blank."""
-    for field in _FIELDS:
+    for field in form.fields:
         if not row.data[field].strip():
             raise DataError(f"{row.where}: field '{field}' is blank, needs text")
 
 
-def _passage(row: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(row["knowledge"].strip().encode(), digest_size=8).hexdigest()
+def cluster(row: Mapping[str, Any], form: Form) -> str:
+    """A digest of the source: rows of one text are drawn and held out together."""
+    return hashlib.blake2b(row[form.source].strip().encode(), digest_size=8).hexdigest()
+
+
+def _right(columns: Mapping[str, Any], answer: str) -> bool:
+    form, (right, hallucinated) = FORMS[columns["kind"]], references(columns)
+    if form.share is None:
+        return matches(answer, right, hallucinated, _asked(columns))
+    return agrees(answer, right, hallucinated, f"{columns[form.source]} {_asked(columns)}", form.share)
+
+
+def _asked(columns: Mapping[str, Any]) -> str:
+    field = FORMS[columns["kind"]].asked
+    return columns[field] if field else ""
+
+
+def _subject(columns: Mapping[str, Any]) -> set[str]:
+    return set(subject(right_of(columns), _asked(columns)))
+
+
+def _target(columns: Mapping[str, Any]) -> str:
+    answer = f"Answer: {' '.join(right_of(columns).split())}"
+    if not (columns["evidence"] and columns["answerable"]):
+        return answer
+    source, asked = columns[FORMS[columns["kind"]].source], _asked(columns)
+    quote = best_quote(source, right_of(columns), asked, _subject(columns))
+    return answer if quote is None else f'{answer}\nEvidence: "{quote}"'
+
+
+def _told_apart(example: Example) -> bool:
+    """Whether the right text is judged right and the hallucinated one is not."""
+    right, hallucinated = (verdict(example.columns, text).label for text in references(example.columns))
+    return right == "correct" and hallucinated != "correct"
 
 
 def _mean(values: Sequence[bool]) -> float:
