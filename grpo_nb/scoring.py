@@ -125,12 +125,10 @@ def _measured_task(group: str, task: Task, texts: Mapping[str, str]) -> Scored:
     values = measure(range(len(examples)))
     drawn = bootstrap(measure, clusters, SEED)
     count = len(set(clusters))
-    aside = getattr(task, "set_aside", ())
-    notes = (
-        [f"{len(aside)} rows are not in: their two texts cannot be told apart, the first is {aside[0]}"]
-        if aside
-        else []
-    )
+    notes = []
+    if aside := getattr(task, "set_aside", ()):
+        share = f"{len(aside)} of {len(aside) + len(examples)} rows"
+        notes.append(f"{share} are not in: the score cannot tell their two texts apart, the first is {aside[0]}")
     return Scored({group: Measured(len(examples), count, _with_intervals(values, drawn, count))}, notes)
 
 

@@ -23,6 +23,8 @@ from grpo_nb.findings import Finding
 from grpo_nb.run import Run, RunError
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
+from tests.test_bbq import templates
+from tests.test_halueval import RIGHT as QA_ROW
 from tests.tiny import tiny_config
 
 STEPS = 4
@@ -120,6 +122,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "x", "--seed", "-1"], "needs a whole number of 0 or more"),
         (["eval", "x", "--stage", "last"], "needs base, sft, latest or the step of a checkpoint"),
         (["plan", "--gib", "none"], "needs the device's memory in GiB"),
+        (["score", "mmlu", "--data", "x", "--field", "y"], "invalid choice: 'mmlu'"),
+        (["score", "bbq", "--data", "x"], "required: --field"),
+        (["score", "bbq", "--field", "x"], "required: --data"),
     ],
 )
 def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,6 +366,47 @@ def test_eval_takes_the_newest_stage(
     save(run, 4)
     out = says(capsys, "eval", run.path)[1]
     assert "stage latest, step 4, split test, mode greedy" in out and re.search(r"accuracy +0.75 +0.5", out)
+
+
+def scores_of(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "answered.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+def test_score_bbq_prints_a_table_or_pure_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = scores_of(tmp_path, *(r | {"said": "A" if i % 2 else "B"} for i, r in enumerate(templates(4))))
+    status, out, err = says(capsys, "score", "bbq", "--data", path, "--field", "said")
+    assert (status, err) == (0, "")
+    assert re.search(r"^Guilds +accuracy +100\.0 +\[\d", out, re.MULTILINE)
+    assert re.search(r"^all +bias_ambiguous +0\.0 +\[0\.0, 0\.0\] +32$", out, re.MULTILINE)
+    status, out, _ = says(capsys, "score", "bbq", "--data", path, "--field", "said", "--json")
+    answer = json.loads(out)
+    assert status == 0
+    assert [answer[k] for k in ("benchmark", "data", "predictions", "field")] == ["bbq", str(path), None, "said"]
+    assert list(answer["groups"]) == ["Guilds", "Peoples", "all"]
+    assert answer["groups"]["all"]["metrics"]["accuracy"]["value"] == 1.0
+    assert answer["groups"]["all"]["counts"]["ambig"] == 16
+
+
+def test_score_halueval_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = QA_ROW | {"hallucinated_answer": QA_ROW["right_answer"]}
+    path = scores_of(tmp_path, QA_ROW | {"said": "goats"}, same | {"said": "goats"})
+    status, out, _ = says(capsys, "score", "halueval", "--data", path, "--field", "said")
+    assert status == 0 and re.search(r"^qa +accuracy_unanswerable +- +- +1$", out, re.MULTILINE)
+    assert "1 of 2 rows are not in" in out
+    answer = json.loads(says(capsys, "score", "halueval", "--data", path, "--field", "said", "--json")[1])
+    assert answer["groups"]["qa"]["metrics"]["accuracy_unanswerable"] == {"value": None, "low": None, "high": None}
+    assert len(answer["notes"]) == 1
+
+
+def test_a_score_that_cannot_be_made_is_one_line_and_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = scores_of(tmp_path, *templates(1))
+    status, out, err = says(capsys, "score", "bbq", "--data", path, "--field", "said", "--json")
+    assert (status, out) == (1, "")
+    assert err.startswith("error: ") and "field 'said' is missing" in err and err.count("\n") == 1
+    status, out, err = says(capsys, "score", "halueval", "--data", tmp_path / "none", "--field", "said")
+    assert (status, out) == (1, "") and "no file or folder at" in err
 
 
 def test_eval_compare_needs_evaluations(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

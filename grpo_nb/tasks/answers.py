@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 LETTERS = "ABC"
 
@@ -100,6 +101,7 @@ def yes_or_no(text: str) -> bool | None:
     return None if len(said) != 1 else said == {"yes"}
 
 
+@lru_cache(maxsize=4096)  # references are compared with every completion
 def normalise(text: str) -> str:
     """Lower case, plain apostrophes, no punctuation, no articles, single spaces.
 

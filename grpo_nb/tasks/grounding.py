@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Set
+from functools import lru_cache
 
 from grpo_nb.tasks.answers import abstains, contains, denied, normalise
 
@@ -32,8 +33,10 @@ def matches(answer: str, right: str, hallucinated: str, question: str = "") -> b
     questions go by the answer's first word, which nothing in the answer may take back.
     """
     said, gold, bad = normalise(answer), normalise(right), normalise(hallucinated)
-    if said == gold or not contains(said, gold) or denied(said, gold):
-        return said == gold
+    if said == gold:
+        return True
+    if not contains(said, gold) or denied(said, gold):
+        return False
     words, known = set(said.split()), {*gold.split(), *normalise(question).split()}
     own = set(bad.split()) - known
     nearer = 2 * len(own & words) < len(own) if own else token_f1(said, gold) > token_f1(said, bad)
@@ -48,8 +51,10 @@ def matches(answer: str, right: str, hallucinated: str, question: str = "") -> b
 
 def only_abstains(answer: str, source: str, hallucinated: str, question: str) -> bool:
     """Whether an answer says that the text does not tell, and does not name something all the same."""
+    if not abstains(answer):
+        return False
     own = _words(hallucinated) - _all_words(question)
-    return abstains(answer) and not own & _words(answer) and not invented(answer, f"{source} {question}")
+    return not own & _words(answer) and not invented(answer, f"{source} {question}")
 
 
 def agrees(answer: str, right: str, hallucinated: str, source: str, share: float) -> bool:
@@ -147,12 +152,14 @@ def _repeats(said: Set[str], source: str) -> bool:
     return len(source.split()) > QUOTE_WORDS[1] and len(words & said) >= COPIED * len(words)
 
 
-def _words(text: str) -> set[str]:
+@lru_cache(maxsize=4096)
+def _words(text: str) -> frozenset[str]:
     return _all_words(text) - _SMALL
 
 
-def _all_words(text: str) -> set[str]:
-    return set(normalise(text).split())
+@lru_cache(maxsize=4096)
+def _all_words(text: str) -> frozenset[str]:
+    return frozenset(normalise(text).split())
 
 
 def _squeezed(text: str) -> str:

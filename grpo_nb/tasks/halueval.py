@@ -129,7 +129,7 @@ class HaluEval:
         test = held_out((cluster(row.data, self.form) for row in rows), test_share, seed)
         for number, row in enumerate(rows):
             example = self._example(number, row.data)
-            if _told_apart(example):
+            if _told_apart(example.columns):
                 self._examples["test" if example.columns["cluster"] in test else "train"].append(example)
             else:
                 self.set_aside.append(row.where)
@@ -235,8 +235,7 @@ def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -
     if not normalise(answer):
         return Score(value=0.0, label="unparsed")
     if not columns["answerable"]:
-        source, (_, hallucinated) = columns[FORMS[columns["kind"]].source], references(columns)
-        label = "correct" if only_abstains(answer, source, hallucinated, _asked(columns)) else "invented"
+        label = "correct" if _right(columns, answer) else "invented"
         return Score(value=UNTOLD.value(label), label=label)
     bands = GROUNDED if columns["evidence"] else BARE
     if not _right(columns, answer):
@@ -284,10 +283,14 @@ def cluster(row: Mapping[str, Any], form: Form) -> str:
 
 
 def _right(columns: Mapping[str, Any], answer: str) -> bool:
-    form, (right, hallucinated) = FORMS[columns["kind"]], references(columns)
+    form = FORMS[columns["kind"]]
+    source, asked = columns[form.source], columns[form.asked] if form.asked else ""
+    right, hallucinated = columns[form.right], columns[form.hallucinated]
+    if not columns["answerable"]:
+        return answer == right or only_abstains(answer, source, hallucinated, asked)
     if form.share is None:
-        return matches(answer, right, hallucinated, _asked(columns))
-    return agrees(answer, right, hallucinated, f"{columns[form.source]} {_asked(columns)}", form.share)
+        return matches(answer, right, hallucinated, asked)
+    return agrees(answer, right, hallucinated, f"{source} {asked}", form.share)
 
 
 def _asked(columns: Mapping[str, Any]) -> str:
@@ -308,10 +311,9 @@ def _target(columns: Mapping[str, Any]) -> str:
     return answer if quote is None else f'{answer}\nEvidence: "{quote}"'
 
 
-def _told_apart(example: Example) -> bool:
-    """Whether the right text is judged right and the hallucinated one is not."""
-    right, hallucinated = (verdict(example.columns, text).label for text in references(example.columns))
-    return right == "correct" and hallucinated != "correct"
+def _told_apart(columns: Mapping[str, Any]) -> bool:
+    right, hallucinated = references(columns)
+    return bool(normalise(right)) and _right(columns, right) and not _right(columns, hallucinated)
 
 
 def _mean(values: Sequence[bool]) -> float:
