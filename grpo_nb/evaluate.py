@@ -1,25 +1,27 @@
-"""Held-out evaluation of a stage of a run, with intervals, and what changed between stages.
+"""Held-out evaluation of a stage of a run, with intervals.
 
 The pool of examples, the uniforms and the bootstrap's draws are functions of the run's seed alone: every stage
-answers the same questions with the same luck, so that differences between stages are paired.
+answers the same questions with the same luck, so that differences between stages are paired (see `paired`).
 """
 
 import hashlib
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from grpo_nb import seeding, training
 from grpo_nb.checkpoints import Checkpoint
-from grpo_nb.intervals import RESAMPLES, bootstrap, interval, percentiles
+from grpo_nb.config import SamplingConfig
+from grpo_nb.intervals import RESAMPLES, bootstrap, interval
 from grpo_nb.model import Policy, load_policy
+from grpo_nb.paired import Mode, Row, Split, Stage
+from grpo_nb.pareto import best
 from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
@@ -29,14 +31,7 @@ from grpo_nb.types import Example, Rollouts, Score
 
 log = logging.getLogger(__name__)
 
-Split = Literal["train", "test"]
-Mode = Literal["greedy", "sample"]
-Stage = Literal["base", "sft", "latest"] | int
-"""The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
-
 COLUMNS = ["stage", "step", "split", "mode", "objective", "metric", "value", "low", "high", "n"]
-
-Row = dict[str, Any]
 
 
 def evaluate(
@@ -79,13 +74,53 @@ def evaluate(
     tables = []
     for name, task in training.load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, name, task, split, limit)
-        rollouts = _answers(run, name, learner, pool, mode, built)
-        scores = task_scores(task, pool, rollouts.texts)
-        row = {"stage": _stage_name(stage), "step": step, "split": split, "mode": mode, "objective": name}
-        row |= judged(task, pool, scores, seeding.derived_seed(run.config.run.seed, 0, f"bootstrap/{name}"))
+        with _progress(name, len(pool)) as progress:
+            drawn = _uniforms(run, name, len(pool)) if mode == "sample" else None
+            texts = ask(learner, pool, run.config.sampling, built, drawn, progress).texts
+        row = {"stage": _stage_name(stage), "step": step, "split": split, "mode": mode}
+        row |= measured(run, name, task, pool, texts)
         run.log_evaluation(row)
         tables.append(tidy(row))
     return pd.concat(tables, ignore_index=True)
+
+
+def ask(
+    policy: Policy,
+    examples: Sequence[Example],
+    sampling: SamplingConfig,
+    engine: Engine,
+    uniforms: Tensor | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Rollouts:
+    """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest."""
+    prompts = [policy.encode(example.prompt) for example in examples]
+    with policy.scoring():
+        return engine.generate(
+            policy,
+            prompts,
+            1,
+            sampling,
+            sampling.temperature,
+            uniforms,
+            greedy=uniforms is None,
+            progress=progress,
+        )
+
+
+def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Row:
+    """The part of a row of evaluations.jsonl that says how good the answers to a pool are."""
+    scores = task_scores(task, examples, texts)
+    seed = seeding.derived_seed(run.config.run.seed, 0, f"bootstrap/{objective}")
+    return {"objective": objective} | judged(task, examples, scores, seed)
+
+
+def load_best(run: Run, objective: str, metric: str | None = None) -> Policy:
+    """The run's model with the weights of its best stage, as `pareto.best` finds it.
+
+    Raises:
+        RunError: no stage that can still be loaded was evaluated.
+    """
+    return restore_policy(run, best(run, objective, metric))
 
 
 def restore_policy(run: Run, stage: Stage) -> Policy:
@@ -172,54 +207,6 @@ def tidy(row: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=COLUMNS)
 
 
-def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.DataFrame:
-    """Base, SFT and latest side by side, and the paired change from SFT to latest, read from the log alone.
-
-    Returns:
-        One row for each objective and metric. `base`, `base_low`, `base_high`, and so on for `sft` and `latest`;
-        `difference` with its 95% interval; `differs`: whether that interval leaves out 0 (None: not comparable).
-    """
-    rows = [r for r in run.rows("evaluations") if r["split"] == split and r["mode"] == mode]
-    newest = {(row["objective"], row["stage"]): row for row in rows}
-    lines = [
-        _compared(objective, metric, {stage: newest.get((objective, stage)) for stage in STAGES})
-        for objective in run.config.objectives
-        for metric in _metric_names(newest, objective)
-    ]
-    return pd.DataFrame(lines, columns=_COMPARED)
-
-
-STAGES = ("base", "sft", "latest")
-_PARTS = ("", "_low", "_high")
-_COMPARED = ["objective", "metric", *(s + p for s in (*STAGES, "difference") for p in _PARTS), "differs", "n"]
-
-
-def _compared(objective: str, metric: str, stages: Mapping[str, Row | None]) -> Row:
-    line: Row = {"objective": objective, "metric": metric, "differs": None}
-    for stage, row in stages.items():
-        numbers = row["metrics"].get(metric, {}) if row else {}
-        line |= {f"{stage}{part}": numbers.get(key, math.nan) for part, key in zip(_PARTS, _NUMBERS, strict=True)}
-        line["n"] = row["n"] if row else line.get("n")
-    before, after = stages["sft"], stages["latest"]
-    if before is None or after is None or metric not in before["metrics"] or metric not in after["metrics"]:
-        return line
-    if before["pool"] != after["pool"]:
-        log.warning("%s: SFT and latest were evaluated on different examples; evaluate both with one limit", objective)
-        return line
-    change = np.array(after["resamples"][metric], float) - np.array(before["resamples"][metric], float)
-    low, high = percentiles(change)
-    line |= {"difference": line["latest"] - line["sft"], "difference_low": low, "difference_high": high}
-    return line | {"differs": None if math.isnan(low) else low > 0 or high < 0}
-
-
-_NUMBERS = ("value", "low", "high")
-
-
-def _metric_names(newest: Mapping[tuple[str, str], Row], objective: str) -> list[str]:
-    rows = [newest[key] for stage in STAGES if (key := (objective, stage)) in newest]
-    return list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-
-
 def _check_words(split: str, mode: str) -> None:
     if split not in ("train", "test") or mode not in ("greedy", "sample"):
         raise ValueError(f"split={split!r}, mode={mode!r}; needs 'train' or 'test', and 'greedy' or 'sample'")
@@ -240,18 +227,10 @@ def _stage_name(stage: Stage) -> str:
     return f"step {stage}" if isinstance(stage, int) else stage
 
 
-def _answers(
-    run: Run, objective: str, policy: Policy, examples: Sequence[Example], mode: Mode, engine: Engine
-) -> Rollouts:
-    sampling, seed = run.config.sampling, run.config.run.seed
+def _uniforms(run: Run, objective: str, count: int) -> Tensor:
     # One stream for all stages: equal luck. Its name keeps it apart from every stream of training.
-    generator = seeding.generator(seed, 0, f"evaluate/{objective}")
-    uniforms = torch.rand(len(examples), sampling.max_completion, dtype=torch.float64, generator=generator)
-    prompts = [policy.encode(example.prompt) for example in examples]
-    with policy.scoring(), _progress(objective, len(examples)) as progress:
-        return engine.generate(
-            policy, prompts, 1, sampling, sampling.temperature, uniforms, greedy=mode == "greedy", progress=progress
-        )
+    generator = seeding.generator(run.config.run.seed, 0, f"evaluate/{objective}")
+    return torch.rand(count, run.config.sampling.max_completion, dtype=torch.float64, generator=generator)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo_nb import plots, training
-from grpo_nb.evaluate import Stage, examples_of, restore_policy
-from grpo_nb.evaluate import comparison as stages_compared
-from grpo_nb.model import Policy
+from grpo_nb.evaluate import ask, examples_of, restore_policy
+from grpo_nb.paired import Stage
+from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
 from grpo_nb.tables import Table, interval
@@ -165,7 +165,8 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
     table = []
     for name, task in training.load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, name, task, limit=limit)
-        for example, text in zip(pool, _greedy(run, policy, pool), strict=True):
+        texts = ask(policy, pool, run.config.sampling, engine("eager")).texts
+        for example, text in zip(pool, texts, strict=True):
             score = task.score(example, text)
             table.append(
                 {"objective": name, "prompt": _text(example.prompt), "gold": example.target, "answer": text}
@@ -200,14 +201,6 @@ def _scored(name: str, task: Task, example: Example, kind: str, answer: str | No
         "reward": score.value,
         "label": score.label,
     }
-
-
-def _greedy(run: Run, policy: Policy, examples: list[Example]) -> list[str]:
-    sampling = run.config.sampling
-    prompts = [policy.encode(example.prompt) for example in examples]
-    with policy.scoring():
-        rollouts = engine("eager").generate(policy, prompts, 1, sampling, sampling.temperature, None, greedy=True)
-    return list(rollouts.texts)
 
 
 def _text(value: Prompt | Any) -> Any:

@@ -14,65 +14,15 @@ from torch import Tensor
 
 from grpo_nb import evaluate as evaluation
 from grpo_nb import intervals, seeding
-from grpo_nb.config import SamplingConfig
-from grpo_nb.evaluate import bootstrap, comparison, evaluate, examples_of, restore_policy, stage_checkpoint
+from grpo_nb.evaluate import bootstrap, evaluate, examples_of, restore_policy, stage_checkpoint
 from grpo_nb.model import Policy, load_policy
+from grpo_nb.paired import compare_stages, comparison
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError
-from grpo_nb.types import Example, Rollouts, Score
+from tests.quiz import Quiz, Scripted
 from tests.tiny import tiny_config, tiny_run
 
 F, H = "fairness", "hallucination"
-
-
-class Quiz:
-    """Right answers are known by number; five questions to a template."""
-
-    name = "quiz"
-
-    def __init__(self, n: int = 60) -> None:
-        self.n = n
-
-    def examples(self, split: Literal["train", "test"]) -> list[Example]:
-        return [
-            Example(id=f"{split}/{i}", prompt="the", target=str(i), columns={"number": i, "cluster": f"t{i // 5}"})
-            for i in range(self.n)
-        ]
-
-    def score(self, example: Example, completion: str) -> Score:
-        if completion == "broken":
-            return Score(value=None, cause="no verdict")
-        right = completion == str(example.columns["number"])
-        return Score(value=float(right), label="correct" if right else "wrong")
-
-    def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-        right = [s.label == "correct" for s in scores]
-        return {"accuracy": sum(right) / len(right), "never": math.nan}
-
-
-class Scripted:
-    """An engine that answers what it is told, and remembers how it was asked."""
-
-    def __init__(self, answer: Callable[[int], str]) -> None:
-        self.answer = answer
-        self.calls: list[dict[str, Any]] = []
-
-    def generate(
-        self,
-        policy: Policy,
-        prompt_ids_P: Sequence[Sequence[int]],
-        group_size: int,
-        sampling: SamplingConfig,
-        temperature: float,
-        uniforms: Tensor | None,
-        *,
-        greedy: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Rollouts:
-        self.calls.append({"uniforms": uniforms, "greedy": greedy, "temperature": temperature, "group": group_size})
-        n = len(prompt_ids_P)
-        texts = [self.answer(i) for i in range(n)]
-        return Rollouts(prompt_ids_P, [[0]] * n, [[0.0]] * n, ["stop"] * n, texts, group_size)
 
 
 @pytest.fixture(scope="module")
@@ -338,3 +288,31 @@ def test_different_examples_are_not_subtracted(run: Run, policy: Policy, caplog:
 
 def test_nothing_evaluated_is_an_empty_table(run: Run) -> None:
     assert comparison(run).empty and "differs" in comparison(run).columns
+
+
+# Any two stages
+
+
+def changed(run: Run, *stages: Any, **more: Any) -> Any:
+    frame = compare_stages(run, *stages, **more)
+    return frame[(frame.objective == F) & (frame.metric == "accuracy")].iloc[0]
+
+
+def test_any_two_stages_are_compared_in_pairs(run: Run, policy: Policy) -> None:
+    ask(run, policy, "base", right=20)
+    ask(run, policy, 2, right=27)
+    run.log_metrics({"step": 4})
+    ask(run, policy, "latest", right=10)
+    line = changed(run, "base", 2)
+    assert (line["before"], line["after"], line["differs"], line["n"]) == (0.5, 0.675, True, 40)
+    assert line["difference"] == pytest.approx(0.175) and line["before_high"] > line["after_low"], "pairing decides"
+    assert changed(run, 2, 4)["after"] == 0.25 == changed(run, 2, "latest")["after"], "the latest was step 4"
+    assert changed(run, 4, "base")["difference"] == pytest.approx(0.25)
+
+
+def test_a_stage_that_was_not_evaluated_is_named_with_those_that_were(run: Run, policy: Policy) -> None:
+    ask(run, policy, "base", right=20)
+    with pytest.raises(RunError, match="no evaluation of stage 2 on the test split in mode greedy; there are base"):
+        compare_stages(run, "base", 2)
+    with pytest.raises(RunError, match="of stage 'base' on the test split in mode sample; there are none"):
+        compare_stages(run, "base", "base", mode="sample")

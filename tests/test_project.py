@@ -206,7 +206,7 @@ def test_verbs_are_callable_however_they_were_imported(before: str) -> None:
         "for verb in (sft, evaluate, grpo_nb.sft, grpo_nb.evaluate):\n"
         "    try: verb()\n"
         "    except TypeError as error: assert 'run' in str(error), error\n"
-        "from grpo_nb.sft import finished; import grpo_nb.evaluate as e; e.comparison"
+        "from grpo_nb.sft import finished; import grpo_nb.evaluate as e; e.tidy"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,8 @@ from typing import Any
 from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
-from grpo_nb.evaluate import Stage, comparison, evaluate
+from grpo_nb.evaluate import evaluate
+from grpo_nb.paired import Stage, comparison
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
 from grpo_nb.train import grpo

@@ -1,0 +1,122 @@
+"""What changed between stages of a run, read from evaluations.jsonl alone.
+
+Rows of one pool, split and mode hold bootstrap values that were drawn in step (see `evaluate.judged`), so the
+difference of two stages is bootstrapped in pairs: the same resampled questions, put to both.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from grpo_nb.intervals import percentiles
+from grpo_nb.run import Run, RunError
+
+log = logging.getLogger(__name__)
+
+Split = Literal["train", "test"]
+Mode = Literal["greedy", "sample"]
+Logged = Literal["greedy", "sample", "quick", "probe"]
+"""What a row's `mode` can be: `quick` is greedy on the pool of `quick`, `probe` greedy on the items of `probe`."""
+Stage = Literal["base", "sft", "latest"] | int
+"""The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
+Row = dict[str, Any]
+Draws = NDArray[np.float64]
+
+STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
+_PARTS = {"value": "", "low": "_low", "high": "_high"}
+
+
+def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.DataFrame:
+    """Base, SFT and latest side by side, and the paired change from SFT to latest.
+
+    Returns:
+        One row for each objective and metric. `base`, `base_low`, `base_high`, and so on for `sft` and `latest`;
+        `difference` with its 95% interval; `differs`: whether that interval leaves out 0 (None: not comparable).
+    """
+    return _table(logged(run, split, mode), {str(stage): stage for stage in STAGES}, "sft", "latest")
+
+
+def compare_stages(
+    run: Run, before: Stage, after: Stage, *, split: Split = "test", mode: Logged = "greedy"
+) -> pd.DataFrame:
+    """Two stages side by side, and the paired change from one to the other.
+
+    Returns:
+        As `comparison`, with `before` and `after` for the stages' names.
+
+    Raises:
+        RunError: one of them was never evaluated on this split in this mode.
+    """
+    rows = logged(run, split, mode)
+    for stage in (before, after):
+        if not any(is_of(row, stage) for row in rows):
+            raise RunError(
+                f"{run.name} has no evaluation of stage {stage!r} on the {split} split in mode {mode}; there are "
+                f"{', '.join(dict.fromkeys(row['stage'] for row in rows)) or 'none'}: evaluate it first"
+            )
+    return _table(rows, {"before": before, "after": after}, "before", "after")
+
+
+def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
+    """The rows of one split and mode, oldest first."""
+    return [row for row in run.rows("evaluations") if row.get("split") == split and row.get("mode") == mode]
+
+
+def is_of(row: Row, stage: Stage) -> bool:
+    """Whether a row measured this stage; a step was measured also when it was the latest."""
+    if isinstance(stage, int):
+        return bool(row["stage"] == f"step {stage}" or (row["stage"] == "latest" and row["step"] == stage))
+    return bool(row["stage"] == stage)
+
+
+def draws(row: Row, metric: str) -> Draws:
+    """The bootstrap's values of a metric, nan where one could not be computed."""
+    return np.array(row["resamples"][metric], float)
+
+
+def change(before: Row, after: Row, metric: str) -> tuple[float, float, float] | None:
+    """after - before of a metric with its paired 95% interval; None where the two rows cannot be subtracted."""
+    if before["pool"] != after["pool"] or not all(metric in row["metrics"] for row in (before, after)):
+        return None
+    value = after["metrics"][metric]["value"] - before["metrics"][metric]["value"]
+    return value, *percentiles(draws(after, metric) - draws(before, metric))
+
+
+def _table(rows: Sequence[Row], stages: Mapping[str, Stage], before: str, after: str) -> pd.DataFrame:
+    columns = ["objective", "metric", *(s + part for s in (*stages, "difference") for part in _PARTS.values())]
+    lines = []
+    for objective in dict.fromkeys(row["objective"] for row in rows):
+        own = [row for row in rows if row["objective"] == objective]
+        newest = {name: next((r for r in reversed(own) if is_of(r, stage)), None) for name, stage in stages.items()}
+        found = [row for row in newest.values() if row is not None]
+        metrics = dict.fromkeys(metric for row in found for metric in row["metrics"])
+        lines += [_line(objective, metric, newest, before, after) for metric in metrics]
+    return pd.DataFrame(lines, columns=[*columns, "differs", "n"])
+
+
+def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before: str, after: str) -> Row:
+    line: Row = {"objective": objective, "metric": metric, "differs": None}
+    for stage, row in stages.items():
+        numbers = row["metrics"].get(metric, {}) if row else {}
+        line |= {f"{stage}{part}": numbers.get(key, math.nan) for key, part in _PARTS.items()}
+        line["n"] = row["n"] if row else line.get("n")
+    first, second = stages[before], stages[after]
+    if first is None or second is None:
+        return line
+    if (found := change(first, second, metric)) is None:
+        if first["pool"] != second["pool"]:
+            log.warning(
+                "%s: %s and %s were evaluated on different examples; evaluate both with one limit",
+                objective,
+                before,
+                after,
+            )
+        return line
+    value, low, high = found
+    line |= {"difference": value, "difference_low": low, "difference_high": high}
+    return line | {"differs": None if math.isnan(low) else low > 0 or high < 0}

@@ -1,0 +1,243 @@
+"""Which stage of a run to take: the front of several objectives, the best of each, and the knee between them.
+
+Read from evaluations.jsonl alone. One stage dominates another only where it is better in every objective and each
+paired bootstrap interval of the difference leaves out 0: what a few dozen questions cannot tell apart stays on the
+front together.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from grpo_nb.intervals import percentiles
+from grpo_nb.paired import Draws, Logged, Row, Split, Stage, draws, logged
+from grpo_nb.run import Run, RunError
+
+Metrics = Mapping[str, str]
+"""The metric that counts, by objective."""
+
+NEITHER = frozenset({"abstention_rate", "unknown_rate"})
+"""Rates of which neither more nor less is better by itself."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A stage that was evaluated on every objective: its row of each."""
+
+    stage: Stage
+    step: int
+    rows: Mapping[str, Row]
+
+    @property
+    def name(self) -> str:
+        return f"step {self.stage}" if isinstance(self.stage, int) else self.stage
+
+    def goodness(self, by: Metrics) -> list[float]:
+        """The value of each objective's metric, turned so that more is better."""
+        values = [self.rows[objective]["metrics"][metric]["value"] for objective, metric in by.items()]
+        return [float(better(metric, np.array([v]))[0]) for metric, v in zip(by.values(), values, strict=True)]
+
+
+def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, split: Split = "test") -> pd.DataFrame:
+    """Every evaluated stage with its values, whether it is on the front, and what surely dominates it.
+
+    Args:
+        by: the metric of each objective that counts; None: `accuracy`, or a task's own first one.
+        mode: which evaluations; None: the quick ones where there are any, else the greedy ones.
+
+    Returns:
+        One row a stage, by step: stage, step, saved (its weights can be loaded), n; for each objective
+        `<objective>/<metric>` with `_low` and `_high`; front, knee, dominated_by (the stages that dominate it).
+
+    Raises:
+        ValueError: an objective or metric that no evaluation has, or a metric of which neither more nor less is better.
+    """
+    rows = _rows(run, mode, split)
+    by = _chosen(run, rows, by)
+    points = _points(rows, by)
+    front = [point for point in points if not any(dominates(other, point, by) for other in points)]
+    turn = _knee(front, by)
+    saved = _loadable(run)
+    lines = [
+        {
+            "stage": point.name,
+            "step": point.step,
+            "saved": point.stage in saved,
+            **_values(point, by),
+            "front": point in front,
+            "knee": point is turn,
+            "dominated_by": ", ".join(other.name for other in points if dominates(other, point, by)),
+            "n": min(row["n"] for row in point.rows.values()),
+        }
+        for point in points
+    ]
+    values = [f"{objective}/{metric}{part}" for objective, metric in by.items() for part in ("", "_low", "_high")]
+    return pd.DataFrame(lines, columns=["stage", "step", "saved", *values, "front", "knee", "dominated_by", "n"])
+
+
+def best(
+    run: Run, objective: str, metric: str | None = None, *, mode: Logged | None = None, split: Split = "test"
+) -> Stage:
+    """The stage whose weights are there and whose value is best; of equal ones the earliest, which drifted least.
+
+    Raises:
+        RunError: no such stage was evaluated.
+        ValueError: as `pareto`.
+    """
+    if objective not in run.config.objectives:
+        raise ValueError(f"'{objective}' is no objective of {run.name}; it has {', '.join(run.config.objectives)}")
+    rows = [row for row in _rows(run, mode, split) if row["objective"] == objective]
+    by = _chosen(run, rows, None if metric is None else {objective: metric}, only=objective)
+    return _first_best(_there(run, _points(rows, by)), by).stage
+
+
+def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, split: Split = "test") -> Stage:
+    """The stage on the front whose weights are there and which gives up least of any objective.
+
+    argmin_s sum_o ((best_o - v_so) / (best_o - worst_o))^2, v turned so that more is better, best and worst over the
+    front (compromise programming: Zeleny 1973).
+
+    Raises:
+        RunError: no such stage was evaluated.
+        ValueError: as `pareto`.
+    """
+    rows = _rows(run, mode, split)
+    by = _chosen(run, rows, by)
+    points = _there(run, _points(rows, by))
+    found = _knee([point for point in points if not any(dominates(other, point, by) for other in points)], by)
+    assert found is not None  # some point is not dominated: to dominate is to be better, which has no circles
+    return found.stage
+
+
+def worth_keeping(run: Run) -> tuple[int, ...]:
+    """Steps of the checkpoints that quick evaluation finds best in an objective, and of the knee."""
+    rows = _rows(run, "quick", "test")
+    by = _chosen(run, rows, None)
+    points = [point for point in _points(rows, by) if point.stage in run.checkpoints.steps()]
+    if not points:
+        return ()
+    chosen = [_first_best(points, {objective: metric}) for objective, metric in by.items()]
+    turn = _knee([point for point in points if not any(dominates(other, point, by) for other in points)], by)
+    return tuple(sorted({point.step for point in (*chosen, turn) if point is not None}))
+
+
+def dominates(one: Point, other: Point, by: Metrics) -> bool:
+    """Whether `one` is better in every objective, each paired 95% interval of the difference above 0."""
+    return one is not other and all(
+        percentiles(_gain(other.rows[objective], one.rows[objective], metric))[0] > 0
+        for objective, metric in by.items()
+    )
+
+
+def better(metric: str, values: Draws) -> Draws:
+    """Values turned so that more is better: a bias is its distance from 0, a `_rate` is of what should not be.
+
+    >>> better("bias_ambiguous", np.array([-0.2, 0.1])).tolist(), better("unparsed_rate", np.array([0.3])).tolist()
+    ([-0.2, -0.1], [-0.3])
+    """
+    if metric in NEITHER:
+        raise ValueError(f"of {metric} neither more nor less is better; choose a metric with a direction, as accuracy")
+    if metric.startswith("bias"):
+        return np.asarray(-np.abs(values))
+    return -values if metric.endswith("_rate") else values
+
+
+def _gain(before: Row, after: Row, metric: str) -> Draws:
+    return better(metric, draws(after, metric)) - better(metric, draws(before, metric))
+
+
+def _rows(run: Run, mode: Logged | None, split: Split) -> list[Row]:
+    if mode is not None:
+        return logged(run, split, mode)
+    return logged(run, split, "quick") or logged(run, split, "greedy")
+
+
+def _chosen(run: Run, rows: Sequence[Row], by: Metrics | None, only: str | None = None) -> dict[str, str]:
+    """The metrics to compare by, checked; by default one for each of the run's objectives that were evaluated."""
+    known = {row["objective"]: row["metrics"] for row in rows}
+    if by is None:
+        names = [only] if only else list(run.config.objectives)
+        return {name: _usual(known[name]) for name in names if name in known}
+    for objective, metric in by.items():
+        if rows and metric not in known.get(objective, ()):
+            raise ValueError(
+                f"no evaluation of {run.name} has '{metric}' of '{objective}'; there are "
+                + "; ".join(f"{name}: {', '.join(metrics)}" for name, metrics in known.items())
+            )
+        better(metric, np.zeros(1))
+    return dict(by)
+
+
+def _usual(metrics: Mapping[str, Any]) -> str:
+    directed = [name for name in metrics if name not in NEITHER]
+    return next((name for name in ("accuracy", "reward") if name in metrics), directed[0])
+
+
+def _points(rows: Sequence[Row], by: Metrics) -> list[Point]:
+    """The stages with a number for every metric, on one pool an objective (the newest's), by step."""
+    pools = {row["objective"]: row["pool"] for row in rows}
+    found: dict[Stage, dict[str, Row]] = {}
+    for row in rows:  # of two rows of one stage the newer stays
+        metric = by.get(row["objective"])
+        if metric is not None and row["pool"] == pools[row["objective"]] and _measured(row, metric):
+            found.setdefault(_stage(row), {})[row["objective"]] = row
+    points = [
+        Point(stage, max(row["step"] for row in own.values()), own)
+        for stage, own in found.items()
+        if len(own) == len(by)
+    ]
+    return sorted(points, key=lambda point: (point.step, isinstance(point.stage, int), str(point.stage)))
+
+
+def _measured(row: Row, metric: str) -> bool:
+    value = row["metrics"].get(metric, {}).get("value")
+    return value is not None and math.isfinite(value)
+
+
+def _stage(row: Row) -> Stage:
+    """What the row measured; the latest step of that time is a step like others today."""
+    name: Any = row["stage"]
+    stage: Stage = row["step"] if name == "latest" or name.startswith("step ") else name
+    return stage
+
+
+def _values(point: Point, by: Metrics) -> dict[str, float]:
+    return {
+        f"{objective}/{metric}{part}": point.rows[objective]["metrics"][metric][key]
+        for objective, metric in by.items()
+        for part, key in (("", "value"), ("_low", "low"), ("_high", "high"))
+    }
+
+
+def _first_best(points: Sequence[Point], by: Metrics) -> Point:
+    return max(points, key=lambda point: point.goodness(by))  # of equal ones max takes the first
+
+
+def _knee(front: Sequence[Point], by: Metrics) -> Point | None:
+    if not front:
+        return None
+    values = np.array([point.goodness(by) for point in front])
+    span = np.ptp(values, axis=0)
+    lost = (values.max(axis=0) - values) / np.where(span > 0, span, 1.0)
+    return front[int((lost**2).sum(axis=1).argmin())]
+
+
+def _loadable(run: Run) -> set[Stage]:
+    there: set[Stage] = {"base", *run.checkpoints.steps()}
+    return there | {"sft"} if run.sft_checkpoints.steps() or run.config.sft.steps == 0 else there
+
+
+def _there(run: Run, points: Sequence[Point]) -> list[Point]:
+    loadable = _loadable(run)
+    there = [point for point in points if point.stage in loadable]
+    if not there:
+        gone = f"; evaluated but no longer there: {', '.join(point.name for point in points)}" if points else ""
+        raise RunError(
+            f"{run.name} has no evaluated stage that can be loaded{gone}: set run.quick_eval_every in a new run (a "
+            "multiple of run.checkpoint_every), or evaluate stages whose checkpoints are there"
+        )
+    return there
