@@ -34,7 +34,7 @@ def demo() -> Config:
         sampling=SamplingConfig(max_completion=10, max_prompt=96),
         batch=BatchConfig(prompts=16, group_size=8, micro_batch=64),
         algorithm=AlgorithmConfig(learning_rate=1.2e-4),
-        run=RunConfig(steps=100, checkpoint_every=20),
+        run=RunConfig(steps=100, checkpoint_every=20, quick_eval_every=20, quick_eval_examples=64),
     )
 
 

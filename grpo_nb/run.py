@@ -254,11 +254,11 @@ class Run:
     def rewind(self, step: int) -> dict[str, int]:
         """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
 
-        Metrics and samples go to `*.discarded.jsonl`, checkpoints to `discarded-*`; events keep everything.
+        Rows go to `*.discarded.jsonl`, checkpoints to `discarded-*`; events keep everything.
         A kill at any moment loses nothing, and rewinding again does the rest. Needs the lock.
         """
         self.checkpoints.discard_after(step)  # first: no checkpoint may know of steps that the log has not
-        return {log: self._discard_after(log, step) for log in ("metrics", "samples")}
+        return {log: self._discard_after(log, step) for log in ("metrics", "samples", "evaluations")}
 
     def rewind_sft(self, step: int) -> int:
         """Go back to `step` of SFT: its later rows go to `sft.discarded.jsonl`; how many they were."""

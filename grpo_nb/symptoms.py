@@ -263,7 +263,8 @@ def reward_without_accuracy(
 ) -> Finding | None:
     """Training reward rose, held-out accuracy did not: the reward is being tricked, or the prompts learnt by heart."""
     before, now = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
-    scored = [e for e in evaluations if e.get("objective") == objective and "accuracy" in (e.get("metrics") or {})]
+    of_stages = [e for e in evaluations if e.get("objective") == objective and e.get("mode") != "quick"]
+    scored = [e for e in of_stages if "accuracy" in (e.get("metrics") or {})]
     if before is None or now is None or len(scored) < 2:
         return None
     earlier = [e for e in scored if e["stage"] in ("base", "sft") and _alike(e, scored[-1])]

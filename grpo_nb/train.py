@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, metrics, optim, seeding, training
+from grpo_nb import control, guards, metrics, optim, quick, seeding, training
 from grpo_nb.config import Config
 from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs
 from grpo_nb.gradient_report import gradient_report
@@ -96,8 +96,11 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
             state.torn = True
             gradient = _gradient(state, experience, rows, settings, step)  # 5. per objective, conflicts settled
             updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
-    row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report | clock.row()
-    return _finish(state, row, drawn_P, rollouts, scores, experience)
+    row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report
+    if quick.due(config, step):
+        with clock("eval"):  # 7. now and then, a few held-out prompts
+            row |= quick.measure(state, step)
+    return _finish(state, row | clock.row(), drawn_P, rollouts, scores, experience)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Settings:
 def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
     run, saved = state.run, state.step
     try:
+        quick.begin(state)
         while state.step < goal:
             lock.check()
             guards.check_ends(state)

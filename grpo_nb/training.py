@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import combine, frozen, optim, seeding
+from grpo_nb import combine, frozen, optim, pareto, seeding
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.control import BetaState
@@ -142,7 +142,7 @@ def prepare(
 
 
 def save(training: Training) -> Path:
-    """Write a checkpoint of this step boundary and retire the oldest ones."""
+    """Write a checkpoint of this step boundary and retire the oldest ones, but for those that are worth keeping."""
     state = {
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
@@ -153,7 +153,8 @@ def save(training: Training) -> Path:
         "fingerprint": fingerprint(),
     }
     path = training.run.checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
-    training.run.checkpoints.prune(training.config.run.keep_checkpoints)
+    always = (0, *pareto.worth_keeping(training.run))
+    training.run.checkpoints.prune(training.config.run.keep_checkpoints, always)
     training.run.log_event("checkpoint", step=training.step, path=path.name)
     return path
 

@@ -412,11 +412,13 @@ def test_rewinding_sets_aside_what_lies_past_the_step(run: Run) -> None:
     run.log_event("checkpoint", step=4)
     for step in (0, 2, 4):
         save(run, step)
+    for step in (0, 2, 3, 4):
+        run.log_evaluation({"stage": f"step {step}", "step": step})
     with open(run.path / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 5, "lo')
     kept = (run.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:2]
 
-    assert run.rewind(2) == {"metrics": 2, "samples": 4}
+    assert run.rewind(2) == {"metrics": 2, "samples": 4, "evaluations": 2}
     assert (run.path / "metrics.jsonl").read_bytes() == b"".join(kept), "kept rows keep their bytes"
     assert list(run.metrics()["step"]) == [1, 2] and list(run.samples()["step"]) == [1, 1, 2, 2]
     discarded = (run.path / "metrics.discarded.jsonl").read_text().splitlines()
@@ -424,10 +426,11 @@ def test_rewinding_sets_aside_what_lies_past_the_step(run: Run) -> None:
     assert (run.path / "samples.discarded.jsonl").read_text().count("\n") == 4
     assert len(run.events()) == 2, "events keep everything"
     assert run.checkpoints.steps() == [0, 2] and (run.path / "checkpoints" / "discarded-000004").is_dir()
-    assert run.rewind(2) == {"metrics": 0, "samples": 0}
+    assert [row["step"] for row in run.rows("evaluations")] == [0, 2]
+    assert run.rewind(2) == {"metrics": 0, "samples": 0, "evaluations": 0}
 
     log(run, 3)
-    assert run.rewind(0) == {"metrics": 3, "samples": 6}
+    assert run.rewind(0) == {"metrics": 3, "samples": 6, "evaluations": 1}
     assert run.last_step() is None
     assert (run.path / "metrics.discarded.jsonl").read_text().count("\n") == 5
 

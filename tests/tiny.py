@@ -47,6 +47,7 @@ def tiny_config(**changes: Any) -> Config:
         "run.steps": 4,
         "run.checkpoint_every": 2,
         "run.eval_examples": 16,
+        "run.quick_eval_every": 0,
         "batch.prompts": 4,
         "batch.group_size": 4,
         "batch.micro_batch": 16,

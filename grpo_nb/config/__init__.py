@@ -248,13 +248,17 @@ class RunConfig(Settings):
 
     # advanced
     keep_checkpoints: Count = 3
-    """The newest so many are kept."""
+    """The newest so many are kept; besides them step 0, and what quick evaluation finds best."""
     deterministic: bool | Literal["auto"] = "auto"
     """Only algorithms that give the same bits each time; `auto`: on CPU."""
     samples_per_step: Annotated[int, Field(ge=0)] = 8
     """Completions a step written to samples.jsonl."""
     eval_examples: Count = 200
     """Held-out examples per objective that an evaluation uses, at most."""
+    quick_eval_every: Annotated[int, Field(ge=0)] = 0
+    """Steps between quick evaluations while training; 0: never. Those of a checkpoint's step can be loaded."""
+    quick_eval_examples: Count = 32
+    """Examples per objective of a quick evaluation: of the test split, others than `eval_examples` if it has enough."""
 
 
 class Config(Settings):
