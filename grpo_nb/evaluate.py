@@ -70,15 +70,17 @@ def evaluate(
     # The step is read off the checkpoint before the weights are, and both from the one checkpoint.
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
     learner = policy or _restored(run, checkpoint)
-    step = run.last_step() or 0 if policy is not None and stage == "latest" else _grpo_step(stage, checkpoint)
+    name, step = placed(stage, checkpoint)
+    if policy is not None and stage == "latest":
+        step = run.last_step() or 0
     tables = []
-    for name, task in training.load_tasks(run.config, run.path, tasks).items():
-        pool = examples_of(run, name, task, split, limit)
-        with _progress(name, len(pool)) as progress:
-            drawn = _uniforms(run, name, len(pool)) if mode == "sample" else None
+    for objective, task in training.load_tasks(run.config, run.path, tasks).items():
+        pool = examples_of(run, objective, task, split, limit)
+        with _progress(objective, len(pool)) as progress:
+            drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
             texts = ask(learner, pool, run.config.sampling, built, drawn, progress).texts
-        row = {"stage": _stage_name(stage), "step": step, "split": split, "mode": mode}
-        row |= measured(run, name, task, pool, texts)
+        row = {"stage": name, "step": step, "split": split, "mode": mode}
+        row |= measured(run, objective, task, pool, texts)
         run.log_evaluation(row)
         tables.append(tidy(row))
     return pd.concat(tables, ignore_index=True)
@@ -153,6 +155,12 @@ def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
     return newest
 
 
+def placed(stage: Stage, checkpoint: Checkpoint | None) -> tuple[str, int]:
+    """A stage's name and its GRPO step in the log."""
+    step = 0 if checkpoint is None or stage == "sft" else checkpoint.step
+    return f"step {stage}" if isinstance(stage, int) else stage, step
+
+
 def examples_of(run: Run, objective: str, task: Task, split: Split = "test", limit: int | None = None) -> list[Example]:
     """The fixed pool of an objective: the head of a seeded permutation of the split, the same for every stage.
 
@@ -217,14 +225,6 @@ def _restored(run: Run, checkpoint: Checkpoint | None) -> Policy:
     if checkpoint is not None:
         policy.load_state(checkpoint.tensors("policy"))
     return policy
-
-
-def _grpo_step(stage: Stage, checkpoint: Checkpoint | None) -> int:
-    return 0 if checkpoint is None or stage == "sft" else checkpoint.step
-
-
-def _stage_name(stage: Stage) -> str:
-    return f"step {stage}" if isinstance(stage, int) else stage
 
 
 def _uniforms(run: Run, objective: str, count: int) -> Tensor:

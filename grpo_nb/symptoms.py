@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_nb.config import Config
 from grpo_nb.findings import ENOUGH, WINDOW, Finding, ObjectiveRule, Rows, Rule, level, newest, number, series, start
+from grpo_nb.paired import change
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
@@ -263,7 +264,7 @@ def reward_without_accuracy(
 ) -> Finding | None:
     """Training reward rose, held-out accuracy did not: the reward is being tricked, or the prompts learnt by heart."""
     before, now = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
-    of_stages = [e for e in evaluations if e.get("objective") == objective and e.get("mode") != "quick"]
+    of_stages = [e for e in evaluations if e.get("objective") == objective and e.get("mode") not in ("quick", "probe")]
     scored = [e for e in of_stages if "accuracy" in (e.get("metrics") or {})]
     if before is None or now is None or len(scored) < 2:
         return None
@@ -281,6 +282,30 @@ def reward_without_accuracy(
         f"{was:.2f} ({earlier[-1]['stage']}) to {is_now:.2f}: the reward is tricked, or prompts are known by heart.",
         {"objective": objective, "reward": [before, now], "accuracy": [was, is_now]},
         "read the best-paid samples of the last steps; make the reward ask for what the evaluation asks",
+    )
+
+
+def forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """The newest probe of general ability is below the base's, more than chance: the paired interval is below 0."""
+    rows = [dict(e) for e in evaluations if e.get("mode") == "probe"]
+    before = next((row for row in reversed(rows) if row["stage"] == "base"), None)
+    after = next((row for row in reversed(rows) if row["stage"] != "base"), None)
+    found = change(before, after, "accuracy") if before and after else None
+    if before is None or after is None or found is None or not found[2] < 0:
+        return None
+    was, is_now = (row["metrics"]["accuracy"]["value"] for row in (before, after))
+    kinds = {metric.removeprefix("accuracy_"): change(before, after, metric) for metric in after["metrics"]}
+    fallen = [kind for kind, change_of in kinds.items() if kind != "accuracy" and change_of and change_of[2] < 0]
+    return Finding(
+        "forgetting",
+        "warning",
+        after["step"],
+        f"the model forgets: {after['stage']} answers {is_now:.0%} of the {after['n']} general probe questions, the "
+        f"base {was:.0%} (change {found[0]:+.2f}, 95% {found[1]:+.2f} to {found[2]:+.2f})"
+        + (f"; most in {', '.join(fallen)}." if fallen else "."),
+        {"stage": after["stage"], "accuracy": [was, is_now], "change": list(found), "kinds": fallen},
+        "probe stage 'sft' to see which half did it; then fewer sft.steps, or a lower learning rate and a higher beta, "
+        "or take an earlier checkpoint",
     )
 
 

@@ -414,6 +414,37 @@ def test_eval_compare_needs_evaluations(run: Run, capsys: pytest.CaptureFixture[
     assert status == 1 and f"grpo-nb eval {run.path} --stage sft" in err
 
 
+def probed(run: Run, stage: Any) -> pd.DataFrame:
+    """Takes the place of `probe`."""
+    numbers = {"before": 0.8, "after": 0.6, "difference": -0.2}
+    bounds = {f"{k}{end}": v + d for k, v in numbers.items() for end, d in (("_low", -0.1), ("_high", 0.1))}
+    return pd.DataFrame([{"objective": "probe", "metric": "accuracy", **numbers, **bounds, "differs": True, "n": 40}])
+
+
+def test_eval_probe_compares_with_the_base(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "probe", probed)
+    save(run, 4)
+    status, out, _ = says(capsys, "eval", run.path, "--probe")
+    assert status == 0 and "40 general questions, before: base, after: latest" in out
+    assert re.search(r"accuracy +0.800 \[0.700, 0.900\] +0.600 \[0.500, 0.700\] +-0.200 \[-0.300, -0.100\] +yes", out)
+    answer = json.loads(says(capsys, "eval", run.path, "--probe", "--stage", "4", "--json")[1])
+    assert (answer["stage"], answer["mode"], answer["comparison"][0]["difference"]) == (4, "probe", -0.2)
+
+
+def test_eval_probe_takes_no_settings_of_other_evaluations(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = says(capsys, "eval", run.path, "--probe", "--limit", 3, "--mode", "sample")
+    assert (status, out) == (2, "") and "leave out --limit, --mode" in err
+
+
+def test_eval_probe_of_a_model_that_cannot_read_it_fails_with_the_reason(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = says(capsys, "eval", run.path, "--probe")
+    assert (status, out) == (1, "") and "has no words for" in err and "pretrained model" in err
+
+
 def finding(severity: Any) -> Finding:
     return Finding("truncation", severity, 3, "32% of answers hit the cap.", {"share": float("nan")}, "raise it")
 

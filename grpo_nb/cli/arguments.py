@@ -111,7 +111,8 @@ def _eval(commands: Any) -> None:
         "measure on held-out examples, with 95%% intervals",
         "Evaluate one stage of the run and log it there; with --compare, show every stage evaluated so far "
         "against the first, with paired intervals.",
-        "grpo-nb eval runs/demo --stage base\ngrpo-nb eval runs/demo --json\ngrpo-nb eval runs/demo --compare",
+        "grpo-nb eval runs/demo --stage base\ngrpo-nb eval runs/demo --json\ngrpo-nb eval runs/demo --compare\n"
+        "grpo-nb eval runs/mine --probe",
     )
     _run(command)
     _making(command)
@@ -124,6 +125,9 @@ def _eval(commands: Any) -> None:
     )
     command.add_argument("--limit", type=_count, metavar="N", help="examples per objective at most")
     command.add_argument("--compare", action="store_true", help="before and after, from what was evaluated already")
+    command.add_argument(
+        "--probe", action="store_true", help="40 general questions to base and stage: what training made it forget"
+    )
     _json(command)
 
 

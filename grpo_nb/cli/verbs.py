@@ -1,14 +1,16 @@
 """The commands that train and measure: thin calls into the package, an answer in a line or a table."""
 
 from argparse import Namespace
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
 from grpo_nb.paired import Stage, comparison
+from grpo_nb.probe import probe
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
 from grpo_nb.train import grpo
@@ -47,6 +49,8 @@ def train_command(arguments: Namespace) -> int:
 
 def eval_command(arguments: Namespace) -> int:
     """Task measures of one stage, or of all stages side by side."""
+    if arguments.probe:
+        return _probe(arguments)
     run = open_run(arguments)
     if arguments.compare:
         return _compare(run, arguments)
@@ -95,14 +99,29 @@ def _compare(run: Run, arguments: Namespace) -> int:
     if arguments.json:
         show_json({"run": str(run.path), "split": arguments.split, "mode": arguments.mode, "comparison": rows})
     else:
-        show([_with_interval(row) for row in rows])
+        show([_with_interval(row, ("base", "sft", "latest", "difference")) for row in rows])
     return DONE
 
 
-def _with_interval(row: Mapping[str, Any]) -> dict[str, Any]:
-    """One cell per stage: `0.912 [0.874, 0.950]`."""
-    line = {"objective": row["objective"], "metric": row["metric"]}
-    for name in ("base", "sft", "latest", "difference"):
+def _probe(arguments: Namespace) -> int:
+    other = {"--compare": arguments.compare, "--limit": arguments.limit, "--mode": arguments.mode != "greedy"}
+    if given := [flag for flag, value in (other | {"--split": arguments.split != "test"}).items() if value]:
+        raise UsageError(f"--probe asks its own 40 questions, greedily; leave out {', '.join(given)}")
+    run = open_run(arguments)
+    stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
+    rows = [_without(row, ("objective",)) for row in rows_of(probe(run, stage))]
+    if arguments.json:
+        show_json({"run": str(run.path), "stage": stage, "mode": "probe", "comparison": rows})
+    else:
+        say(f"{run.path}: 40 general questions, before: base, after: {stage}")
+        show([_with_interval(row, ("before", "after", "difference")) for row in rows])
+    return DONE
+
+
+def _with_interval(row: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
+    """One cell per part: `0.912 [0.874, 0.950]`."""
+    line = {name: row[name] for name in ("objective", "metric") if name in row}
+    for name in parts:
         value, low, high = (row[f"{name}{part}"] for part in ("", "_low", "_high"))
         line[name] = None if value is None else f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
     return line | {"differs": {True: "yes", False: "no"}.get(row["differs"], "-")}

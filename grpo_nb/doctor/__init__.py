@@ -22,7 +22,7 @@ def diagnose(run: Run) -> list[Finding]:
     """Everything the rules find in a run's log, and what is wrong with its files; worst first."""
     rows, events, status = run.rows("metrics"), run.rows("events"), run.status()
     found = rules.post_mortem(rows, run.config)
-    found += _tricked(run, rows) if rows else []
+    found += _measured(run, rows)
     found += _ending(run, status, events)
     found += _checkpoints(run, status)
     found += _settings(run)
@@ -33,9 +33,13 @@ def diagnose(run: Run) -> list[Finding]:
     return rules.worst_first(found)
 
 
-def _tricked(run: Run, rows: Rows) -> list[Finding]:
+def _measured(run: Run, rows: Rows) -> list[Finding]:
+    """What the evaluations say that the metrics do not."""
     evaluations = run.rows("evaluations")
-    asked = (symptoms.reward_without_accuracy(rows, run.config, name, evaluations) for name in run.config.objectives)
+    asked = [symptoms.forgetting(evaluations)]
+    if rows:
+        names = run.config.objectives
+        asked += [symptoms.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
     return [finding for finding in asked if finding]
 
 

@@ -1,0 +1,69 @@
+"""What training made a model forget: the general probe, asked of a stage and of the model as it was loaded."""
+
+import pandas as pd
+
+from grpo_nb.config import SamplingConfig
+from grpo_nb.evaluate import ask, measured, placed, restore_policy, stage_checkpoint
+from grpo_nb.loading import ModelError
+from grpo_nb.model import Policy
+from grpo_nb.paired import Logged, Stage, compare_stages, is_of, logged
+from grpo_nb.rollout import Engine
+from grpo_nb.rollout import engine as engine_named
+from grpo_nb.run import Run
+from grpo_nb.tasks.probe import Probe
+
+MODE: Logged = "probe"
+NAME = "probe"
+"""What stands for the objective in its rows."""
+SAMPLING = SamplingConfig(max_completion=32)
+"""Of its own: a short cap or a penalty that suits the run's tasks must not look like something forgotten."""
+
+
+def probe(run: Run, stage: Stage = "latest", *, engine: Engine | str = "eager") -> pd.DataFrame:
+    """Accuracy on forty general questions, over all and by kind: base, the stage, and the paired change.
+
+    The base is asked once a run; both go into evaluations.jsonl with mode `probe`.
+
+    Returns:
+        As `paired.compare_stages`, `before` being the base.
+
+    Raises:
+        RunError: the stage has no checkpoint.
+        ModelError: the tokenizer has no tokens for the words of the questions, so that no answer would mean anything.
+    """
+    built = engine_named(engine) if isinstance(engine, str) else engine
+    checkpoint = stage_checkpoint(run, stage)
+    policy = restore_policy(run, "base")
+    refuse_other_words(policy)
+    if not any(is_of(row, "base") for row in logged(run, "test", MODE)) or stage == "base":
+        _ask(run, "base", 0, policy, built)
+    if stage != "base":
+        if checkpoint is not None:
+            policy.load_state(checkpoint.tensors("policy"))
+        _ask(run, *placed(stage, checkpoint), policy, built)
+    return compare_stages(run, "base", stage, mode=MODE)
+
+
+def refuse_other_words(policy: Policy) -> None:
+    """Refuse a tokenizer to which the probe's words are unknown.
+
+    Raises:
+        ModelError: it reads some question with its token for unknown words.
+    """
+    unknown, tokenizer = policy.tokenizer.unk_token_id, policy.tokenizer
+    questions = [str(example.prompt[0]["content"]) for example in Probe().examples("test")]  # type: ignore[index]
+    lost = [q for q in questions if unknown in tokenizer(q, add_special_tokens=False)["input_ids"]]
+    if unknown is not None and lost:
+        raise ModelError(
+            f"the tokenizer of '{policy.name}' ({len(tokenizer)} tokens) has no words for {len(lost)} of the "
+            f"{len(questions)} probe questions, e.g. {lost[0]!r}: a model that never had general abilities cannot "
+            "forget them; probe a run of a pretrained model"
+        )
+
+
+def _ask(run: Run, stage: str, step: int, policy: Policy, engine: Engine) -> None:
+    task = Probe()
+    examples = task.examples("test")
+    texts = ask(policy, examples, SAMPLING, engine).texts
+    row = {"stage": stage, "step": step, "split": "test", "mode": MODE}
+    run.log_evaluation(row | measured(run, NAME, task, examples, texts))
