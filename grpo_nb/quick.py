@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from grpo_nb import metrics
 from grpo_nb.config import Config
 from grpo_nb.evaluate import ask, examples_of, measured
+from grpo_nb.objectives import Objective
 from grpo_nb.paired import Logged, Row, logged
 from grpo_nb.run import Run
-from grpo_nb.training import Objective, Training
+from grpo_nb.training import Training
 from grpo_nb.types import Example
 
 log = logging.getLogger(__name__)
