@@ -6,6 +6,7 @@ Everything is written into a hidden folder and synced, the manifest last; one re
 A folder without a manifest that verifies is none, whatever else lies in it. No pickle.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.durable import RunError, clear_errors, from_json, sync, to_json
+from grpo_nb.durable import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -227,7 +228,7 @@ class Checkpoints:
         if free < need:
             raise RunError(
                 f"a checkpoint in {self.folder} takes about {need / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are "
-                "free; free some space and start again (older checkpoints are untouched), or lower run.keep_checkpoints"
+                f"free; {KEEP_FEWER}"
             )
 
     def _size_of_newest(self) -> int:
@@ -276,6 +277,8 @@ def _fill(
         try:
             save_file(_plain(group), staging / f"{name}{SUFFIX}")
         except SafetensorError as error:  # its own class, even for a full disk
+            if f"os error {errno.ENOSPC}" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             raise RunError(f"cannot write {name}{SUFFIX} into {staging.parent}: {error}") from error
     (staging / STATE).write_bytes(to_json(state, indent=1))
     if files:

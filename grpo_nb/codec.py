@@ -83,8 +83,10 @@ class Codec:
     def _render(self, messages: Sequence[Any]) -> str:
         if not self.tokenizer.chat_template:
             raise ModelError(
-                "the prompt is a list of messages, and this tokenizer has no chat template; pass prompts as strings, "
-                "or set one: policy.set_chat_template(\"{% for m in messages %}{{ m['content'] }}\\n{% endfor %}\")"
+                "the prompt is a list of messages, and this tokenizer has no chat template; put one into the file "
+                "chat_template.jinja in the model's folder, e.g. {% for m in messages %}{{ m['content'] }}{% endfor %}"
+                " (a hub model: download it first, hf download NAME --local-dir FOLDER, and set model.name=FOLDER); in "
+                "Python policy.set_chat_template(template) does the same; an own task may give prompts as text"
             )
         goes_on = bool(messages) and messages[-1].get("role") == "assistant"
         try:

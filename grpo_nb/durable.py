@@ -10,6 +10,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,7 +31,11 @@ NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSU
 """What a file system without file locks answers (NFS without lockd, Lustre mounted without flock, ...)."""
 
 _READ_ONLY = "it is read-only for this user; make it writable or choose another run folder"
-_FULL = "no space is left on the disk; free some and start again, what was saved before is untouched"
+_FULL = "no space is left on the disk"
+KEEP_FEWER = (
+    "free some and start again: what was saved before is untouched. Of a run's checkpoints only 000000 and the newest "
+    "are needed to go on; a new run keeps fewer with a lower run.keep_checkpoints"
+)
 _NO_FOLDER = "a part of this path is a file and not a folder; choose another path"
 _ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _READ_ONLY),
@@ -47,7 +52,18 @@ def clear_errors(action: str, path: Path) -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         advice = _ADVICE.get(error.errno or 0, "check the disk and the path, then start again")
+        if advice == _FULL:
+            advice += f" ({_free(path)} bytes are free); {KEEP_FEWER}"
         raise RunError(f"cannot {action} {path}: {reason}; {advice}") from error
+
+
+def _free(path: Path) -> str:
+    """Bytes free on the disk of `path`, which need not exist yet."""
+    there = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    try:
+        return f"{shutil.disk_usage(there).free:,}"
+    except OSError:
+        return "an unknown number of"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -4,7 +4,9 @@ Whoever turns a knob replaces `knobs.json`; the trainer takes one snapshot a ste
 here, and what is in use is in the metrics row of each step.
 """
 
+import contextlib
 import difflib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["manual", "auto"]
 Command = Literal["run", "pause", "stop"]
@@ -176,8 +180,11 @@ class Knobs(Mapping[str, Knob]):
     def request(self, command: str, by: str = "user") -> None:
         """Ask the trainer to `run`, `pause` or `stop` at the next step boundary; it stays so until asked otherwise.
 
+        A stop must reach the trainer: where knobs.json is broken, that file is set aside and the last good values
+        are written with the request.
+
         Raises:
-            RunError: another word.
+            RunError: another word; or knobs.json is broken and a stop is not what is asked for.
         """
         if command not in get_args(Command):
             raise RunError(f"unknown command '{command}'; needs one of {', '.join(get_args(Command))}")
@@ -188,7 +195,7 @@ class Knobs(Mapping[str, Knob]):
             asked = {"value": command, "by": by, "at": time.time()}
             return file.model_copy(update={"command": _Request.model_validate(asked)})
 
-        self._update(change)
+        self._update(change, mend=command == "stop")
 
     def snapshot(self) -> KnobSnapshot:
         """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
@@ -218,16 +225,28 @@ class Knobs(Mapping[str, Knob]):
 
         self._update(change)
 
-    def _update(self, change: Callable[[_File], _File]) -> None:
+    def _update(self, change: Callable[[_File], _File], mend: bool = False) -> None:
         """Read, change, replace, while no other process does; what changes nothing writes nothing."""
         with exclusive(self.path):
             try:
                 before = self._read()
             except RunError as error:
+                if mend:
+                    self._mend(change, error)
+                    return
                 raise RunError(f"{error}; correct it, or write it anew with `run.knobs.reset()`") from None
             if (after := change(before)) is not before:
                 version = max(before.version, self._good.version) + 1
                 self._write(after.model_copy(update={"version": version}))
+
+    def _mend(self, change: Callable[[_File], _File], error: RunError) -> None:
+        """Write the last good values, changed, where the file cannot be read; what a person wrote is kept beside it."""
+        aside = self.path.with_name("knobs.broken.json")
+        with clear_errors("set aside", self.path), contextlib.suppress(FileNotFoundError):
+            self.path.replace(aside)
+        log.warning("%s: set aside as %s, and written anew with the last good values", error, aside.name)
+        file = change(_file(self._good))
+        self._write(file.model_copy(update={"version": self._good.version + 1}))
 
     def _write(self, file: _File) -> None:
         write_atomically(self.path, to_json(file.model_dump(), indent=2) + b"\n")
@@ -323,3 +342,13 @@ def _snapshot(file: _File) -> KnobSnapshot:
         by={name: record.by for name, record in file.knobs.items()} | {"command": file.command.by},
         at={name: record.at for name, record in file.knobs.items()} | {"command": file.command.at},
     )
+
+
+def _file(known: KnobSnapshot) -> _File:
+    """Undo `_snapshot`."""
+    knobs = {
+        name: _Record(value=value, mode=known.modes[name], by=known.by[name], at=known.at[name])
+        for name, value in known.values.items()
+    }
+    command = _Request(value=known.command, by=known.by["command"], at=known.at["command"])
+    return _File(version=known.version, command=command, knobs=knobs)

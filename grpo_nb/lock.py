@@ -145,6 +145,14 @@ class RunLock:
         self._beating = threading.Thread(target=self._beat, name=f"heartbeat {self.path}", daemon=True)
         self._beating.start()
 
+    def refuse_if_taken(self) -> None:
+        """Say at once what `acquire` would say, and take nothing.
+
+        Raises:
+            RunLocked: a living process has the lock.
+        """
+        self._refuse(self.owner(), unless_dead=True)
+
     def release(self) -> None:
         """Give the lock back; harmless when it is not held, or was taken over by somebody else."""
         if self._fd is None:

@@ -77,11 +77,19 @@ class Worker(threading.Thread):
             self.grpo_nb_session._failed(error)
 
     def _passed_on(self) -> bool:
-        """Ask GRPO to stop, again: what was asked while it was loading is forgotten. SFT has to be closed."""
+        """Ask GRPO to stop, again: what was asked while it was loading is forgotten. SFT has to be closed.
+
+        So has GRPO where knobs.json cannot be written: closing it saves as well, but logs no `stopped`.
+        """
         session = self.grpo_nb_session
-        if session.stage == "grpo":
+        if session.stage == "sft":
+            return False
+        try:
             session.run.knobs.request("stop")
-        return session.stage == "grpo"
+        except RunError as error:
+            log.warning("%s: %s is closed instead", error, session.run.name)
+            return False
+        return True
 
 
 class Session:
@@ -156,11 +164,20 @@ class Session:
         self.run.knobs.request("pause")
 
     def stop(self) -> None:
-        """Finish this step, save, end. Harmless when nothing runs."""
+        """Finish this step, save, end. Harmless when nothing runs.
+
+        Raises:
+            RunError: it trains in another process, and the request cannot be written.
+        """
         if self._worker is not None:
             self._worker.asked_to_stop.set()
-        if self.live or self.run.status().state in LIVE:
+        if not self.live and self.run.status().state not in LIVE:
+            return
+        try:
             self.run.knobs.request("stop")
+        except RunError:
+            if not self.live:  # in this kernel the worker has been told already
+                raise
 
     def resume(self) -> None:
         """Go on: after a pause where it holds, after a stop or a restart from the newest checkpoint.

@@ -313,7 +313,7 @@ def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
 def _restore(training: Training, newest: Checkpoint) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
     run, policy = training.run, training.policy
-    policy.load_state(run.checkpoints.load(0).tensors("policy"))
+    policy.load_state(_reference(run).tensors("policy"))
     policy.freeze_reference()
     relearn(policy, training.optimizer, newest)
     state = newest.state()
@@ -347,6 +347,21 @@ def _note_idle_settings(training: Training) -> None:
     for message in training.config.idle():
         training.run.log_event("idle_setting", step=training.step, message=message)
         log.warning(message)
+
+
+def _reference(run: Run) -> Checkpoint:
+    """Checkpoint 0: the weights GRPO started from.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    try:
+        return run.checkpoints.load(0)
+    except RunError as error:
+        raise RunError(
+            f"{str(error).partition(';')[0]}; it holds the weights GRPO started from, which KL is measured against, so "
+            "no other can stand in for it: restore checkpoints/000000 from a copy, or begin a new run folder"
+        ) from error
 
 
 def _note_holes(training: Training) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from grpo_nb import checkpoints as module
@@ -264,7 +265,10 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monke
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=module.SPARE_BYTES + 3_000))
     Checkpoints(tmp_path).save(20, tensors(1.0, size=8), {})  # fits
-    with pytest.raises(RunError, match=r"takes about 17 MiB and 16 MiB are free; free some space"):
+    with pytest.raises(
+        RunError,
+        match=r"takes about 17 MiB and 16 MiB are free; free some and start again.*lower run\.keep_checkpoints",
+    ):
         Checkpoints(tmp_path).save(30, tensors(1.0, size=300_000), {})
     assert newest(tmp_path) == 20 and sorted(tmp_path.glob("000010/*")) == [
         p for p in before if p.parent.name == "000010"
@@ -284,13 +288,23 @@ def test_the_space_of_other_files_is_learned_from_the_last_checkpoint(
         Checkpoints(tmp_path).save(20, tensors(1.0), {})
 
 
+def test_a_disk_that_fills_up_under_the_tensors_says_so_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(RunError, match=r"no space is left on the disk \([\d,]+ bytes are free\)"):
+        save(tmp_path, 10)
+
+
 def test_a_disk_that_fills_up_on_the_way_leaves_no_trace(tmp_path: Path) -> None:
     save(tmp_path, 10)
 
     def full(_: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(RunError, match="no space left on device; no space is left on the disk; free some"):
+    said = r"no space is left on the disk \([\d,]+ bytes are free\); free some .*lower run\.keep_checkpoints$"
+    with pytest.raises(RunError, match=said):
         Checkpoints(tmp_path).save(20, tensors(1), {}, full)
     assert newest(tmp_path) == 10 and hidden(tmp_path) == []
 

@@ -219,6 +219,15 @@ def test_train_resumes_and_says_so(run: Run, capsys: pytest.CaptureFixture[str])
     assert status == 0 and f"{run.path}: resumed at step 3 of 4\n" in out
 
 
+def test_a_second_trainer_is_refused_before_anything_is_announced(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    save(run, 3)
+    with run.lock():
+        for verb in ("train", "sft"):
+            status, out, err = says(capsys, verb, run.path)
+            assert (status, out) == (1, "") and "is being trained by" in err
+    assert says(capsys, "train", run.path)[0] == 0
+
+
 def test_steps_is_the_total_to_reach(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert "done, step 2 of 2" in says(capsys, "train", run.path, "--steps", 2)[1]
     out = says(capsys, "train", run.path, "--steps", 6)[1]

@@ -1,10 +1,12 @@
 """Text becomes ids with one BOS, ends in every terminator there is, and is padded by none of them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grpo_nb.model import ModelError, Policy
+from grpo_nb.config import ModelConfig
+from grpo_nb.model import ModelError, Policy, load_policy
 from tests import tiny_models as tiny
 
 # ---- text
@@ -58,10 +60,19 @@ def test_a_last_assistant_message_is_continued() -> None:
     assert ids[-3:] == [tiny.ASSISTANT, *tiny.ids("answer is")]
 
 
+def test_a_chat_template_beside_the_model_is_all_that_the_command_line_needs(tmp_path: Path) -> None:
+    folder = tiny.folder(tmp_path / "model", tokens=tiny.tokenizer(template=None))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    learner = load_policy(ModelConfig(name=str(folder), device="cpu"))
+    assert learner.encode(tiny.CHAT)[-3:] == tiny.ids("who was late")
+
+
 def test_messages_without_a_template_are_refused_and_strings_work() -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(template=None))
     assert learner.encode("who was late") == [7, 8, 9]
-    with pytest.raises(ModelError, match=r"no chat template; pass prompts as strings, or set one: policy\.set_chat_te"):
+    with pytest.raises(
+        ModelError, match=r"no chat template; put one into the file chat_template\.jinja in .*set_chat_te"
+    ):
         learner.encode(tiny.CHAT)
     learner.set_chat_template(tiny.TEMPLATE)
     assert learner.encode(tiny.CHAT)[-1] == tiny.ASSISTANT

@@ -86,6 +86,13 @@ def test_settings_edited_since_the_checkpoint_are_an_error_with_both_values(run:
     assert finding.evidence == {"differences": {"run.seed": [0, 5]}} and "run.seed" in finding.message
 
 
+def test_the_damaged_checkpoint_of_the_start_has_advice_of_its_own(run: Run) -> None:
+    for step in (0, 40):
+        (run.path / "checkpoints" / f"{step:06d}" / "policy.safetensors").write_bytes(b"cut")
+    first, second = (f for f in diagnose(run) if f.rule == "checkpoint_damaged")
+    assert "restore it from a copy" in first.advice and "takes the newest whole one" in second.advice
+
+
 def test_a_run_without_any_whole_checkpoint_cannot_go_on(run: Run) -> None:
     for folder in (run.path / "checkpoints").iterdir():
         (folder / "manifest.json").unlink()

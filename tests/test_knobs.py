@@ -263,7 +263,7 @@ def test_a_broken_file_stops_writers_and_never_the_trainer(knobs: Knobs, damage:
     assert stand_in.problem is not None and str(knobs.path) in stand_in.problem and reason in stand_in.problem
     assert (stand_in.values, stand_in.modes, stand_in.version) == (good.values, good.modes, good.version)
     assert turns(stand_in, good) == []
-    for turn in (lambda: knobs["temperature"].set(0.5), lambda: knobs.request("stop")):
+    for turn in (lambda: knobs["temperature"].set(0.5), lambda: knobs.request("pause")):
         with pytest.raises(RunError, match=r"or write it anew with `run.knobs.reset\(\)`"):
             turn()
     assert (knobs.path.read_bytes() if knobs.path.exists() else None) == broken, "what a person wrote is theirs"
@@ -273,6 +273,23 @@ def test_a_broken_file_stops_writers_and_never_the_trainer(knobs: Knobs, damage:
     assert after.problem is None and after.version == good.version + 1 and after.modes["beta/fairness"] == "auto"
     knobs["temperature"].set(0.5)
     assert knobs["temperature"].value == 0.5
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_a_stop_gets_through_a_broken_file_which_is_kept_aside(
+    knobs: Knobs, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    knobs["temperature"].set(0.5)
+    version = knobs.snapshot().version
+    BROKEN[damage][0](knobs)
+    broken = knobs.path.read_bytes() if knobs.path.exists() else None
+    knobs.request("stop", by="me")
+    now = Knobs(knobs.path, CONFIG).snapshot()
+    assert (now.command, now.by["command"], now.values["temperature"]) == ("stop", "me", 0.5)
+    assert now.problem is None and now.version > version
+    aside = knobs.path.with_name("knobs.broken.json")
+    assert (aside.read_bytes() if aside.exists() else None) == broken
+    assert "written anew with the last good values" in caplog.text
 
 
 def test_a_trainer_that_starts_on_a_broken_file_uses_the_configuration(knobs: Knobs) -> None:

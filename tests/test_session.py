@@ -18,6 +18,7 @@ import grpo_nb
 import grpo_nb.sft
 import grpo_nb.train
 from grpo_nb import plots, project, render, report, session
+from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
 from grpo_nb.tables import Table
@@ -191,6 +192,34 @@ def test_stop_asked_while_loading_is_not_forgotten(stage: Stage, run: Run) -> No
     stage.release(FOREVER)
     live.wait_blocking()
     assert live.step == 1 and live.state == "stopped"
+
+
+@pytest.mark.parametrize("whose", ["session", "view"])
+def test_stop_works_when_knobs_are_broken(stage: Stage, run: Run, whose: str) -> None:
+    stage.release(2)
+    live = start(run)
+    live.wait_blocking(step=2)
+    (run.path / "knobs.json").write_text("{broken")
+    (live if whose == "session" else session.Session(Run.open(run.path), lambda: iter(()))).stop()
+    live.wait_blocking()
+    assert live.error is None and (live.state, live.step) == ("stopped", 2)
+
+
+def test_stop_works_when_knobs_cannot_be_written(
+    stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Any, command: str, by: str = "") -> None:
+        raise RunError("read-only")
+
+    stage.release(2)
+    live = start(run)
+    live.wait_blocking(step=2)
+    monkeypatch.setattr(Knobs, "request", refuse)
+    live.stop()
+    stage.release()
+    live.wait_blocking()
+    assert live.error is None and (live.state, live.step) == ("stopped", 3)
+    assert "is closed instead" in caplog.text
 
 
 def test_resume_after_a_stop_goes_on(stage: Stage, run: Run) -> None:

@@ -144,6 +144,17 @@ def test_a_checkpoint_of_the_first_versions_which_kept_no_settings_goes_on(tmp_p
     assert next(grpo(run)).step == 2
 
 
+def test_a_damaged_checkpoint_of_the_start_is_no_matter_of_taking_another(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    next(grpo(run))
+    (run.path / "checkpoints" / "000000" / "policy.safetensors").write_bytes(b"cut")
+    with pytest.raises(
+        RunError, match=r"has 3 bytes.* no other can stand in for it: restore checkpoints/000000"
+    ) as caught:
+        next(grpo(run))
+    assert "take another" not in str(caught.value)
+
+
 def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
     first = next(iter(grpo(tiny_run(tmp_path))))
     assert first["ratio/max_dev"] < 1e-4  # type: ignore[operator]

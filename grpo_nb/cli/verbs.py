@@ -23,12 +23,14 @@ STAGE_KEYS = ("stage", "step", "split", "mode")
 def sft_command(arguments: Namespace) -> int:
     """Supervised warm-up to its last step."""
     run = open_run(arguments)
+    run.lock().refuse_if_taken()  # before a word of what is going to be done
     return _warm_up(run, f"; next: grpo-nb train {run.path}")
 
 
 def train_command(arguments: Namespace) -> int:
     """GRPO to a total number of steps; SFT first where the run has not had it."""
     run = open_run(arguments, steps=arguments.steps)
+    run.lock().refuse_if_taken()  # before a word of what is going to be done
     goal = run.config.run.steps if arguments.steps is None else arguments.steps
     newest, _ = run.checkpoints.latest()
     if newest is None:

@@ -96,7 +96,10 @@ def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
                     step,
                     f"a {label} checkpoint cannot be used: {str(error).partition(';')[0]}.",
                     {"folder": label, "step": step},
-                    "a resume takes the newest whole one by itself; look at the disk, and delete the damaged folder",
+                    "it is the reference that KL is measured against, and no other can stand in for it: restore it "
+                    "from a copy, or begin a new run folder"
+                    if label == "GRPO" and step == 0 and folder.latest()[0]
+                    else "a resume takes the newest whole one by itself; look at the disk, delete the damaged folder",
                 )
     if status.step > 0 and not whole:
         yield Finding(

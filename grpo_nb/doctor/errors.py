@@ -90,7 +90,8 @@ KNOWN = (
     Known(
         r"No space left on device|Disk quota exceeded",
         "The disk is full.",
-        "Free some space, or lower run.keep_checkpoints; what was saved before is whole",
+        "Free some space; what was saved before is whole. Of a run's checkpoints only 000000 and the newest are needed "
+        "to go on; a new run keeps fewer with a lower run.keep_checkpoints",
     ),
     Known(
         r"Too many open files",

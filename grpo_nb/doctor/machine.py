@@ -187,7 +187,7 @@ def available_ram_gib(root: Path = Path("/")) -> float | None:
 def _disk() -> Iterator[Check]:
     usage = shutil.disk_usage(Path.cwd())
     low = usage.free / GIB < LITTLE_DISK_GIB
-    advice = "checkpoints need room: free some, or lower run.keep_checkpoints" if low else ""
+    advice = "checkpoints need room: free some, or make new runs with a lower run.keep_checkpoints" if low else ""
     found = f"{usage.free / GIB:.1f} of {usage.total / GIB:.0f} GiB free in {Path.cwd()}"
     yield Check("disk", "warning" if low else "ok", found, advice)
 
