@@ -17,7 +17,7 @@ from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
 from grpo_nb.tables import Table, interval
-from grpo_nb.tasks import Task
+from grpo_nb.tasks import SPLITS, Task, selfcheck
 from grpo_nb.types import Example, Prompt
 
 
@@ -173,6 +173,20 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
                 | {"label": score.label, "reward": score.value}
             )
     return Table(pd.DataFrame(table), f"greedy answers, stage {stage}")
+
+
+def selfchecks(tasks: Mapping[str, Task]) -> Table:
+    """Every task checked: gold answers score top, known bad ones do not. Its examples by split.
+
+    Raises:
+        DataError: an item where that does not hold, by id.
+    """
+    table = []
+    for name, task in tasks.items():
+        selfcheck(task)
+        train, test = (len(task.examples(split)) for split in SPLITS)
+        table.append({"objective": name, "task": task.name, "train": train, "test": test, "selfcheck": "gold on top"})
+    return Table(pd.DataFrame(table), "examples by split, all of them checked")
 
 
 def scored_examples(tasks: Mapping[str, Task], count: int = 1) -> Table:

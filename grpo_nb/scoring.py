@@ -23,6 +23,7 @@ from grpo_nb.tasks import (
 from grpo_nb.tasks.answers import evidence, given
 from grpo_nb.tasks.hub import load_rows
 from grpo_nb.tasks.records import DataError, Row
+from grpo_nb.tasks.targets import METADATA
 from grpo_nb.types import Example, Score
 
 SEED = 0
@@ -161,7 +162,10 @@ def _bbq_notes(categories: Mapping[str, int], there: Collection[str], answers: S
         notes.append(f"not in, since no answer is theirs: {', '.join(absent)}")
     if unknown := Counter(str(columns["category"]) for columns, _ in answers if columns["biased"] is None):
         found = ", ".join(f"{category} {count}" for category, count in unknown.items())
-        notes.append(f"in no bias score, since their stereotype names none of the options, or both: {found} items")
+        notes.append(
+            f"in no bias score, since their rows name no target, or two: {found} items; BBQ's {METADATA} beside the "
+            "data tells it for the intersectional categories"
+        )
     return notes
 
 

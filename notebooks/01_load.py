@@ -70,14 +70,13 @@ tables.facts(policy.describe())
 
 # %% [markdown]
 # ## The tasks
-# One objective, one task. `selfcheck` proves that gold answers score full marks and wrong ones less, for every
-# example; it is silent when all is well.
+# One objective, one task. `selfcheck` proves that gold answers score top and known bad ones (the wrong option, the
+# made-up answer, both at once, nothing) do not, for every example; it raises where one fails. A task of your own may
+# have one; without, its gold answers must at least beat an empty one.
 
 # %%
 tasks = training.load_tasks(config, run.path)
-for task in tasks.values():
-    task.selfcheck()
-{name: {split: len(task.examples(split)) for split in ("train", "test")} for name, task in tasks.items()}
+report.selfchecks(tasks)
 
 # %% [markdown]
 # What the model reads, special tokens and all, and below it what SFT teaches it to write. The prompt ends where the
@@ -89,7 +88,8 @@ print(policy.tokenizer.decode(policy.encode(example.prompt)))
 print(policy.tokenizer.decode(policy.encode_target(example.target or "")))
 
 # %% [markdown]
-# How answers are judged. *Look at* the order: right before "I do not know" before wrong before unreadable.
+# How answers are judged. *Look at* the order: right before "I do not know" before wrong before unreadable. Each class
+# has a band of its own, so style and length cannot lift an answer over the next.
 # An answer that could not be scored at all has no reward, which is not the same as 0.
 
 # %%

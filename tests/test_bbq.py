@@ -10,8 +10,9 @@ import pytest
 
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.answers import answer_line, choose
-from grpo_nb.tasks.bbq import BANDS, BBQ, biased_index, judge
+from grpo_nb.tasks.bbq import BANDS, BBQ, judge
 from grpo_nb.tasks.records import DataError
+from grpo_nb.tasks.targets import biased_index, published_targets
 from grpo_nb.types import Score
 
 OPTIONS = ["The tullic", "Not known", "The peltrin"]
@@ -196,6 +197,37 @@ def test_biased_option_flips_with_polarity_and_matches_tag_or_text() -> None:
 @pytest.mark.parametrize("groups", [[], ["low", "high"], ["nobody"]])
 def test_biased_option_is_not_known_where_none_or_both_match(groups: list[str]) -> None:
     assert biased_index(row(additional_metadata={"stereotyped_groups": groups})) is None
+
+
+METADATA = '"category","question_index","example_id","target_loc","label_type"\n'
+
+
+@pytest.mark.parametrize("place", ["data", "analysis_scripts", "supplemental"])
+def test_the_authors_metadata_tells_what_a_row_does_not(tmp_path: Path, place: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / place).mkdir(exist_ok=True)
+    lines = '"Peoples",1,0,2,"label"\n"Peoples",1,1,NA,"label"\n"Peoples",1,2,1,"name"\n"Peoples",1,3,2,"name"\n'
+    (tmp_path / place / "additional_metadata.csv").write_text(METADATA + lines)
+    untold = {"additional_metadata": {"stereotyped_groups": []}}
+    rows = [row(**untold), row(example_id=1, **untold), row(example_id=2, **untold), row(example_id=3)]
+    task = load(tmp_path / "data", *rows)
+    assert [e.columns["biased"] for e in task.examples("train")] == [2, None, None, 0], "a row's own tags come first"
+    assert published_targets(str(tmp_path / "data" / "*.jsonl")) == published_targets(tmp_path / "data")
+    assert published_targets("owner/name") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"category","target_loc"\n"Age",1\n', r"found the columns category, target_loc, needs"),
+        (METADATA, r"found the columns of no row"),
+        (METADATA + '"Age",1,x,1,"label"\n', r"needs whole numbers in example_id and target_loc"),
+    ],
+)
+def test_metadata_of_another_form_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "additional_metadata.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, row())
 
 
 def columns(condition: str, label: int, biased: int | None = 0) -> dict[str, Any]:

@@ -48,6 +48,9 @@ def test_forty_different_questions_five_kinds_of_eight() -> None:
     TASK.selfcheck()
 
 
+REPEAT = "Repeat the following line exactly, and write nothing else.\n"
+
+
 @pytest.mark.parametrize(
     ("start", "reply", "right"),
     [
@@ -61,10 +64,10 @@ def test_forty_different_questions_five_kinds_of_eight() -> None:
         ('Which word completes the sentence "She opened', "It began to rain.", True),
         ('Which word completes the sentence "She opened', "sing, rain, burn", False),
         ('Which word completes the sentence "She opened', "training", False),
-        ("Repeat the following line exactly, and write nothing else.\nThe Green", "The Green door, not the Red one", True),
-        ("Repeat the following line exactly, and write nothing else.\nThe Green", "The green door, not the red one", False),
-        ("Repeat the following line exactly, and write nothing else.\nyes", '"yes; no; perhaps"', True),
-        ("Repeat the following line exactly, and write nothing else.\nyes", "Sure! yes; no; perhaps", False),
+        (f"{REPEAT}The Green", "The Green door, not the Red one", True),
+        (f"{REPEAT}The Green", "The green door, not the red one", False),
+        (f"{REPEAT}yes", '"yes; no; perhaps"', True),
+        (f"{REPEAT}yes", "Sure! yes; no; perhaps", False),
         ("Write the word river", "RIVER.", True),
         ("Write the word river", "River", False),
         ("Write the numbers from 1", "1,2,3,4,5", True),

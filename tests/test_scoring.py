@@ -78,9 +78,9 @@ def test_a_category_without_answers_is_left_out_and_said(tmp_path: Path) -> None
 def test_items_without_a_known_target_are_said(tmp_path: Path) -> None:
     rows = [r | {"additional_metadata": {}} for r in templates(2, ("Race_x_SES",))]
     scored = score_bbq(written(tmp_path / "d.jsonl", rows), written(tmp_path / "p.jsonl", answered(rows)), "said")
-    assert scored.notes == [
-        "in no bias score, since their stereotype names none of the options, or both: Race_x_SES 8 items"
-    ]
+    (note,) = scored.notes
+    assert note.startswith("in no bias score, since their rows name no target, or two: Race_x_SES 8 items")
+    assert "additional_metadata.csv" in note
     assert numbers(scored, "Race_x_SES")["bias_ambiguous"][0] != numbers(scored, "Race_x_SES")["bias_ambiguous"][0]
 
 

@@ -26,12 +26,14 @@ __all__ = [
     "read_examples",
 ]
 
+SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
+
 
 @runtime_checkable
 class Task(Protocol):
     """What a task must have. It may also have two more:
 
-    `selfcheck() -> None`, which raises DataError unless gold answers score full and known bad ones do not;
+    `selfcheck() -> None`, which raises DataError unless gold answers score top and known bad ones do not;
     `summary(examples, scores) -> dict[str, float]`, the task's own measures for evaluation.
     """
 
@@ -87,6 +89,25 @@ def summarise(task: Task, examples: Sequence[Example], scores: Sequence[Score]) 
         "reward": sum(values) / len(values) if values else float("nan"),
         "scored": len(values) / len(scores) if scores else float("nan"),
     }
+
+
+def selfcheck(task: Task) -> None:
+    """The task's own check; for a task that has none, every gold target scores more than an empty completion.
+
+    Raises:
+        DataError: an item where that does not hold, by id.
+    """
+    own = getattr(task, "selfcheck", None)
+    if own is not None:
+        own()
+        return
+    for example in (e for split in SPLITS for e in task.examples(split) if e.target is not None):
+        gold, nothing = (task.score(example, text).value for text in (example.target or "", ""))
+        if gold is not None and nothing is not None and gold <= nothing:
+            raise DataError(
+                f"{example.id}: task '{task.name}' gives its gold target {example.target!r} {gold} and an empty "
+                f"completion {nothing}; what is right must score more"
+            )
 
 
 def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:

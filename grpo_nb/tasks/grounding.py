@@ -11,8 +11,8 @@ QUOTE_WORDS = (5, 40)
 """A quotation has at least so many words (fewer name nothing) and at most so many (more is copying)."""
 COPIED = 0.8
 """An answer that holds this share of the words of a source longer than a quotation repeats it."""
-WINDOW = 20
-"""Words of a quotation cut out of a sentence that is too long to be one."""
+WINDOW = 15
+"""Words that a gold quotation has at most: of a longer sentence it is the part around the answer."""
 
 _YES_NO = ("yes", "no")
 _SMALL = frozenset((
@@ -105,7 +105,7 @@ def grounded(quote: str, source: str, about: Set[str]) -> bool:
 def best_quote(source: str, right: str, question: str, about: Set[str]) -> str | None:
     """The sentence of the source that holds the right answer, else the one nearest to answer and question; or None.
 
-    What SFT learns to quote. A sentence that is too long gives the words around the answer.
+    What SFT learns to quote. A sentence of more than 15 words (WINDOW) gives those around the answer.
     """
     near = _words(f"{right} {question}")
     found = [part for sentence in _SENTENCE.split(source) if (part := _cut(sentence, right, near))]
@@ -173,8 +173,8 @@ def _stands_in(words: str, text: str) -> bool:
 
 def _cut(sentence: str, right: str, near: Set[str]) -> str:
     words = sentence.split()
-    if len(words) <= QUOTE_WORDS[1]:
+    if len(words) <= WINDOW:
         return " ".join(words)
-    windows = [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW // 2, WINDOW // 4)]
+    windows = [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW // 2, WINDOW // 3)]
     gold = normalise(right)
     return max(windows, key=lambda part: (contains(normalise(part), gold), len(near & _words(part))))
