@@ -17,7 +17,8 @@ FLOORS = (
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
-    | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules", "doctor"},
+    | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
+    | {"warmup", "doctor"},
     {"session", "report", "tables", "exhibits", "plots", "render", "widgets", "cli", "__main__"}
     | {"project", "bench", "promise", "docs"},
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
-from grpo_nb import frozen, rules, symptoms
+from grpo_nb import frozen, rules, symptoms, warmup
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
@@ -23,6 +23,7 @@ def diagnose(run: Run) -> list[Finding]:
     rows, events, status = run.rows("metrics"), run.rows("events"), run.status()
     found = rules.post_mortem(rows, run.config)
     found += _measured(run, rows)
+    found += warmup.check(run.rows("sft"), [e for e in events if e.get("kind") == "sft_eval"], run.config)
     found += _ending(run, status, events)
     found += _checkpoints(run, status)
     found += _settings(run)
