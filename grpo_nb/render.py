@@ -12,8 +12,10 @@ import html
 import logging
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from traitlets.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +34,54 @@ STATE = "application/vnd.jupyter.widget-state+json"
 CELL_SECONDS = 3600
 
 
-def render(path: Path, out: Path, parameters: Mapping[str, Any] | None = None) -> float:
+def render(
+    path: Path,
+    out: Path,
+    parameters: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> float:
     """Execute one notebook in its own folder, write `out/<name>.html`, return the seconds it took.
 
     The page is written also when a cell fails, so that the failure can be read in its place.
+
+    Args:
+        parameters: values for names of its settings cell.
+        progress: called as `progress(done, cells)`: code cells that have ended well, of so many that will run.
 
     Raises:
         CellExecutionError, DeadKernelError: a cell failed, or the kernel died (mostly: out of memory).
         ValueError: parameters for a notebook without a cell tagged `parameters`, or that it does not set.
     """
     notebook = with_parameters(nbformat.read(path, as_version=4), parameters or {})  # type: ignore[no-untyped-call]
-    client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(path.parent)}})
     began = time.monotonic()
     try:
-        client.execute()
+        _execute(notebook, path.parent, progress or (lambda done, cells: None))
     finally:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{path.stem}.html").write_text(page(notebook, path.stem), encoding="utf-8")
     return time.monotonic() - began
+
+
+def _execute(notebook: Any, folder: Path, progress: Callable[[int, int], None]) -> None:
+    """Run the cells in a kernel that is reached by sockets in a private folder: nothing of it goes over TCP."""
+    cells, done = sum(c.cell_type == "code" and bool(c.source.strip()) for c in notebook.cells), 0
+
+    def count(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        nonlocal done
+        done += execute_reply["content"]["status"] == "ok"
+        progress(done, cells)
+
+    progress(done, cells)
+    with tempfile.TemporaryDirectory(prefix="nb-") as private:  # short: a socket's path has about 100 characters
+        sockets = Config({"KernelManager": {"transport": "ipc", "connection_file": f"{private}/kernel.json"}})
+        client = NotebookClient(
+            notebook,
+            config=sockets,
+            timeout=CELL_SECONDS,
+            resources={"metadata": {"path": str(folder)}},
+            on_cell_executed=count,
+        )
+        client.execute()
 
 
 def with_parameters(notebook: Any, parameters: Mapping[str, Any]) -> Any:
@@ -122,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for path in notebooks:
         try:
-            seconds = render(path, options.out, dict(options.set))
+            with _line(path.name) as progress:
+                seconds = render(path, options.out, dict(options.set), progress)
         except (CellExecutionError, DeadKernelError) as error:
             log.error("%s failed; read %s\n%s", path, options.out / f"{path.stem}.html", error)
             return 1
@@ -131,6 +167,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         log.info("%s: %.0f s", options.out / f"{path.stem}.html", seconds)
     return 0
+
+
+@contextmanager
+def _line(name: str) -> Iterator[Callable[[int, int], None]]:
+    """One line on standard error: cells done and time passed; where it is no terminal, only once all is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("cells"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, cells: bar.update(task, completed=done, total=cells)
 
 
 def _parser() -> argparse.ArgumentParser:

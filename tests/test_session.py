@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import re
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import ipywidgets
 import nbformat
 import pandas as pd
 import pytest
+from nbclient.exceptions import CellExecutionError
 
 import grpo_nb
 import grpo_nb.sft
@@ -643,6 +645,22 @@ def test_notebook_that_fails_leaves_its_page(tmp_path: Path) -> None:
     assert render.main([str(tmp_path / "bad.ipynb"), "--out", str(tmp_path)]) == 1
     assert "ZeroDivisionError" in (tmp_path / "bad.html").read_text()
     assert render.main([str(tmp_path / "good.ipynb"), "--out", str(tmp_path), "--set", "NO=4"]) == 2
+
+
+def test_kernel_is_reached_without_tcp_and_progress_counts_cells_that_ended_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connection = "from ipykernel.connect import get_connection_info"
+    cells = ("RUN = 1", f"{connection}\nget_connection_info(unpack=True)['transport']", "", "1 / 0", "2")
+    nbformat.write(book(*cells), tmp_path / "bad.ipynb")
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(CellExecutionError):
+        render.render(tmp_path / "bad.ipynb", tmp_path, progress=lambda done, cells: seen.append((done, cells)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (2, 4)]
+    assert "ipc" in (tmp_path / "bad.html").read_text()
+    assert "without encryption" not in capfd.readouterr().err
+    assert render.main([str(tmp_path / "bad.ipynb"), "--out", str(tmp_path)]) == 1
+    assert re.search(r"bad\.ipynb .* 2/4 cells 0:00:\d\d", capfd.readouterr().err)
 
 
 # ---- the real thing
