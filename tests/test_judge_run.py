@@ -2,23 +2,33 @@
 
 import json
 import logging
+import os
 import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.utils.import_utils import is_serve_available
 
 from grpo_nb import train
-from grpo_nb.config import ConfigError
+from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.guards import TrainingError
-from grpo_nb.judge import FILE
+from grpo_nb.journal import Journal
+from grpo_nb.judge import FILE, Judge
+from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run
 from grpo_nb.train import grpo
 from grpo_nb.types import Score
 from tests.fault_proxy import FAULTS, FaultProxy
-from tests.judge_server import JudgeServer, by_text, serving
-from tests.test_judge import KEY, VARIABLE, provider
+from tests.judge_server import Body, JudgeServer, by_text, serving
+from tests.test_judge import KEY, VARIABLE, ask, example, provider
 from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
 
 H, F = "hallucination", "fairness"
@@ -174,3 +184,81 @@ def test_a_missing_key_is_said_before_the_model_is_loaded(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match=f"environment variable {VARIABLE} is not set"):
         trained(run)
     assert not (run.path / "checkpoints").exists() or not list((run.path / "checkpoints").iterdir())
+
+
+# ---- a real model as the judge
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Policy:
+    if not (path := os.environ.get("GRPO_NB_SMOLLM2")):
+        pytest.skip("GRPO_NB_SMOLLM2 is not set to the path of SmolLM2-135M-Instruct, a .gguf file or a folder")
+    return load_policy(ModelConfig(name=path, device="cpu", train="full"))
+
+
+@pytest.mark.slow
+def test_a_real_model_judges_through_a_faulty_network(
+    tmp_path: Path, smollm2: Policy, scored: list[tuple[str, Score]]
+) -> None:
+    """SmolLM2 held to the form of a verdict: its likeliest score, after the request as its template renders it."""
+    turn = threading.Lock()
+
+    def likeliest(body: Body) -> str:
+        opening = '{"reason": "graded", "score": '
+        ids = smollm2.encode(body["messages"]) + smollm2.encode_target(opening)[:-1]
+        grades = [smollm2.encode_target(str(grade))[0] for grade in range(5)]
+        with turn, smollm2.scoring(), torch.no_grad():
+            logits = smollm2.model(torch.tensor([ids])).logits[0, -1, grades]
+        said.append(int(logits.argmax()))
+        return f"{opening}{said[-1]}}}"
+
+    said: list[int] = []
+    with serving(JudgeServer(key=KEY)) as server, serving(FaultProxy(server.url, seed=3, slow=3.0)) as proxy:
+        server.says = likeliest
+        settings = {"timeout_s": 60, "deadline_s": 300, "concurrency": 2, "retries": 3}
+        run = judged_run(tmp_path, proxy.url, only=(H,), steps=2, **settings)
+        metrics = trained(run)
+    verdicts = [s.parts["judge"] for _, s in scored if s.parts.get("judge") is not None]
+    assert len(metrics) == 2 and verdicts and {v * 4 for v in verdicts} <= set(said)
+    assert proxy.done.total() > proxy.done["none"] > 0
+    assert not [path for path in run.path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_model_server_of_others(tmp_path: Path, smollm2: Policy) -> None:
+    """`transformers serve` with SmolLM2, which is too small to keep to the form: no verdict, and no number either."""
+    if not is_serve_available():
+        pytest.skip("transformers serve needs fastapi and uvicorn, which are not installed")
+    smollm2.save(tmp_path / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "model", "--device", "cpu"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*command, "--port", str(port)], cwd=tmp_path, stdout=log, stderr=log)
+        try:
+            wait_for(port, process, tmp_path / "log")
+            settings = {"timeout_s": 120, "deadline_s": 240, "max_tokens": 60, "concurrency": 1}
+            served = {"model": "model", "base_url": f"http://localhost:{port}/v1", "api_key_env": None}
+            config = JudgeConfig.model_validate({"providers": [served], **settings})
+            function = Judge(H, "halueval_qa", config, Journal(tmp_path / FILE))
+            scores = ask(function, [example()] * 2, ["Answer: geese", "Answer: bees"])
+        finally:
+            process.terminate()
+            process.wait()
+    written = Journal(tmp_path / FILE).read()
+    assert len(written) == 2 and all(row["tokens_in"] > 400 and row["tokens_out"] > 0 for row in written)
+    for verdict in scores:
+        grade = verdict.parts["judge"]
+        assert verdict.cause if grade is None else grade * 4 in range(5)
+    assert [row["score"] is None for row in written] == [bool(row["cause"]) for row in written]
+
+
+def wait_for(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    for _ in range(240):
+        assert process.poll() is None, log.read_text()
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    pytest.fail(log.read_text())

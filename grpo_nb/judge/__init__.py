@@ -190,7 +190,8 @@ class Judge:
     def _final(self, attempts: list[Attempt]) -> list[Outcome]:
         """The one attempt that stands for a group: a whole one, else the one that knows most, with every cause."""
         best = max(attempts, key=lambda attempt: attempt.verdicts)
-        self.tally.providers[best.label] += best.verdicts
+        if best.verdicts:
+            self.tally.providers[best.label] += best.verdicts
         if best.whole:
             return best.outcomes
         self.tally.dropped_groups += 1

@@ -148,7 +148,7 @@ def _reply(response: Any, messages: Messages) -> Reply:
     if not isinstance(text, str):
         problem = f"the model refused: {refusal}" if refusal else "the server's answer is no chat completion"
         return Reply("", *_tokens(response, messages, ""), problem=problem)
-    problem = "cut off at max_tokens" if ended == "length" else ""
+    problem = f"cut off at max_tokens: {text[:80]!r}" if ended == "length" else ""
     return Reply(text, *_tokens(response, messages, text), problem=problem)
 
 
