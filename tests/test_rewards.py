@@ -147,6 +147,21 @@ def test_none_leaves_one_completion_unscored_with_its_cause() -> None:
     assert second.parts == {"detail": 0.5, "task": 0.25, "Colour": None}, "the known parts are kept"
 
 
+def test_a_score_says_why_there_is_none() -> None:
+    def judge(completions: list[Any]) -> list[Any]:
+        return [Score(value=None, cause="timed out"), Score(value=0.5)]
+
+    first, second = run((judge, 0.1))
+    assert first.value is None and first.cause == "'judge' gave None: timed out" and first.parts["judge"] is None
+    assert second.value == pytest.approx(0.25 + 0.05) and second.parts["judge"] == 0.5
+
+    def wrong(completions: list[Any]) -> list[Any]:
+        return [Score(value=math.nan), 1.0]
+
+    with pytest.raises(RewardError, match="'wrong' gave float nan for completion 0"):
+        run(wrong)
+
+
 def test_a_task_that_cannot_judge_leaves_it_unscored() -> None:
     first, _ = run(lengths, examples=[Example(id="0", prompt="p", columns={"own": None}), EXAMPLES[1]])
     assert first.value is None and first.cause == "judge was out"
