@@ -7,6 +7,7 @@
       samples.jsonl      some completions a step        evaluations.jsonl  held-out results
       events.jsonl       what happened: knob turns, checkpoints, resumes, findings
       checkpoints/ sft/  weights and state by step (see `checkpoints`)
+      judge.jsonl        what an LLM judge said of each text, and what it cost
       lock               who trains (see `lock`)
 
 `status` reads these event kinds: start, resume (training from there on), paused, stopped, done, failed.

@@ -354,8 +354,10 @@ def test_a_group_is_never_mixed(tmp_path: Path, server: JudgeServer) -> None:
     assert sorted(text for text, _ in server.given) == ["a", "bad", "c"]
     row = function.tally.row(H, scores, [1] * 6)
     assert row[f"judge/{H}/first_provider"] == 0.5 and row[f"judge/{H}/dropped_groups"] == 0
-    again = ask(judge(tmp_path, "http://127.0.0.1:9/v1", server.url), examples[:3], texts[:3])
-    assert [s.parts["judge"] for s in again] == [1.0] * 3, "known from the second, so the first is not asked"
+        resumed = judge(tmp_path, first.url, server.url)
+        again = ask(resumed, examples, texts)
+    assert [s.parts["judge"] for s in again] == [s.parts["judge"] for s in scores]
+    assert resumed.tally.replies == [], "known whole from the second, so the first is not asked again"
 
 
 def test_where_all_fail_the_group_is_dropped_with_every_cause(tmp_path: Path, server: JudgeServer) -> None:
