@@ -284,6 +284,7 @@ def controls(run: Run, said: list[str]) -> Controls:
 
 
 def test_beta_is_shown_exactly(controls: Controls) -> None:
+    """req 21"""
     controls.follow("new", {})
     control = controls.knobs["beta/fairness"]
     assert control.entry.value == 0.04 and control.slider.value == pytest.approx(0.04)
@@ -291,6 +292,7 @@ def test_beta_is_shown_exactly(controls: Controls) -> None:
 
 
 def test_moving_a_slider_requests_the_knob(controls: Controls, run: Run) -> None:
+    """req 3"""
     control = controls.knobs["beta/fairness"]
     control.slider.value = 0.2
     assert (run.knobs["beta/fairness"].value, run.knobs["beta/fairness"].mode) == (0.2, "manual")
@@ -299,29 +301,94 @@ def test_moving_a_slider_requests_the_knob(controls: Controls, run: Run) -> None
     assert run.knobs["beta/hallucination"].mode == "auto"
 
 
-@pytest.mark.parametrize("typed", [0.05, 0.0, 3.0])
+@pytest.mark.parametrize("typed", [0.05, 0.0, 3.0, 0.0123456])
 def test_typed_beta_is_taken_exactly(controls: Controls, run: Run, typed: float) -> None:
+    """req 21"""
     controls.knobs["beta/fairness"].entry.value = typed
     assert run.knobs["beta/fairness"].value == typed
     controls.follow("running", {"beta/fairness": 0.04})
     assert controls.knobs["beta/fairness"].entry.value == typed
 
 
-def test_typed_value_beyond_the_bounds_is_clamped(controls: Controls, run: Run) -> None:
+@pytest.mark.parametrize(
+    ("name", "typed", "bound"),
+    [("temperature", 99.0, "0.05 to 5"), ("beta/fairness", -0.1, "0 to 10"), ("learning_rate", 2.0, "0 to 1")],
+)
+def test_typed_value_beyond_the_bounds_is_refused(
+    controls: Controls, run: Run, said: list[str], name: str, typed: float, bound: str
+) -> None:
+    """req 24"""
+    before = run.knobs.snapshot()
+    control = controls.knobs[name]
+    shown, at = control.entry.value, control.slider.value
+    control.entry.value = typed
+    assert run.knobs.snapshot() == before and (control.entry.value, control.slider.value) == (shown, at)
+    assert f"{typed}" in said[-1] and bound in said[-1] and bound in control.entry.tooltip
+
+
+def test_refusal_goes_away_with_the_next_turn(controls: Controls, said: list[str]) -> None:
     controls.knobs["temperature"].entry.value = 99.0
-    assert run.knobs["temperature"].value == 5.0
+    controls.knobs["temperature"].entry.value = 0.9
+    assert said[-1] == ""
 
 
 def test_requested_and_in_use_are_told_apart(controls: Controls) -> None:
+    """req 3, 4"""
+    for name, value, old in (("beta/fairness", 0.1, 0.04), ("temperature", 0.7, 1.0)):
+        control = controls.knobs[name]
+        control.entry.value = value
+        controls.follow("running", {name: old})
+        assert control.label.value == f"requested <b>{value:g}</b>, in use {old:g}"
+        controls.follow("running", {name: value})
+        assert control.label.value == f"in use <b>{value:g}</b>, set by dashboard"
+
+
+def test_beta_of_the_controller_is_in_use_until_the_step_that_took_it_over(controls: Controls, run: Run) -> None:
+    """req 23"""
     control = controls.knobs["beta/fairness"]
-    control.entry.value = 0.1
-    controls.follow("running", {"beta/fairness": 0.04})
-    assert control.label.value == "requested <b>0.1</b>, in use 0.04"
-    controls.follow("running", {"beta/fairness": 0.1})
-    assert control.label.value == "in use <b>0.1</b>"
+    row = {"step": 3, "beta/fairness": 0.0523, "beta_mode/fairness": "auto"}
+    control.entry.value = 0.0523
+    controls.follow("running", row)
+    assert control.label.value == "requested <b>0.0523</b>, in use 0.0523 (auto)"
+    controls.follow("running", row | {"beta_mode/fairness": "manual"})
+    assert control.label.value == "in use <b>0.0523</b>, set by dashboard"
+    run.knobs["beta/fairness"].set_auto()
+    controls.follow("running", row | {"beta_mode/fairness": "manual"})
+    assert control.label.value == "requested <b>auto</b>, in use 0.0523"
+
+
+def test_learning_rate_in_use_is_told_without_its_warm_up(tmp_path: Path, said: list[str]) -> None:
+    run = tiny_run(tmp_path, algorithm__learning_rate=3e-4, algorithm__warmup_steps=10)
+    controls = Controls(attach(run), said.append)
+    control = controls.knobs["learning_rate"]
+    assert control.entry.value == control.slider.value == 3e-4
+    controls.follow("running", {"step": 2, "lr": 6e-5})
+    assert control.label.value == "in use <b>0.0003</b>, 20% of it in the warm-up"
+    control.entry.value = 1e-5
+    controls.follow("running", {"step": 10, "lr": 3e-4})
+    assert control.label.value == "requested <b>1e-05</b>, in use 0.0003"
+    assert run.knobs["learning_rate"].value == 1e-5
+
+
+def test_name_of_who_turned_a_knob_is_data(controls: Controls, run: Run) -> None:
+    run.knobs["temperature"].set(0.8, by="<img>")
+    controls.follow("running", {"temperature": 0.8})
+    assert controls.knobs["temperature"].label.value.endswith("set by &lt;img&gt;")
+
+
+def test_every_control_has_a_name_and_the_keys_move_it(controls: Controls) -> None:
+    """req 22"""
+    for control in controls.knobs.values():
+        assert control.entry.description == control.name and control.name in control.slider.tooltip
+        assert control.auto is None or control.auto.tooltip.startswith(control.name)
+        assert control.slider.step > 0 and control.entry.step > 0 and not control.slider.continuous_update
+        assert all(part.tabbable is not False for part in (control.entry, control.slider))
+    for button in controls.buttons.values():
+        assert button.tooltip.startswith(button.description)
 
 
 def test_automatic_slider_follows_the_controller_and_writes_nothing(controls: Controls, run: Run) -> None:
+    """req 23"""
     before = run.knobs.snapshot()
     controls.follow("running", {"beta/fairness": 0.0523})
     control = controls.knobs["beta/fairness"]
@@ -331,6 +398,7 @@ def test_automatic_slider_follows_the_controller_and_writes_nothing(controls: Co
 
 
 def test_auto_button_gives_the_knob_back(controls: Controls, run: Run) -> None:
+    """req 23"""
     control = controls.knobs["beta/fairness"]
     control.slider.value = 0.2
     assert control.auto is not None
@@ -367,7 +435,35 @@ def test_knob_that_cannot_be_written_is_said(controls: Controls, run: Run, said:
 def test_buttons_allow_what_makes_sense(controls: Controls, state: str, allowed: str) -> None:
     controls.follow(state, {})
     buttons = ("pause", "resume", "stop")
-    assert " ".join(b for b in buttons if not getattr(controls, b).disabled) == allowed
+    assert " ".join(name for name in buttons if not controls.buttons[name].disabled) == allowed
+
+
+class Offering:
+    """A session that also steps, saves and evaluates."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.knobs, self.asked = run, run.knobs, list[str]()
+
+    def step(self) -> None:
+        self.asked.append("step")
+
+    def save(self) -> None:
+        self.asked.append("save")
+
+    def evaluate(self) -> None:
+        raise RunError("nothing is held out")
+
+
+def test_commands_are_those_that_the_session_has(controls: Controls, run: Run, said: list[str]) -> None:
+    assert {"pause", "resume", "stop"} <= set(controls.buttons)
+    offered = Controls(session := Offering(run), said.append)
+    assert list(offered.buttons) == ["step", "save", "evaluate"]
+    for name, allowed in (("paused", "step save evaluate"), ("running", "save evaluate"), ("new", "")):
+        offered.follow(name, {})
+        assert " ".join(key for key, button in offered.buttons.items() if not button.disabled) == allowed
+    for button in offered.buttons.values():
+        button.click()
+    assert session.asked == ["step", "save"] and said[-1] == "Evaluate: nothing is held out"
 
 
 # ---- dashboard

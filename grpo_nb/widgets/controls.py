@@ -1,60 +1,76 @@
-"""Controls of a run: each beta, the temperature, pause, resume, stop.
+"""Controls of a run: each beta, temperature, learning rate, and the commands that its session has.
 
 A callback writes a knob and nothing else, so it may run on any thread. The controls never remember what
 was asked: they show what the knob file and the newest metrics row say, wherever the change came from.
 """
 
+import html
 import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ipywidgets as w
 
 from grpo_nb.config import ObjectiveConfig
 from grpo_nb.knobs import Knob, KnobSnapshot
+from grpo_nb.optim import warmup
 from grpo_nb.run import RunError
 
 Row = Mapping[str, Any]
 Say = Callable[[str], None]
 
 
-class KnobControl:
-    """One knob as a row: a slider to feel, a box to be exact, a toggle for the controller, and what is in use."""
+@dataclass(frozen=True)
+class Setting:
+    """A knob as somebody asked for it, or as a step used it."""
 
-    def __init__(self, knob: Knob, slider: w.Widget, say: Say) -> None:
-        self.knob, self.slider, self._say = knob, slider, say
+    value: float
+    automatic: bool = False
+    by: str = ""
+    """Who asked; nobody did while it is as the configuration has it."""
+
+
+class KnobControl:
+    """One knob as a row: a box to be exact, a slider to feel, a toggle for the controller, and what is in use."""
+
+    def __init__(self, knob: Knob, name: str, slider: w.Widget, arrow: float, say: Say) -> None:
+        """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""
+        self.knob, self.name, self.slider, self._say = knob, name, slider, say
         low, high = knob.bounds
-        self.entry = w.BoundedFloatText(
+        self.entry = w.FloatText(  # not the bounded one: that would clamp without a word
             value=knob.value,
-            min=low,
-            max=high,
-            step=0.001,
-            tooltip=f"{slider.description}, exactly",
-            layout=w.Layout(width="88px"),
+            step=arrow,
+            description=name,
+            tooltip=f"{name}, exactly: any number from {low:g} to {high:g}",
+            style={"description_width": "130px"},
+            layout=w.Layout(width="232px"),
         )
         self.auto: w.ToggleButton | None = None
-        self.label = w.HTML(layout=w.Layout(width="230px"))
+        self.label = w.HTML(layout=w.Layout(width="330px", margin="2px 0 2px 8px"))
         self._own = threading.local()  # set while this thread moves the widgets itself
         slider.observe(self._moved, names="value")
         self.entry.observe(self._moved, names="value")
 
     def with_auto(self, tooltip: str) -> "KnobControl":
         """Add the toggle that gives the knob back to its controller."""
-        self.auto = w.ToggleButton(value=False, description="auto", tooltip=tooltip, layout=w.Layout(width="64px"))
+        self.auto = w.ToggleButton(
+            value=False, description="auto", tooltip=f"{self.name}: {tooltip}", layout=w.Layout(width="64px")
+        )
         self.auto.observe(self._toggled, names="value")
         return self
 
     @property
     def widget(self) -> w.HBox:
-        parts = [self.slider, self.entry, *([self.auto] if self.auto else []), self.label]
-        return w.HBox(parts, layout=w.Layout(align_items="center"))
+        auto = self.auto or w.Box(layout=w.Layout(width="64px", margin="2px"))
+        return w.HBox([self.entry, self.slider, auto, self.label], layout=w.Layout(align_items="center"))
 
-    def follow(self, asked: float, automatic: bool, in_use: float | None) -> None:
+    def follow(self, asked: Setting, used: Setting | None, note: str = "") -> None:
         """Show the knob as it stands: the controller's value while it is automatic, else what was asked for."""
-        shown = in_use if automatic and in_use is not None else asked
-        self._show(shown, automatic)
-        text = _words(shown, in_use, automatic)
+        shown = used.value if asked.automatic and used is not None else asked.value
+        self._show(shown, asked.automatic)
+        text = words(asked, used) + note
         if text != self.label.value:
             self.label.value = text
 
@@ -73,8 +89,10 @@ class KnobControl:
         if getattr(self._own, "moving", False):
             return
         value = change["new"] if change["owner"] is self.entry else _rounded(change["new"])
-        self._write(lambda: self.knob.set(value, by="dashboard"))
-        self._show(value, automatic=False)
+        if self._write(lambda: self.knob.set(value, by="dashboard")):
+            self._show(value, automatic=False)
+        else:  # back to what stands, so that a refused number is not taken for a requested one
+            self._show(change["old"], automatic=bool(self.auto and self.auto.value))
 
     def _toggled(self, change: Any) -> None:
         if getattr(self._own, "moving", False):
@@ -84,12 +102,38 @@ class KnobControl:
         else:
             self._write(lambda: self.knob.set(self.entry.value, by="dashboard"))
 
-    def _write(self, change: Callable[[], object]) -> None:
+    def _write(self, change: Callable[[], object]) -> bool:
         self._say("")
         try:
             change()
         except (RunError, OSError) as error:
             self._say(f"not changed: {error}")
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Command:
+    """A button: the session's method of that name, and the states in which it makes sense."""
+
+    method: str
+    icon: str
+    does: str
+    states: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return self.method.capitalize()
+
+
+COMMANDS = (
+    Command("pause", "pause", "hold before the next step", ("starting", "running")),
+    Command("step", "step-forward", "train one step, then hold", ("paused", "stopped")),
+    Command("resume", "play", "go on from where it stands", ("paused", "stopped", "dead", "failed")),
+    Command("stop", "stop", "finish this step, save, end", ("starting", "running", "paused")),
+    Command("save", "save", "write a checkpoint at the next step boundary", ("running", "paused")),
+    Command("evaluate", "check", "measure the held-out examples now", ("running", "paused", "stopped", "done")),
+)  # fmt: skip
 
 
 class Controls:
@@ -97,39 +141,57 @@ class Controls:
 
     def __init__(self, session: Any, say: Say) -> None:
         self._session, self._say = session, say
-        config = session.run.config
+        config, knobs = session.run.config, session.knobs
+        self._warmup = config.algorithm.warmup_steps
         self.knobs: dict[str, KnobControl] = {
-            f"beta/{name}": beta_control(session.knobs[f"beta/{name}"], name, objective, say)
+            f"beta/{name}": beta_control(knobs[f"beta/{name}"], name, objective, say)
             for name, objective in config.objectives.items()
         }
-        self.knobs["temperature"] = temperature_control(session.knobs["temperature"], say)
-        self.pause = self._button("Pause", "pause", "hold before the next step", session.pause)
-        self.resume = self._button(
-            "Resume", "play", "go on, from a pause or from the newest checkpoint", session.resume
-        )
-        self.stop = self._button("Stop", "stop", "finish this step, save, end", session.stop)
-        buttons = w.HBox([self.pause, self.resume, self.stop], layout=w.Layout(margin="8px 0 0 134px"))
+        self.knobs["temperature"] = temperature_control(knobs["temperature"], say)
+        self.knobs["learning_rate"] = rate_control(knobs["learning_rate"], config.algorithm.learning_rate, say)
+        offered = [c for c in COMMANDS if callable(getattr(session, c.method, None))]
+        self.buttons = {c.method: self._button(c) for c in offered}
+        buttons = w.HBox(list(self.buttons.values()), layout=w.Layout(margin="8px 0 0 134px", flex_flow="row wrap"))
         self.widget = w.VBox([control.widget for control in self.knobs.values()] + [buttons])
 
     def follow(self, state: str, row: Row) -> None:
         """Show the knobs as the files have them and allow the commands that `state` allows."""
         asked: KnobSnapshot = self._session.knobs.snapshot()
         for name, control in self.knobs.items():
-            control.follow(asked.values[name], asked.modes[name] == "auto", _number(row.get(name)))
+            wanted = Setting(asked.values[name], asked.modes[name] == "auto", asked.by[name])
+            used, note = self._used(name, row, wanted.automatic)
+            control.follow(wanted, used, note)
         if asked.problem:
             self._say(asked.problem)
-        self.pause.disabled = state not in ("starting", "running")
-        self.resume.disabled = state not in ("paused", "stopped", "dead", "failed")
-        self.stop.disabled = state not in ("starting", "running", "paused")
+        for command in COMMANDS:
+            if command.method in self.buttons:
+                self.buttons[command.method].disabled = state not in command.states
 
-    def _button(self, name: str, icon: str, tooltip: str, command: Callable[[], object]) -> w.Button:
-        button = w.Button(description=name, icon=icon, tooltip=f"{name}: {tooltip}", layout=w.Layout(width="96px"))
+    def _used(self, name: str, row: Row, asked_automatic: bool) -> tuple[Setting | None, str]:
+        """The knob in the newest row; the learning rate without its warm-up, which the note tells of."""
+        value = _number(row.get("lr" if name == "learning_rate" else name))
+        if value is None:
+            return None, ""
+        if name == "learning_rate":
+            share = warmup(int(row["step"]), self._warmup)
+            return Setting(value / share), f", {share:.0%} of it in the warm-up" if share < 1 else ""
+        mode = row.get(name.replace("/", "_mode/", 1))
+        return Setting(value, mode == "auto" if isinstance(mode, str) else asked_automatic), ""
+
+    def _button(self, command: Command) -> w.Button:
+        button = w.Button(
+            description=command.label,
+            icon=command.icon,
+            tooltip=f"{command.label}: {command.does}",
+            layout=w.Layout(width="100px"),
+        )
 
         def pressed(_: object) -> None:
+            self._say("")
             try:
-                command()
-            except (RunError, OSError) as error:
-                self._say(str(error))
+                getattr(self._session, command.method)()
+            except (RunError, OSError, RuntimeError) as error:
+                self._say(f"{command.label}: {error}")
 
         button.on_click(pressed)
         return button
@@ -139,7 +201,7 @@ def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, say: Say) ->
     """A logarithmic slider over the objective's beta bounds; the box takes any beta, 0 too."""
     low, high = (math.log10(bound) for bound in objective.beta_bounds)
     slider = w.FloatLogSlider(value=knob.value, min=low, max=high, step=0.05, **_naming(f"β {name}"))
-    control = KnobControl(knob, slider, say)
+    control = KnobControl(knob, f"β {name}", slider, 0.001, say)
     if objective.kl_band is None or not objective.controlled:
         return control
     return control.with_auto("let the controller hold the KL from {} to {} nats a token".format(*objective.kl_band))
@@ -147,34 +209,43 @@ def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, say: Say) ->
 
 def temperature_control(knob: Knob, say: Say) -> KnobControl:
     """A slider over the usual temperatures; the box takes all that the knob allows."""
-    return KnobControl(
-        knob, w.FloatSlider(value=knob.value, min=0.1, max=2.0, step=0.05, **_naming("temperature")), say
+    slider = w.FloatSlider(value=knob.value, min=0.1, max=2.0, step=0.05, **_naming("temperature"))
+    return KnobControl(knob, "temperature", slider, 0.05, say)
+
+
+def rate_control(knob: Knob, start: float, say: Say) -> KnobControl:
+    """A logarithmic slider two decades to both sides of the configured rate; the box takes any, 0 too."""
+    middle = math.log10(start)
+    slider = w.FloatLogSlider(
+        value=knob.value, min=middle - 2, max=min(middle + 2, 0.0), step=0.05, **_naming("learning rate")
     )
+    return KnobControl(knob, "learning rate", slider, _rounded(start / 10), say)
+
+
+def words(asked: Setting, used: Setting | None) -> str:
+    """What is in use, and what was asked for where that is not in use yet, as HTML."""
+    if used is None:
+        return f"{_short(asked)} from step 1 on" + (", then the controller's" if asked.automatic else "")
+    same = asked.automatic or math.isclose(asked.value, used.value, rel_tol=1e-6, abs_tol=1e-12)
+    if asked.automatic != used.automatic or not same:
+        wanted = "auto" if asked.automatic else _short(asked)
+        return f"requested <b>{wanted}</b>, in use {_short(used)}{' (auto)' if used.automatic else ''}"
+    if used.automatic:
+        return f"in use <b>{_short(used)}</b> (auto)"
+    return f"in use <b>{_short(used)}</b>" + (f", set by {html.escape(asked.by)}" if asked.by != "config" else "")
 
 
 def _naming(name: str) -> dict[str, Any]:
     return {
-        "description": name,
-        "tooltip": name,
+        "tooltip": f"{name}: drag, or move with the arrow keys",
         "readout": False,  # it would round; the box beside it is exact
         "continuous_update": False,
-        "style": {"description_width": "130px"},
-        "layout": w.Layout(width="420px"),
+        "layout": w.Layout(width="300px"),
     }
 
 
-def _words(shown: float, in_use: float | None, automatic: bool) -> str:
-    if in_use is None:
-        return f"{_short(shown)} from step 1 on" + (", then the controller's" if automatic else "")
-    if automatic:
-        return f"in use <b>{_short(in_use)}</b> (auto)"
-    if math.isclose(shown, in_use, rel_tol=1e-6, abs_tol=1e-12):
-        return f"in use <b>{_short(in_use)}</b>"
-    return f"requested <b>{_short(shown)}</b>, in use {_short(in_use)}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
+def _short(setting: Setting) -> str:
+    return f"{setting.value:.4g}" if setting.automatic else f"{setting.value:.6g}"
 
 
 def _rounded(value: float) -> float:
