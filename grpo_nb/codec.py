@@ -1,6 +1,7 @@
 """Text to token ids and back: the chat template, one BOS, every terminator, and a padding id that is none of them."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
@@ -9,6 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from grpo_nb.loading import ModelError
 from grpo_nb.types import Prompt
 
+_CONTEXT = 4
+"""Tokens that decide how the next one is written: no character has more bytes, no word piece looks back further."""
+_TORN = "\ufffd"
+"""How a part of a character is decoded."""
 _PROBE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "GRPOanswer"}]
 
 
@@ -63,9 +68,24 @@ class Codec:
         kept = [i for i in ids if i not in self.terminators]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True))
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds, special ones too: joined, they are the decoded text.
+
+        Of the tokens that share one character the last has it and the others are empty.
+        """
+        return [self._added(ids[max(0, i - _CONTEXT) : i], token) for i, token in enumerate(ids)]
+
     def token(self, token_id: int) -> str:
         """How the tokenizer writes this id, special or not."""
         return str(self.tokenizer.convert_ids_to_tokens(token_id))
+
+    def _added(self, before: Sequence[int], token: int) -> str:
+        old, new = (
+            str(self.tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip(_TORN)
+            for ids in (before, [*before, token])
+        )
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+        return new[shared:].lstrip(_TORN)
 
     def _settle(self) -> None:
         turn_end, eos = _turn_end(self.tokenizer), self.tokenizer.eos_token_id

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import fmean
+from statistics import fmean, stdev
 
 import torch
 from jaxtyping import Float
@@ -78,7 +78,7 @@ def reward_row(
     rewards: Float[Tensor, "prompt group"],
     compared: Float[Tensor, "prompt group"],
 ) -> Row:
-    """Rewards of one objective as given: mean, spread inside the groups, unscored groups, labels, parts.
+    """Rewards of one objective as given: mean, spread inside the groups, unscored groups, labels; each part's too.
 
     A dead group, whose answers teach nothing, is one whose rewards are all alike as they were `compared`, shaped.
     """
@@ -93,6 +93,7 @@ def reward_row(
         f"dead_groups/{objective}": float((alike < losses.DEGENERATE_STD).float().mean()) if len(whole) else None,
         f"unscored_groups/{objective}": len(rewards) - len(whole),
         **{f"reward_part/{objective}/{name}": value for name, value in _part_means(scores).items()},
+        **{f"reward_part_std/{objective}/{name}": v for name, v in _part_spreads(scores, rewards.shape[1]).items()},
         **{f"label/{objective}/{name}": count / len(scores) for name, count in sorted(labels.items())},
     }
 
@@ -154,5 +155,19 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _part_means(scores: Sequence[Score]) -> dict[str, float | None]:
-    names = list(dict.fromkeys(name for s in scores for name in s.parts))
-    return {name: _mean([v for s in scores if (v := s.parts.get(name)) is not None]) for name in names}
+    return {name: _mean([v for v in values if v is not None]) for name, values in _parts(scores).items()}
+
+
+def _part_spreads(scores: Sequence[Score], group: int) -> dict[str, float | None]:
+    """Mean standard deviation inside the groups that have the part throughout."""
+    spreads: dict[str, float | None] = {}
+    for name, values in _parts(scores).items():
+        groups = [values[i : i + group] for i in range(0, len(values), group)]
+        whole = [[v for v in values if v is not None] for values in groups]
+        spreads[name] = _mean([stdev(values) for values in whole if len(values) == group > 1])
+    return spreads
+
+
+def _parts(scores: Sequence[Score]) -> dict[str, list[float | None]]:
+    names = dict.fromkeys(name for s in scores for name in s.parts)
+    return {name: [s.parts.get(name) for s in scores] for name in names}

@@ -122,6 +122,10 @@ class Policy:
         """The text of a completion without special tokens."""
         return self.codec.decode(ids)
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds, special tokens too."""
+        return self.codec.pieces(ids)
+
     def set_chat_template(self, template: str) -> None:
         """Give the tokenizer this Jinja chat template; the terminators are found anew."""
         self.codec.set_chat_template(template)

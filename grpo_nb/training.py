@@ -22,6 +22,7 @@ from grpo_nb.control import BetaState
 from grpo_nb.findings import Finding, missing_steps, spans
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.losses import Moments
+from grpo_nb.losses.tokens import FAR
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
@@ -31,6 +32,9 @@ from grpo_nb.tasks import Task, check_task, load_task
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 log = logging.getLogger(__name__)
+
+TOKENS_LOGGED = 128
+"""Tokens of a logged completion that samples.jsonl tells one by one: some 25 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -267,10 +271,27 @@ def sample_rows(
             "advantage": experience.advantage_of(i),
             "stop_reason": rollouts.stop_reasons[i],
             "tokens": len(rollouts.completion_ids[i]),
+            "group_size": group,
+            **_token_columns(training.policy, experience, i),
         }
         for first in first_rows
         for i in range(first, first + min(each, group))
     ]
+
+
+def _token_columns(policy: Policy, experience: Experience, row: int) -> dict[str, object]:
+    """Text and log-probs, in nats, of a completion's first tokens; None where the step had no need of them."""
+    ids = experience.completion_ids[row][:TOKENS_LOGGED]
+
+    def numbers(table: Tensor | None) -> list[float] | None:
+        return None if table is None else [round(v, 4) for v in table[row, : len(ids)].clamp(min=-FAR).tolist()]
+
+    known = experience.old_known or bool(experience.kept[row])  # else no forward pass has seen this row
+    return {
+        "token_texts": policy.pieces(ids),
+        "logprobs_old": numbers(experience.logprobs_old) if known else None,
+        "logprobs_reference": numbers(experience.logprobs_reference),
+    }
 
 
 def _check_prompts(training: Training) -> None:

@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
 from grpo_nb.model import ModelError, Policy, load_policy
 from tests import tiny_models as tiny
@@ -125,3 +128,30 @@ def test_an_added_token_without_a_row_is_refused_only_when_used() -> None:
     assert learner.encode("who") == [7] and "<image>" in str(learner.describe()["notes"])
     with pytest.raises(ModelError, match=f"'<image>' has id {tiny.VOCABULARY}"):
         learner.encode("who <image>")
+
+
+# ---- token by token
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and one that ends: characters beyond ASCII take several tokens."""
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    bare = Tokenizer(models.BPE(vocabulary, []))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>")
+
+
+@pytest.mark.parametrize("text", ["plain words", "naïve 日本 \u20ac", "🙂🙂", " a\n\n b "])
+def test_pieces_join_to_the_text_and_no_character_is_torn(text: str) -> None:
+    tokens = byte_tokenizer()
+    ids = tokens.encode(text)
+    pieces = Codec(tokens, [], len(tokens)).pieces([*ids, tokens.eos_token_id])
+    assert pieces[-1] == "<eos>" and "".join(pieces[:-1]) == text
+    assert len(pieces) == len(ids) + 1 == len(text.encode()) + 1 and "\ufffd" not in "".join(pieces)
+    assert [p for p in pieces[:-1] if p] == list(text)
+
+
+def test_pieces_of_words_keep_their_spaces() -> None:
+    learner = tiny.policy()
+    pieces = learner.pieces([*tiny.ids("answer yes"), tiny.END])
+    assert "".join(pieces[:-1]) == "answer yes" and pieces[-1].strip() == "<|end|>"

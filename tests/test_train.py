@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb import train, training
+from grpo_nb import metrics, train, training
 from grpo_nb.combine import COMBINERS
 from grpo_nb.config import ConfigError
 from grpo_nb.rewards import RewardError
@@ -337,6 +337,16 @@ def test_own_reward_functions_with_trl_signature_add_to_the_task(tmp_path: Path)
     assert "reward_part/hallucination/brevity" not in steps[0].metrics
 
 
+def test_each_reward_function_has_a_spread_inside_its_groups() -> None:
+    def scored(*values: float | None) -> list[Score]:
+        return [Score(0.0, parts={"task": 0.0, "own": value}) for value in values]
+
+    rewards = torch.zeros(3, 2)
+    row = metrics.reward_row("a", scored(0.0, 2.0, 5.0, 5.0, None, 9.0), rewards, rewards)
+    assert row["reward_part_std/a/own"] == pytest.approx(2**0.5 / 2)  # of the two whole groups
+    assert row["reward_part/a/own"] == pytest.approx(21 / 5) and row["reward_part_std/a/task"] == 0
+
+
 @pytest.mark.parametrize("bad", [[1.0], [float("inf")] * 8, ["one"] * 8])
 def test_a_wrong_reward_names_the_function_and_loses_nothing(tmp_path: Path, bad: list[Any]) -> None:
     run = tiny_run(tmp_path)
@@ -489,3 +499,41 @@ def test_repeated_example_ids_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="'x' is used 3 times"):
         next(grpo(tiny_run(tmp_path), tasks={"fairness": Twins(), "hallucination": Twins()}))
+
+
+def test_samples_tell_the_log_probs_of_their_tokens(tmp_path: Path) -> None:
+    run, _ = straight(tmp_path, run__steps=2)
+    logged = run.rows("samples")
+    assert len(logged) == 2 * 8 and {row["objective"] for row in logged} == {"fairness", "hallucination"}
+    for row in logged:
+        pieces, old, reference = row["token_texts"], row["logprobs_old"], row["logprobs_reference"]
+        assert len(pieces) == len(old) == len(reference) == row["tokens"] <= training.TOKENS_LOGGED
+        assert row["completion"].split() == re.sub("<[^ ]*?>", "", "".join(pieces)).split()
+        assert all(value < 0 for value in old) and row["group_size"] == 4
+        assert old == (pytest.approx(reference, abs=2e-4) if row["step"] == 1 else old)
+    assert any(row["logprobs_old"] != row["logprobs_reference"] for row in logged if row["step"] == 2)
+
+
+def test_long_samples_are_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TOKENS_LOGGED", 2)
+    run, _ = straight(tmp_path, run__steps=1)
+    assert max(row["tokens"] for row in run.rows("samples")) > 2
+    for row in run.rows("samples"):
+        assert len(row["token_texts"]) == len(row["logprobs_old"]) == min(2, row["tokens"])
+
+
+def test_log_probs_that_no_pass_has_seen_are_left_out(tmp_path: Path) -> None:
+    class Mute:
+        def __init__(self, task: Any) -> None:
+            self.name, self.examples = task.name, task.examples
+
+        def score(self, example: Example, text: str) -> Score:
+            return Score(None, cause="no verdict")
+
+    tasks = {"fairness": Mute(small_tasks()["fairness"]), "hallucination": small_tasks()["hallucination"]}
+    run = tiny_run(tmp_path, run__steps=2, objectives__fairness__kl_band=None, objectives__fairness__beta=0)
+    list(product_grpo(run, rewards={"hallucination": REWARDS["hallucination"]}, tasks=tasks))
+    unseen = [row for row in run.rows("samples") if row["step"] == 2 and row["objective"] == "fairness"]
+    seen = [row for row in run.rows("samples") if row["step"] == 2 and row["objective"] == "hallucination"]
+    assert [row["logprobs_old"] for row in unseen] == [None] * 4
+    assert all(row["logprobs_old"] for row in seen)
