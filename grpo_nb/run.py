@@ -18,7 +18,7 @@ import difflib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -222,6 +222,10 @@ class Run:
                 "%d rows of %s.jsonl in %s have no step and are left out", len(rows) - len(whole), log, self.path
             )
         return whole
+
+    def newest_first(self, log: Log) -> Iterator[Row]:
+        """The rows of one log backwards, read from the end of the file only as far as they are asked for."""
+        return self._logs[log].backwards()
 
     def metric_rows(self) -> list[Row]:
         """The metrics' rows as they were written, oldest first."""

@@ -350,12 +350,12 @@ def test_a_group_is_never_mixed(tmp_path: Path, server: JudgeServer) -> None:
         server.grade = lambda parts: 4
         function = judge(tmp_path, first.url, server.url)
         scores = ask(function, examples, texts)
+        resumed = judge(tmp_path, first.url, server.url)
+        again = ask(resumed, examples, texts)
     assert [s.parts["judge"] for s in scores] == [1.0, 1.0, 1.0, 0.25, 0.25, 0.25]
     assert sorted(text for text, _ in server.given) == ["a", "bad", "c"]
     row = function.tally.row(H, scores, [1] * 6)
     assert row[f"judge/{H}/first_provider"] == 0.5 and row[f"judge/{H}/dropped_groups"] == 0
-        resumed = judge(tmp_path, first.url, server.url)
-        again = ask(resumed, examples, texts)
     assert [s.parts["judge"] for s in again] == [s.parts["judge"] for s in scores]
     assert resumed.tally.replies == [], "known whole from the second, so the first is not asked again"
 
