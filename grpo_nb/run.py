@@ -18,7 +18,7 @@ import difflib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 MILESTONES = frozenset({"start", "resume", "paused", "stopped", "done", "failed"})
+PAUSES = frozenset({"paused", "sft_paused"})
 
 
 @dataclass(frozen=True)
@@ -298,11 +299,19 @@ class Run:
         )
         return run
 
+    def _milestone(self, kinds: Collection[str] = MILESTONES) -> str | None:
+        """The newest event of these kinds."""
+        return next((str(e["kind"]) for e in self._logs["events"].backwards() if e.get("kind") in kinds), None)
+
     def _state(self, step: int, owner: Owner | None) -> State:
-        milestone = next((e["kind"] for e in self._logs["events"].backwards() if e.get("kind") in MILESTONES), None)
+        milestone = self._milestone()
         if owner is not None and owner.alive():
             # asked to pause is not yet paused, and asked to go on is no longer
-            return "paused" if milestone == "paused" and self.knobs.command == "pause" else "running"
+            return (
+                "paused"
+                if self._milestone(MILESTONES | PAUSES) in PAUSES and self.knobs.command == "pause"
+                else "running"
+            )
         if milestone == "failed":
             return "failed"
         if milestone == "done" or (milestone is None and step > 0):

@@ -1,4 +1,4 @@
-"""A run as a notebook holds it: training in a worker thread, watched and steered through the run directory.
+"""A run as a notebook holds it: a worker trains, the notebook watches and steers through the run directory.
 
 `start` returns at once; the cell that wants to wait says `await session.wait()`, the one form of waiting
 that leaves widgets alive. Everything shown comes from the run's files, so a session can be attached to a
@@ -6,33 +6,24 @@ run that trains here, elsewhere, or not at all.
 """
 
 import asyncio
-import contextlib
-import logging
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from grpo_nb import kernel
 from grpo_nb.config import Config
 from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
-from grpo_nb.types import Steps
+from grpo_nb.workers import Job, Rewards, Stage, Where, Worker, recorded_failure
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     from grpo_nb.report import Report
-    from grpo_nb.rewards import RewardFunction
     from grpo_nb.tasks import Task
     from grpo_nb.widgets.dashboard import Dashboard
-
-log = logging.getLogger(__name__)
-
-Stage = Literal["sft", "grpo"]
-Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]]
-Work = Callable[[], Steps]
 
 POLL_SECONDS = 0.1
 LIVE = ("running", "paused")
@@ -52,53 +43,12 @@ class Summary(str):
         return str(self)
 
 
-class Worker(threading.Thread):
-    """The training thread; it knows its session, so the threads alive are the register of live sessions.
-
-    A register in a module would be emptied when the module is reloaded, and would then let a second
-    trainer start; a thread outlives every reload.
-    """
-
-    def __init__(self, session: "Session", work: Work) -> None:
-        super().__init__(name=f"grpo_nb {session.run.name}", daemon=True)
-        self.grpo_nb_session = session
-        self.work = work
-        self.error: BaseException | None = None
-        self.asked_to_stop = threading.Event()
-
-    def run(self) -> None:
-        try:
-            with contextlib.closing(self.work()) as steps:
-                for _ in steps:
-                    if self.asked_to_stop.is_set() and not self._passed_on():
-                        break
-        except BaseException as error:  # whatever it is, the cell that waits raises it
-            self.error = error
-            self.grpo_nb_session._failed(error)
-
-    def _passed_on(self) -> bool:
-        """Ask GRPO to stop, again: what was asked while it was loading is forgotten. SFT has to be closed.
-
-        So has GRPO where knobs.json cannot be written: closing it saves as well, but logs no `stopped`.
-        """
-        session = self.grpo_nb_session
-        if session.stage == "sft":
-            return False
-        try:
-            session.run.knobs.request("stop")
-        except RunError as error:
-            log.warning("%s: %s is closed instead", error, session.run.name)
-            return False
-        return True
-
-
 class Session:
     """One run, live or not: `state`, `wait`, `pause`, `resume`, `stop`, `knobs`, `metrics`, `report`, `dashboard`."""
 
-    def __init__(self, run: Run, work: Work, stage: Stage = "grpo") -> None:
+    def __init__(self, run: Run, job: Job | None = None) -> None:
         self.run = run
-        self.stage: Stage = stage
-        self._work = work
+        self._job = job or Job(run)
         self._worker: Worker | None = None
         self._dashboard: Dashboard | None = None
 
@@ -106,7 +56,7 @@ class Session:
 
     @property
     def live(self) -> bool:
-        """Whether this kernel is training it."""
+        """Whether the worker that this kernel started is at it."""
         return self._worker is not None and self._worker.is_alive()
 
     @property
@@ -115,9 +65,19 @@ class Session:
         return self.live if self._worker is not None else self.run.status().state in LIVE
 
     @property
+    def stage(self) -> Stage:
+        """`sft` or `grpo`."""
+        return self._job.stage
+
+    @property
+    def where(self) -> Where:
+        """Where `resume` trains, and where it trains now if it is `live`: `thread`, `foreground` or `process`."""
+        return self._job.where
+
+    @property
     def error(self) -> BaseException | None:
-        """What ended the training in this kernel, if it failed."""
-        return self._worker.error if self._worker else None
+        """What ended the training, if it failed: here as it was raised, elsewhere as the run's files have it."""
+        return self._worker.error if self._worker else recorded_failure(self.run)
 
     @property
     def state(self) -> str:
@@ -127,7 +87,7 @@ class Session:
                 return "stopping"
             recorded = self.run.status().state
             return recorded if recorded in LIVE else "starting"
-        if self.error is not None:
+        if self._worker is not None and self._worker.error is not None:
             return "failed"
         recorded = self.run.status().state
         if recorded in LIVE:
@@ -170,7 +130,7 @@ class Session:
             RunError: it trains in another process, and the request cannot be written.
         """
         if self._worker is not None:
-            self._worker.asked_to_stop.set()
+            self._worker.ask_to_stop()
         if not self.live and self.run.status().state not in LIVE:
             return
         try:
@@ -196,7 +156,7 @@ class Session:
         """Wait until the run ends, or until `step` is in the log; widgets stay alive meanwhile. Says where it stands.
 
         The first interrupt (the stop button of the notebook) lets the step finish and saves; the
-        second stops waiting at once.
+        second stops waiting at once. A run that another kernel trains is not stopped by it.
 
         Raises:
             Stopped: interrupted, and saved.
@@ -221,16 +181,7 @@ class Session:
             Stopped: interrupted, and saved.
             Exception: whatever ended the training.
         """
-        try:
-            while self._waiting_for(step):
-                time.sleep(POLL_SECONDS)
-        except KeyboardInterrupt:
-            self._interrupted()
-            while self.live:
-                time.sleep(POLL_SECONDS)
-            self._raise_error()
-            raise Stopped(self._stopped_sentence()) from None
-        self._raise_error()
+        self._block(step, lambda: None)
         return self.summary()
 
     # ------------------------------------------------------------------ looking
@@ -265,10 +216,16 @@ class Session:
 
     def _launch(self) -> None:
         refuse_if_live(self.run)
-        self._worker = Worker(self, self._work)
+        self._worker = self._job.worker(self)
         self._worker.start()
         if self._dashboard is not None:
             self._dashboard.watch()
+        if self.where == "foreground":
+            still = kernel.Still(self)
+            try:
+                self._block(None, still.refresh)
+            finally:
+                still.refresh(now=True)
 
     def _sft_state(self) -> str:
         """The run's own state speaks of GRPO."""
@@ -276,28 +233,34 @@ class Session:
             return "new"
         return "done" if self.step >= self.steps else "stopped"
 
+    def _block(self, step: int | None, meanwhile: Callable[[], None]) -> None:
+        try:
+            while self._waiting_for(step):
+                meanwhile()
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            self._interrupted()
+            while self.live:
+                time.sleep(POLL_SECONDS)
+            self._raise_error()
+            raise Stopped(self._stopped_sentence()) from None
+        self._raise_error()
+
     def _waiting_for(self, step: int | None) -> bool:
-        return self.live and (step is None or self.step < step)
+        return self.followed and (step is None or self.step < step)
 
     def _interrupted(self) -> None:
-        _say(f"stopping {self.run.name} after this step, then saving (interrupt again to stop waiting)")
+        if self._worker is None:
+            raise Stopped(f"{self.run.name} goes on without being waited for; `session.stop()` ends it.") from None
+        kernel.say(f"stopping {self.run.name} after this step, then saving (interrupt again to stop waiting)")
         self.stop()
 
     def _stopped_sentence(self) -> str:
         return f"{self.run.name} stopped at step {self.step} of {self.steps} and is saved; start it again to go on."
 
     def _raise_error(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-    def _failed(self, error: BaseException) -> None:
-        trace = "".join(traceback.format_exception(error))
-        traceback.clear_frames(error.__traceback__)  # they hold the model and the batch: memory for the next start
-        log.error("%s failed: %s", self.run.name, error)
-        if isinstance(error, RunError):  # nothing of this run's doing, and another process may own its log
-            return
-        with contextlib.suppress(OSError):  # a full or read-only disk must not hide the first error
-            self.run.log_event("traceback", step=self.step, error=type(error).__name__, traceback=trace)
+        if (error := self.error) is not None:
+            raise error
 
 
 def start(
@@ -308,28 +271,54 @@ def start(
     rewards: Rewards | None = None,
     steps: int | None = None,
     stage: Stage = "grpo",
+    where: Where | None = None,
+    fresh: bool = False,
 ) -> Session:
-    """Train `run` in a worker thread and return at once; a run that stopped earlier goes on where it was.
+    """Train `run` and return at once; a run that stopped earlier goes on where it was.
 
     Args:
         run: a Run, or the path of one; with `config` it is made if it is missing.
         tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`.
         steps: stop after this many steps in total; None: the configuration's number.
         stage: `grpo`, or `sft` for the warm-up.
+        where: `thread` of this kernel; `process` of its own, which lives on when the kernel dies (attach to it
+            again with `attach`); `foreground`, where the cell waits. None: a thread, or the foreground in a kernel
+            that would not serve a thread.
+        fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
 
     Raises:
-        RunError: the run is already training, here or elsewhere.
+        RunError: the run is already training, here or elsewhere; or `tasks` and `rewards` are to cross into a process.
     """
     run = Run.open_or_create(Path(run), config) if isinstance(run, str | Path) else run
-    session = Session(run, _work(run, stage, tasks, rewards, steps), stage)
-    session._launch()
+    job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps)
+    refuse_if_live(run)
+    if fresh:
+        begin_anew(run)
+    session = Session(run, job)
+    if job.complete():
+        step = run.last_step()
+        kernel.say(f"{run.name} is already complete at step {step} and is reused; start(…, fresh=True) begins it anew")
+    else:
+        session._launch()
     return session
 
 
 def attach(run: Run | str | Path) -> Session:
-    """The session of a run that trains in this kernel, else a view of its files: live elsewhere, finished or dead."""
+    """The session of a run that this kernel trains, else a view of its files: live elsewhere, finished or dead."""
     run = Run.open(Path(run)) if isinstance(run, str | Path) else run
-    return _live_session(run) or Session(run, _work(run, "grpo", None, None, None))
+    return _live_session(run) or Session(run)
+
+
+def begin_anew(run: Run) -> None:
+    """Take GRPO back to where it started: rows and checkpoints are set aside, knobs are as configured again.
+
+    Raises:
+        RunError: it trains just now.
+    """
+    with run.lock():
+        moved = run.rewind(0)
+        run.knobs.reset(by="fresh start")
+        run.log_event("begun_anew", step=0, set_aside=moved)
 
 
 def refuse_if_live(run: Run) -> None:
@@ -339,33 +328,18 @@ def refuse_if_live(run: Run) -> None:
         RunError: it trains in this kernel or in another process; the message gives the choices.
     """
     if (here := _live_session(run)) is not None:
+        place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
         raise RunError(
-            f"{run.name} is already training in this kernel (step {here.step} of {here.steps}): wait for it "
-            f"(`await session.wait()`), stop it (`session.stop()`), or look at it (`grpo_nb.attach('{run.path}')`)"
+            f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
+            f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.path}')`), or train "
+            "a run of another name"
         )
     status = run.status()
     if status.state in LIVE:
         raise RunError(
-            f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): "
-            f"look at it and stop it with `grpo_nb.attach('{run.path}')`, or wait until it ends"
+            f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
+            f"stop it with `grpo_nb.attach('{run.path}')`, wait until it ends, or train a run of another name"
         )
-
-
-def _work(
-    run: Run, stage: Stage, tasks: Mapping[str, "Task"] | None, rewards: Rewards | None, steps: int | None
-) -> Work:
-    def steps_of_sft() -> Steps:
-        from grpo_nb.sft import finished, sft
-
-        if not finished(run):
-            yield from sft(run, tasks=tasks)
-
-    def steps_of_grpo() -> Steps:
-        from grpo_nb.train import grpo
-
-        yield from grpo(run, tasks=tasks, rewards=rewards, steps=steps)
-
-    return steps_of_sft if stage == "sft" else steps_of_grpo
 
 
 def _live_session(run: Run) -> Session | None:
@@ -375,17 +349,3 @@ def _live_session(run: Run) -> Session | None:
             found: Session = session
             return found
     return None
-
-
-def _say(text: str) -> None:
-    """One line under the cell that waits; a script gets it as a log record."""
-    try:
-        from IPython.core.getipython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        log.warning("%s", text)
-        return
-    if get_ipython() is None:
-        log.warning("%s", text)
-    else:
-        display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 `for step in sft(run): ...` trains and saves; like `grpo()` it resumes by itself.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, demo, read_examples, records
 from grpo_nb.types import Prompt, Steps, StepStats
 
+POLL_SECONDS = 0.2
 HELD_OUT = 64
 """Pairs kept apart to measure the loss before and after, at most (and never more than a tenth)."""
 
@@ -53,6 +55,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
         )
     with run.lock():
         run.check_settings()
+        run.knobs.request("run")
         newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         pairs = [
@@ -118,7 +121,7 @@ def _steps(run: Run, policy: Policy, pairs: Sequence[Pair], newest: Checkpoint |
     if held_out and step == 0:
         run.log_event("sft_eval", step=0, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
     try:
-        while step < settings.steps:
+        while step < settings.steps and _may_go_on(run, step):
             stats = sft_step(policy, optimizer, train, run.config, step + 1)
             recent.append(dict(stats.metrics))
             if endless := rules.repeated_skips(list(recent), run.config):
@@ -128,7 +131,7 @@ def _steps(run: Run, policy: Policy, pairs: Sequence[Pair], newest: Checkpoint |
             if settings.checkpoint_every and step % settings.checkpoint_every == 0:
                 saved = _save(run, policy, optimizer, step)
             yield stats
-        if held_out:
+        if held_out and step == settings.steps:
             run.log_event("sft_eval", step=step, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
     finally:
         if saved < step:
@@ -179,6 +182,15 @@ def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: 
     if newest.step < run.config.sft.steps:
         run.log_event("sft_resume", step=newest.step, **training.surroundings(policy))
     return newest.step
+
+
+def _may_go_on(run: Run, step: int) -> bool:
+    """Hold while a pause is asked for; False once a stop is."""
+    if run.knobs.command == "pause":
+        run.log_event("sft_paused", step=step)
+    while (command := run.knobs.command) == "pause":
+        time.sleep(POLL_SECONDS)
+    return command != "stop"
 
 
 def _save(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> int:

@@ -62,10 +62,10 @@ def grpo(
     built = engine_named(engine) if isinstance(engine, str) else engine
     with run.lock() as lock:
         run.check_settings()
+        run.knobs.request("run")  # before the model loads: what is asked meanwhile is not forgotten
         state = training.prepare(run, built, policy=policy, tasks=tasks, rewards=rewards)
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
-        run.knobs.request("run")
         with training.deterministic(run.config, state.policy.device), closing(_steps(state, lock, goal)) as walk:
             yield from walk
 

@@ -19,7 +19,8 @@ FLOORS = (
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
     | {"warmup", "doctor"},
-    {"session", "report", "rollouts_view", "tables", "exhibits", "plots", "render", "widgets", "cli", "__main__"}
+    {"session", "workers", "kernel", "report", "rollouts_view", "tables", "exhibits", "plots", "render", "widgets"}
+    | {"cli", "__main__"}
     | {"project", "bench", "promise", "docs"},
 )
 """Rooms by floor: a room is a file, or a folder with all that is in it. A new room gets its line here."""

@@ -27,7 +27,7 @@ from grpo_nb.tables import Table
 from grpo_nb.types import StepStats
 from grpo_nb.widgets.controls import Controls
 from grpo_nb.widgets.dashboard import Dashboard
-from tests.tiny import tiny_config, tiny_run
+from tests.tiny import stable, tiny_config, tiny_run
 
 PATIENCE = 60.0
 FOREVER = 10**6
@@ -114,6 +114,7 @@ def until(condition: Callable[[], object]) -> None:
 # ---- sessions
 
 
+# req 2
 def test_start_does_not_wait_for_the_model(stage: Stage, run: Run) -> None:
     live = start(run)
     assert live.live and live.step == 0 and live.state in ("starting", "running")
@@ -129,6 +130,7 @@ def test_start_makes_a_run_from_a_path_and_a_config(stage: Stage, tmp_path: Path
     assert (live.run.path, live.step) == (tmp_path / "new", 2)
 
 
+# req 12
 def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
     start(run)
     with pytest.raises(RunError, match=r"tiny is already training in this kernel.*wait.*stop.*attach"):
@@ -136,6 +138,7 @@ def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
     assert len(workers()) == 1
 
 
+# req 26
 def test_reloaded_module_still_knows_the_live_session(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     start(run)
     monkeypatch.setattr(grpo_nb, "session", session)  # to have it back afterwards
@@ -146,12 +149,14 @@ def test_reloaded_module_still_knows_the_live_session(stage: Stage, run: Run, mo
         again.refuse_if_live(run)
 
 
+# req 37
 def test_run_that_trains_elsewhere_is_refused_and_named(stage: Stage, run: Run) -> None:
     with run.lock(), pytest.raises(RunError, match=r"is running in another process \(process \d+ on"):
         start(run)
     assert not workers()
 
 
+# req 13
 def test_wait_raises_what_ended_the_worker(stage: Stage, run: Run) -> None:
     stage.error = ZeroDivisionError("of the worker")
     stage.release()
@@ -170,6 +175,7 @@ def test_wait_for_a_step_leaves_the_run_alone(stage: Stage, run: Run) -> None:
     assert live.live and live.step == 2
 
 
+# req 7
 def test_first_interrupt_stops_and_saves_in_one_line(stage: Stage, run: Run) -> None:
     stage.release(2)
     live = start(run)
@@ -202,7 +208,7 @@ def test_stop_works_when_knobs_are_broken(stage: Stage, run: Run, whose: str) ->
     live = start(run)
     live.wait_blocking(step=2)
     (run.path / "knobs.json").write_text("{broken")
-    (live if whose == "session" else session.Session(Run.open(run.path), lambda: iter(()))).stop()
+    (live if whose == "session" else session.Session(Run.open(run.path))).stop()
     live.wait_blocking()
     assert live.error is None and (live.state, live.step) == ("stopped", 2)
 
@@ -224,6 +230,7 @@ def test_stop_works_when_knobs_cannot_be_written(
     assert "is closed instead" in caplog.text
 
 
+# req 8
 def test_resume_after_a_stop_goes_on(stage: Stage, run: Run) -> None:
     stage.release(2)
     live = start(run, steps=4)
@@ -253,6 +260,7 @@ def test_stop_of_an_idle_run_writes_nothing(run: Run) -> None:
     assert run.knobs.snapshot() == before
 
 
+# req 10
 def test_attach_shows_a_finished_run(stage: Stage, run: Run) -> None:
     stage.release(FOREVER)
     start(run).wait_blocking()
@@ -268,6 +276,20 @@ def test_sft_is_stopped_between_two_steps(stage: Stage, run: Run) -> None:
     stage.release()
     live.wait_blocking()
     assert (live.state, live.step, live.steps) == ("stopped", 2, 3)
+
+
+def test_foreground_trains_in_the_cell(stage: Stage, run: Run) -> None:
+    stage.release(FOREVER)
+    live = start(run, where="foreground")
+    assert not live.live and (live.state, live.where) == ("done", "foreground")
+
+
+# req 13
+def test_foreground_fails_in_its_cell(stage: Stage, run: Run) -> None:
+    stage.error = ZeroDivisionError("of the worker")
+    stage.release()
+    with pytest.raises(ZeroDivisionError, match="of the worker"):
+        start(run, where="foreground")
 
 
 # ---- controls
@@ -762,6 +784,27 @@ def test_kernel_is_reached_without_tcp_and_progress_counts_cells_that_ended_well
 # ---- the real thing
 
 
+# req 27
+def test_finished_run_is_reused_and_can_be_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tiny_run(tmp_path, run__steps=2)
+    start(run).wait_blocking()
+    first = run.metric_rows()
+    run.knobs["temperature"].set(0.7)
+    done = start(run)
+    assert not workers() and (done.state, repr(done.summary())) == ("done", "tiny: done, step 2 of 2")
+    assert "tiny is already complete at step 2 and is reused; start(…, fresh=True) begins it anew" in caplog.text
+    start(run, fresh=True).wait_blocking()
+    assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in first], (
+        "the same bits, knobs as at first"
+    )
+    assert (run.path / "metrics.discarded.jsonl").read_bytes().count(b"\n") == 2
+    start(run, steps=3).wait_blocking()
+    assert run.last_step() == 3, "a run may always go further"
+
+
+# req 5, 8
 def test_real_run_stops_part_way_and_joins(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=4)
     start(run, stage="sft").wait_blocking()

@@ -102,6 +102,7 @@ def _train(commands: Any) -> None:
     _run(command)
     _making(command)
     command.add_argument("--steps", type=_count, metavar="N", help="GRPO steps to reach in total")
+    command.add_argument("--no-sft", action="store_true", help="GRPO at once, whatever SFT has or has not done")
 
 
 def _eval(commands: Any) -> None:

@@ -35,7 +35,7 @@ def train_command(arguments: Namespace) -> int:
     newest, _ = run.checkpoints.latest()
     if newest is None:
         load_tasks(run.config, run.path)  # data that cannot be used is said before SFT, not after it
-    if newest is None and not finished(run):
+    if newest is None and not arguments.no_sft and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")
         if status := _warm_up(run):
             return status

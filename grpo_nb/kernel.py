@@ -1,0 +1,87 @@
+"""The notebook's kernel: what it can do for a session, and saying a line under the cell that runs."""
+
+import importlib.metadata
+import logging
+import sys
+import time
+from typing import Any, Literal
+
+from packaging.version import Version
+
+log = logging.getLogger(__name__)
+
+NEEDED = "7.4"
+"""The first ipykernel that serves widgets while a cell awaits."""
+PICTURE_SECONDS = 5.0
+"""Between two pictures in the foreground: each takes a fraction of a second from the training."""
+
+
+def shell() -> Any | None:
+    """The IPython shell that runs this code, if one does."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def limits() -> str | None:
+    """Why widgets would not live in this kernel while a thread trains; None where they do, or nobody shows any."""
+    if "google.colab" in sys.modules:
+        return "Colab does not show what a thread changes"
+    if "ipykernel" not in sys.modules or shell() is None:
+        return None
+    version = importlib.metadata.version("ipykernel")
+    if Version(version) >= Version(NEEDED):
+        return None
+    return f"ipykernel {version} serves no widgets while a cell waits; {NEEDED} does"
+
+
+def usual_place() -> Literal["thread", "foreground"]:
+    """Where a session trains unless told otherwise; says so where it is the foreground."""
+    if (why := limits()) is None:
+        return "thread"
+    say(
+        f"foreground mode ({why}): this cell trains and shows a picture now and then; interrupt it once to stop and "
+        "save; where='process' trains apart, where='thread' insists"
+    )
+    return "foreground"
+
+
+def say(text: str) -> None:
+    """One line under the cell that runs; a script gets it as a log record."""
+    if shell() is None:
+        log.warning("%s", text)
+        return
+    from IPython.display import display
+
+    display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+
+
+class Still:
+    """A session's line and picture under the cell that runs, drawn by whoever waits: no widget, no thread."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._handle: Any = None
+        self._next = 0.0
+
+    def refresh(self, now: bool = False) -> None:
+        """Draw it anew if it is due, or `now`."""
+        if shell() is None or not (now or time.monotonic() >= self._next):
+            return
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(self._bundle(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(self._bundle(), raw=True)
+        self._next = time.monotonic() + PICTURE_SECONDS
+
+    def _bundle(self) -> dict[str, Any]:
+        """Picture and text; the text alone where there is nothing to draw."""
+        text = {"text/plain": str(self._session.summary())}
+        if self._session.stage == "sft" or self._session.step == 0:
+            return text
+        bundle: dict[str, Any] = self._session.report()._repr_mimebundle_()
+        return bundle | text

@@ -1,0 +1,218 @@
+"""Who trains for a session: a thread of this kernel, or a process of its own that outlives it.
+
+Both are threads here. The one trains; the other waits for the process, which needs neither it nor the kernel.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from grpo_nb.run import Run, RunError
+from grpo_nb.types import Steps
+
+if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
+    from grpo_nb.rewards import RewardFunction
+    from grpo_nb.tasks import Task
+
+log = logging.getLogger(__name__)
+
+Stage = Literal["sft", "grpo"]
+Where = Literal["thread", "process", "foreground"]
+Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]]
+
+LOG = "worker.log"
+"""What the newest process said, in the run's folder."""
+TAIL_LINES, TAIL_BYTES = 20, 8192
+ENDED_WELL = (0, 130)
+"""Exit status of `grpo-nb`: done, or interrupted and saved."""
+
+
+class WorkerFailed(RunError):
+    """The process that trained ended badly; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a session trains, and where: enough to begin it again after a stop."""
+
+    run: Run
+    stage: Stage = "grpo"
+    where: Where = "thread"
+    tasks: "Mapping[str, Task] | None" = None
+    rewards: Rewards | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.where == "process" and (self.tasks or self.rewards):
+            given = " and ".join(name for name in ("tasks", "rewards") if getattr(self, name))
+            raise RunError(
+                f"{given} given as Python objects live in this kernel and cannot reach a process of its own: train "
+                "in a thread (where='thread'), or put the data where the configuration names it (objectives.*.data)"
+            )
+
+    def complete(self) -> bool:
+        """Whether a checkpoint of the last step asked for is there already (GRPO; SFT finds out for itself)."""
+        goal = self.run.config.run.steps if self.steps is None else self.steps
+        saved = self.run.checkpoints.steps() if self.stage == "grpo" else []
+        return bool(saved) and max(saved) >= goal and (self.run.last_step() or 0) >= goal
+
+    def work(self) -> Steps:
+        """The training itself, in this process."""
+        if self.stage == "sft":
+            from grpo_nb.sft import finished, sft
+
+            if not finished(self.run):
+                yield from sft(self.run, tasks=self.tasks)
+        else:
+            from grpo_nb.train import grpo
+
+            yield from grpo(self.run, tasks=self.tasks, rewards=self.rewards, steps=self.steps)
+
+    def command(self) -> list[str]:
+        """The same as a command line: GRPO from where the run stands, as `work` does it."""
+        verb = ["sft"] if self.stage == "sft" else ["train", "--no-sft"]
+        steps = ["--steps", str(self.steps)] if self.steps is not None and self.stage == "grpo" else []
+        return [sys.executable, "-m", "grpo_nb", verb[0], str(self.run.path.resolve()), *verb[1:], *steps]
+
+    def worker(self, session: Any) -> "Worker":
+        """Who does it; not started yet."""
+        return ProcessWorker(session, self) if self.where == "process" else ThreadWorker(session, self)
+
+
+class Worker(threading.Thread):
+    """It knows its session, so the threads alive are the register of live sessions.
+
+    A register in a module would be emptied when the module is reloaded, and would then let a second
+    trainer start; a thread outlives every reload.
+    """
+
+    def __init__(self, session: Any, job: Job) -> None:
+        super().__init__(name=f"grpo_nb {job.run.name}", daemon=True)
+        self.grpo_nb_session = session
+        self.job = job
+        self.error: BaseException | None = None
+        self.asked_to_stop = threading.Event()
+
+    def ask_to_stop(self) -> None:
+        """Let it end after the present step; harmless when asked twice."""
+        self.asked_to_stop.set()
+
+
+class ThreadWorker(Worker):
+    """Trains in this kernel."""
+
+    def run(self) -> None:
+        try:
+            with contextlib.closing(self.job.work()) as steps:
+                for _ in steps:
+                    if self.asked_to_stop.is_set() and not self._passed_on():
+                        break
+        except BaseException as error:  # whatever it is, the cell that waits raises it
+            self.error = error
+            self._failed(error)
+
+    def _passed_on(self) -> bool:
+        """Ask GRPO to stop, again: what was asked while it was loading is forgotten. SFT has to be closed.
+
+        So has GRPO where knobs.json cannot be written: closing it saves as well, but logs no `stopped`.
+        """
+        if self.job.stage == "sft":
+            return False
+        try:
+            self.job.run.knobs.request("stop")
+        except RunError as error:
+            log.warning("%s: %s is closed instead", error, self.job.run.name)
+            return False
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        run = self.job.run
+        trace = "".join(traceback.format_exception(error))
+        traceback.clear_frames(error.__traceback__)  # they hold the model and the batch: memory for the next start
+        log.error("%s failed: %s", run.name, error)
+        if isinstance(error, RunError):  # nothing of this run's doing, and another process may own its log
+            return
+        with contextlib.suppress(OSError):  # a full or read-only disk must not hide the first error
+            step = self.grpo_nb_session.step
+            run.log_event("traceback", step=step, error=type(error).__name__, traceback=trace)
+
+
+class ProcessWorker(Worker):
+    """Waits for a process that trains in a session of its own, so that no signal of the kernel's reaches it."""
+
+    def __init__(self, session: Any, job: Job) -> None:
+        super().__init__(session, job)
+        self.process = _spawn(job.command(), job.run.path / LOG)
+
+    def run(self) -> None:
+        status = self.process.wait()
+        stopped = self.asked_to_stop.is_set() and status == -signal.SIGTERM
+        if status not in ENDED_WELL and not stopped:
+            self.error = WorkerFailed(_sentence(self.job.run, status))
+            log.error("%s", self.error)
+
+    def ask_to_stop(self) -> None:
+        """A signal too: what the knobs ask while it loads is forgotten, and a second signal would end it at once."""
+        if not self.asked_to_stop.is_set():
+            super().ask_to_stop()
+            self.process.terminate()
+
+
+def recorded_failure(run: Run) -> WorkerFailed | None:
+    """What ended a run that failed, from its files: the logged error, and the process's last words if it had any."""
+    failures = [event for event in run.rows("events") if event.get("kind") == "failed"]
+    if not failures or run.status().state != "failed":
+        return None
+    newest = failures[-1]
+    return WorkerFailed(str(newest.get("error")) + _last_words(run, since=float(newest.get("time", 0.0))))
+
+
+def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
+    """Output goes to a file: a pipe would end, or fill up, with the kernel that reads it."""
+    source = str(Path(__file__).resolve().parents[1])
+    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    with output.open("wb") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
+        file.flush()
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+
+
+def _sentence(run: Run, status: int) -> str:
+    ended = f"ended with exit status {status}"
+    if status < 0:
+        ended = f"was killed by {signal.Signals(-status).name}"
+    if status == -signal.SIGKILL:
+        ended += " (by hand, or by the system for want of memory)"
+    return f"the process that trained {run.name} {ended}{_last_words(run)}"
+
+
+def _last_words(run: Run, since: float = 0.0) -> str:
+    """The end of the process's log; nothing where it says nothing after `since`."""
+    path = run.path / LOG
+    try:
+        if path.stat().st_mtime < since:
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return f"; the end of {path}:\n" + "\n".join(lines[-TAIL_LINES:])
