@@ -246,6 +246,7 @@ def test_matching(answer: str, right: str, hallucinated: str, same: bool) -> Non
         ("dialogue", TALK["hallucinated_response"], False),
         ("dialogue", "She made The Salt Road and The Glass Harbor in 2011.", False),
         ("dialogue", "She made The Salt Road, and then she moved to Paris.", False),  # a name from nowhere
+        ("dialogue", "yes, the salt road in 2004, the glass harbor too", False),  # two of the bad one's three words
         ("dialogue", "Yes, she has made many good films.", False),
         ("summarization", NEWS["right_summary"], True),
         ("summarization", "The council will close the ferry; a bridge opens in May.", True),
