@@ -19,6 +19,7 @@ from grpo_nb.run import Run
 from grpo_nb.tables import Table, interval
 from grpo_nb.tasks import SPLITS, Task, selfcheck
 from grpo_nb.types import Example, Prompt
+from grpo_nb.workbench import Bench
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,28 @@ def scored_examples(tasks: Mapping[str, Task], count: int = 1) -> Table:
                 for kind, answer in (("gold", example.target), *_BAD_ANSWERS.items(), ("of another question", other))
             ]
     return Table(pd.DataFrame(table), "what the scorers say of good and bad answers")
+
+
+def ranked(bench: Bench) -> Table:
+    """The workbench's answers, prompt by prompt, the best paid first; equal ones once, with how often they came."""
+    key = ["objective", "example", "kind", "answer", "reward"]
+    frame = bench.answers.assign(times=bench.answers.groupby(key, dropna=False)["answer"].transform("size"))
+    frame = frame.drop_duplicates(key)
+    parts = [name for name in frame if str(name).startswith("part/") and frame[name].notna().any()]
+    table = {
+        "objective": frame["objective"],
+        "prompt": frame["prompt"].mask(frame.duplicated(["objective", "example"]), '"'),
+        "rank": frame["rank"],
+        "kind": frame["kind"] + frame["what"].where(frame["what"] == "", ": " + frame["what"]),
+        "answer": frame["answer"],
+        "times": frame["times"],
+        "label": frame["label"],
+        "reward": frame["reward"],
+        **({"shaped": frame["shaped"]} if "shaped" in frame else {}),
+        **({str(name): frame[name] for name in parts} if len(parts) > 1 else {}),  # a lone one is the reward
+        "tokens": frame["tokens"],
+    }
+    return Table(pd.DataFrame(table), "answers to a few training prompts, the best paid first")
 
 
 _BAD_ANSWERS = {"abstaining": "Answer: Unknown", "empty": ""}

@@ -112,8 +112,8 @@ class Probe:
         right: dict[str, list[bool]] = {"accuracy": [s.label == "correct" for s in scores]}
         for example, verdict in zip(examples, scores, strict=True):
             right.setdefault(f"accuracy_{example.columns['kind']}", []).append(verdict.label == "correct")
-        kinds = {f"accuracy_{item.kind}": float("nan") for item in ITEMS}
-        return kinds | {name: sum(values) / len(values) for name, values in right.items() if values}
+        empty = {"accuracy": float("nan")} | {f"accuracy_{item.kind}": float("nan") for item in ITEMS}
+        return empty | {name: sum(values) / len(values) for name, values in right.items() if values}
 
     def selfcheck(self) -> None:
         """Every right answer scores 1, also as a sentence where one may be; the wrong options and an empty reply 0.
