@@ -64,6 +64,25 @@ def compared() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+ALONE = CONFIG.replace(objectives={F: CONFIG.objectives[F].model_dump()})
+
+
+def reported() -> pd.DataFrame:
+    """Rows with the parts of the reward, phases of the time, and every fifth step the gradient report."""
+
+    def more(row: dict[str, Any]) -> dict[str, Any]:
+        phases = {f"time/{phase}": share for phase, share in (("score", 0.1), ("reference", 0.1), ("train", 0.25))}
+        parts = {f"reward_part/{o}/brevity": 0.1 * i - 0.1 for i, o in enumerate((F, H))}
+        spread = {f"reward_part_std/{o}/{part}": 0.2 for o in (F, H) for part in ("task", "brevity")}
+        return phases | parts | spread | (report() if row["step"] % 5 == 0 else {})
+
+    def report() -> dict[str, Any]:
+        terms = {f"grad/norm/{o}/{term}": norm for o in (F, H) for term, norm in (("policy", 0.29), ("kl", 0.002))}
+        return terms | {f"grad/cosine/{F}/{H}": -0.3}
+
+    return frame(47, more)
+
+
 def dashboard(rows: pd.DataFrame, config: Config = CONFIG, **more: Any) -> plots.Picture:
     return plots.dashboard(rows, config, EVENTS, name="demo-run", updated=datetime(2026, 1, 2, 12, 31, 7), **more)
 
@@ -74,8 +93,16 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "empty": lambda: plots.dashboard(pd.DataFrame(), CONFIG, pd.DataFrame()),
     "first step": lambda: plots.dashboard(frame(1), CONFIG),
     "few steps": lambda: plots.dashboard(frame(4), CONFIG),
-    "rewards": lambda: plots.reward_curves(frame(), CONFIG),
-    "rewards, empty": lambda: plots.reward_curves(pd.DataFrame(), CONFIG),
+    "rewards page": lambda: plots.rewards(reported(), CONFIG, EVENTS, name="demo-run"),
+    "rewards page, one objective": lambda: plots.rewards(reported(), ALONE, EVENTS, name="demo-run"),
+    "rewards page, first step": lambda: plots.rewards(reported().head(1), CONFIG),
+    "rewards page, empty": lambda: plots.rewards(pd.DataFrame(), CONFIG),
+    "machinery": lambda: plots.machinery(reported(), CONFIG, EVENTS, name="demo-run"),
+    "machinery, without a report": lambda: plots.machinery(frame(), CONFIG),
+    "machinery, first step": lambda: plots.machinery(reported().head(1), CONFIG),
+    "machinery, empty": lambda: plots.machinery(pd.DataFrame(), CONFIG),
+    "reward curves": lambda: plots.reward_curves(frame(), CONFIG),
+    "reward curves, empty": lambda: plots.reward_curves(pd.DataFrame(), CONFIG),
     "answers": lambda: plots.answers(frame(), CONFIG),
     "answers, empty": lambda: plots.answers(pd.DataFrame(), CONFIG),
     "sft": lambda: plots.sft(frame()),
@@ -257,6 +284,46 @@ def test_an_empty_run_says_so_and_shows_its_targets() -> None:
     figure = PICTURES["empty"]()
     assert [t.get_text() for t in texts(figure)].count("no steps yet") == 6
     assert panel(figure, "KL").patches and "step 0 of 60" in [t.get_text() for t in texts(figure)]
+
+
+# The other pages
+
+
+def test_each_reward_function_is_drawn_with_its_spread() -> None:
+    axis = panel(plots.rewards(reported(), CONFIG), f"Reward functions, {F}")
+    assert [t.get_text() for t in axis.get_legend().get_texts()] == ["task", "brevity"]
+    bands = [c.get_paths()[0].get_extents() for c in axis.collections]
+    assert [round(b.height, 1) for b in bands][1] == 0.4 and len(bands) == 2
+
+
+def test_terms_and_cosine_of_the_gradient_report_are_drawn() -> None:
+    figure = plots.machinery(reported(), CONFIG)
+    axis = panel(figure, "Gradient by objective")
+    drawn = [line for line in axis.lines if len(line.get_xdata())]
+    assert len(drawn) == 6 and axis.get_yscale() == "log"
+    assert sorted({len(line.get_xdata()) for line in drawn}) == [9, 47]
+    (cosine,) = [line for line in panel(figure, "Agreement").lines if line.get_linewidth() == 2]
+    assert list(cosine.get_xdata()) == list(range(5, 48, 5)) and set(cosine.get_ydata()) == {-0.3}
+
+
+def test_what_was_not_logged_says_what_to_set() -> None:
+    rows = frame()[[key for key in frame().columns if not key.startswith("grad/")]]
+    said = [t.get_text() for t in texts(plots.machinery(rows, CONFIG))]
+    assert "not logged in this run: set\nalgorithm.gradient_report_every" in said
+
+
+def test_time_is_told_by_phase() -> None:
+    axis = panel(plots.machinery(reported(), CONFIG), "Time of a step")
+    named = [t.get_text() for t in axis.get_legend().get_texts()]
+    assert named == ["rollout 0.5 s", "score 0.1 s", "reference 0.1 s", "train 0.25 s"]
+
+
+def test_all_pages_have_one_size() -> None:
+    """req 16"""
+    drawn = (plots.dashboard, plots.rewards, plots.machinery)
+    assert (
+        len({tuple(draw(rows, CONFIG).get_size_inches()) for draw in drawn for rows in (frame(9), pd.DataFrame())}) == 1
+    )
 
 
 # Lines

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from grpo_nb.config import Config
-from grpo_nb.plots import canvas, panels
+from grpo_nb.plots import canvas, pages, panels
 from grpo_nb.plots.canvas import FAINT, GRID, INK, MUTED, PALETTE, PAPER, RENDER_LOCK, Picture, colours, to_png
 from grpo_nb.plots.exhibits import arrows, curves
 
@@ -28,7 +28,9 @@ __all__ = [
     "colours",
     "curves",
     "dashboard",
+    "machinery",
     "reward_curves",
+    "rewards",
     "sft",
     "to_png",
 ]
@@ -50,12 +52,50 @@ def dashboard(
         name: of the run, for the header.
         updated: time of the newest row, for the header.
     """
+    return _page(panels.PANELS, 3, metrics, config, events, name, updated)
+
+
+def rewards(
+    metrics: pd.DataFrame,
+    config: Config,
+    events: pd.DataFrame | None = None,
+    *,
+    name: str = "",
+    updated: datetime | None = None,
+) -> Picture:
+    """Each objective's reward functions with their spread, and what its answers were; arguments as of `dashboard`."""
+    across = max(len(config.objectives), 2)
+    return _page(pages.of_rewards(config), across, metrics, config, events, name, updated)
+
+
+def machinery(
+    metrics: pd.DataFrame,
+    config: Config,
+    events: pd.DataFrame | None = None,
+    *,
+    name: str = "",
+    updated: datetime | None = None,
+) -> Picture:
+    """Time by phase, gradients by objective and their agreement, entropy, clipping, learning rate; as `dashboard`."""
+    return _page(pages.MACHINERY, 3, metrics, config, events, name, updated)
+
+
+def _page(
+    drawn: Sequence[pages.Panel],
+    across: int,
+    metrics: pd.DataFrame,
+    config: Config,
+    events: pd.DataFrame | None,
+    name: str,
+    updated: datetime | None,
+) -> Picture:
+    """Panels under the header, all pages of one size so that turning them moves nothing."""
     rows, resumed = canvas.ordered(metrics), _steps_of(events, "resume")
     with RENDER_LOCK:
         figure = canvas.new(12.6, 7.1)
-        axes = figure.subplots(2, 3)
+        axes = figure.subplots(math.ceil(len(drawn) / across), across, squeeze=False)
         figure.subplots_adjust(left=0.05, right=0.985, top=0.785, bottom=0.075, hspace=0.52, wspace=0.2)
-        for draw, axis in zip(panels.PANELS, axes.flat, strict=True):
+        for draw, axis in zip(drawn, axes.flat, strict=True):
             canvas.dress(axis)
             draw(axis, rows, config, events)
             canvas.step_axis(axis, rows, config.run.steps, resumed)
@@ -88,8 +128,7 @@ def answers(metrics: pd.DataFrame, config: Config) -> Picture:
         figure.subplots_adjust(left=0.07, right=0.98, top=0.8, bottom=0.14, wspace=0.2)
         for axis, name in zip(axes, config.objectives, strict=True):
             canvas.dress(axis)
-            _label_areas(axis, rows, name)
-            canvas.percent_axis(axis, foot=0.0)
+            pages.labels(axis, rows, config, None, name=name)
             canvas.step_axis(axis, rows, config.run.steps)
         return figure
 
@@ -174,22 +213,6 @@ def _end_labels(axis: Axes, curves: dict[str, pd.Series], palette: dict[str, str
         place = max((float(canvas.smooth(values).iloc[-1]) - low) / (high - low), place + gap)
         way = f"{name}\n{values.head(5).mean():.2f} to {values.tail(5).mean():.2f}"
         axis.text(1.015, place, way, transform=axis.transAxes, size=9.5, color=palette[name], va="center")
-
-
-def _label_areas(axis: Axes, rows: pd.DataFrame, objective: str) -> None:
-    prefix = f"label/{objective}/"
-    labels = [str(c).removeprefix(prefix) for c in rows.columns if str(c).startswith(prefix)]
-    order = sorted(labels, key=lambda label: (label != "correct", label == "unparsed", label))
-    others = iter(("#E69F00", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D31", "#7A5195"))
-    tints = [{"correct": "#009E73", "unparsed": FAINT}.get(label) or next(others, MUTED) for label in order]
-    canvas.title(axis, f"Answers, {objective}", "" if order else "share of the sampled answers by label")
-    if order:
-        shares = [canvas.smooth(canvas.column(rows, prefix + label).fillna(0.0)) for label in order]
-        axis.stackplot(rows["step"], *shares, colors=tints, labels=order, alpha=0.9, linewidth=0)
-        axis.legend(
-            loc="lower left", bbox_to_anchor=(-0.015, 0.985), ncols=len(order), frameon=False, fontsize=8.5,
-            handlelength=1, columnspacing=1.2, labelcolor=INK,
-        )  # fmt: skip
 
 
 def _stages(axis: Axes, name: str, lines: pd.DataFrame, colour: str) -> None:
