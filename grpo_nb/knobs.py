@@ -1,4 +1,4 @@
-"""Live settings of a run: each beta, temperature, learning rate, and whether to run, pause or stop.
+"""Live settings of a run: each beta, temperature, learning rate, whether to run, pause or stop, and orders.
 
 Whoever turns a knob replaces `knobs.json`; the trainer takes one snapshot a step. So a knob is requested
 here, and what is in use is in the metrics row of each step.
@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 Mode = Literal["manual", "auto"]
 Command = Literal["run", "pause", "stop"]
+Order = Literal["step", "save", "evaluate"]
+"""Done once, at the next step boundary: one step and then a pause, a checkpoint, an evaluation."""
 
 BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
 """What each kind of knob may be set to, ends included."""
@@ -45,6 +47,13 @@ class _Request(BaseModel):
     at: FiniteFloat
 
 
+class _Order(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    by: str
+    at: FiniteFloat
+
+
 class _File(BaseModel):
     """knobs.json."""
 
@@ -53,6 +62,7 @@ class _File(BaseModel):
     version: int = Field(ge=0)
     command: _Request
     knobs: dict[str, _Record]
+    orders: dict[Order, _Order] = {}
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,13 @@ class KnobSnapshot:
     version: int
     """Rises with every change, and never falls."""
     by: dict[str, str]
-    """Who set each knob last; `command` too."""
+    """Who set each knob last; `command` and orders too."""
     at: dict[str, float]
-    """When, in seconds since 1970; `command` too."""
+    """When, in seconds since 1970; `command` and orders too."""
     problem: str | None = None
     """Why knobs.json could not be used and the last good values stand in; None when all is well."""
+    orders: list[Order] = field(default_factory=list)
+    """What was ordered and is not done yet."""
 
     def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
         """What was turned: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}` each."""
@@ -193,16 +205,46 @@ class Knobs(Mapping[str, Knob]):
             if file.command.value == command:
                 return file
             asked = {"value": command, "by": by, "at": time.time()}
-            return file.model_copy(update={"command": _Request.model_validate(asked)})
+            orders = {name: order for name, order in file.orders.items() if name != "step"}  # it ends in a pause
+            return file.model_copy(update={"command": _Request.model_validate(asked), "orders": orders})
 
         self._update(change, mend=command == "stop")
+
+    def order(self, name: str, by: str = "user") -> None:
+        """Have the trainer do something once at the next step boundary, also while it holds; see `Order`.
+
+        Raises:
+            RunError: another word.
+        """
+        if name not in get_args(Order):
+            raise RunError(f"unknown order '{name}'; needs one of {', '.join(get_args(Order))}")
+
+        def change(file: _File) -> _File:
+            orders = file.orders | {name: _Order(by=by, at=time.time())}
+            update: dict[str, Any] = {"orders": orders}
+            if name == "step":
+                update["command"] = _Request(value="pause", by=by, at=time.time())
+            return file.model_copy(update=update)
+
+        self._update(change)
+
+    def done(self, name: Order, at: float) -> None:
+        """Strike out the order that was given `at` that time; one given since stays."""
+
+        def change(file: _File) -> _File:
+            given = file.orders.get(name)
+            if given is None or given.at != at:
+                return file
+            return file.model_copy(update={"orders": {k: v for k, v in file.orders.items() if k != name}})
+
+        self._update(change)
 
     def snapshot(self) -> KnobSnapshot:
         """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
         try:
             now = _snapshot(self._read())
         except RunError as error:
-            return replace(self._good, problem=str(error))
+            return replace(self._good, problem=str(error), orders=[])  # a broken file orders nothing
         self._good = replace(now, version=max(now.version, self._good.version))
         return self._good
 
@@ -334,13 +376,16 @@ def _initial(config: Config, by: str = "config") -> _File:
 
 
 def _snapshot(file: _File) -> KnobSnapshot:
+    orders = {str(name): order for name, order in file.orders.items()}
+    asked: dict[str, _Record | _Request | _Order] = {**file.knobs, "command": file.command, **orders}
     return KnobSnapshot(
         values={name: record.value for name, record in file.knobs.items()},
         modes={name: record.mode for name, record in file.knobs.items()},
         command=file.command.value,
         version=file.version,
-        by={name: record.by for name, record in file.knobs.items()} | {"command": file.command.by},
-        at={name: record.at for name, record in file.knobs.items()} | {"command": file.command.at},
+        by={name: record.by for name, record in asked.items()},
+        at={name: record.at for name, record in asked.items()},
+        orders=list(file.orders),
     )
 
 

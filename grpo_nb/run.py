@@ -10,7 +10,8 @@
       judge.jsonl        what an LLM judge said of each text, and what it cost
       lock               who trains (see `lock`)
 
-`status` reads these event kinds: start, resume (training from there on), paused, stopped, done, failed.
+`status` reads these event kinds: start, resume (training from there on), paused, stepping (for one step of a
+pause), stopped, done, failed; and sft_paused.
 Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint never knows more.
 """
 
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
-MILESTONES = frozenset({"start", "resume", "paused", "stopped", "done", "failed"})
+MILESTONES = frozenset({"start", "resume", "paused", "stepping", "stopped", "done", "failed"})
 PAUSES = frozenset({"paused", "sft_paused"})
 
 

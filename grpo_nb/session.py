@@ -16,7 +16,7 @@ import pandas as pd
 
 from grpo_nb import kernel
 from grpo_nb.config import Config
-from grpo_nb.knobs import Knobs
+from grpo_nb.knobs import Knobs, Order
 from grpo_nb.run import Run, RunError
 from grpo_nb.workers import Job, Rewards, Stage, Where, Worker, recorded_failure
 
@@ -123,6 +123,30 @@ class Session:
         """Hold before the next step; the model stays in memory."""
         self.run.knobs.request("pause")
 
+    def step_once(self) -> None:
+        """Do one step, then hold.
+
+        Raises:
+            RunError: GRPO does not train now.
+        """
+        self._order("step")
+
+    def save_now(self) -> None:
+        """Write a checkpoint at the next step boundary.
+
+        Raises:
+            RunError: GRPO does not train now.
+        """
+        self._order("save")
+
+    def evaluate_now(self) -> None:
+        """Measure on held-out examples at the next step boundary; the result is `run.evaluations()`'s newest.
+
+        Raises:
+            RunError: GRPO does not train now.
+        """
+        self._order("evaluate")
+
     def stop(self) -> None:
         """Finish this step, save, end. Harmless when nothing runs.
 
@@ -226,6 +250,11 @@ class Session:
                 self._block(None, still.refresh)
             finally:
                 still.refresh(now=True)
+
+    def _order(self, name: Order) -> None:
+        if self.stage == "sft" or not (self.live or self.run.status().state in LIVE):
+            raise RunError(f"nothing trains {self.run.name} with GRPO now that could {name}; start or resume it first")
+        self.run.knobs.order(name)
 
     def _sft_state(self) -> str:
         """The run's own state speaks of GRPO."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, metrics, optim, quick, seeding, training
+from grpo_nb import control, guards, metrics, optim, orders, quick, seeding, training
 from grpo_nb.config import Config
 from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs
 from grpo_nb.gradient_report import gradient_report
@@ -115,7 +115,7 @@ class Settings:
 
 
 def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
-    run, saved = state.run, state.step
+    run = state.run
     try:
         quick.begin(state)
         while state.step < goal:
@@ -128,7 +128,6 @@ def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
             stats = grpo_step(state, knobs)
             if state.step % run.config.run.checkpoint_every == 0:
                 training.save(state)
-                saved = state.step
             yield stats
         else:
             run.log_event("done", step=state.step)
@@ -137,8 +136,8 @@ def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
         raise
     finally:
         if state.torn:
-            run.log_event("torn", step=state.step, resumes_from=saved)
-        elif saved < state.step:
+            run.log_event("torn", step=state.step, resumes_from=state.saved)
+        elif state.saved < state.step:
             training.save(state)
 
 
@@ -147,7 +146,12 @@ def _obey(state: Training) -> KnobSnapshot:
     run, before, paused = state.run, state.knobs, False
     while True:
         now = run.knobs.snapshot()
+        orders.serve(state, now)
         if now.command != "pause":
+            break
+        if "step" in now.orders:
+            run.knobs.done("step", now.at["step"])
+            run.log_event("stepping", step=state.step)
             break
         if not paused:
             run.log_event("paused", step=state.step)

@@ -58,6 +58,8 @@ class Training:
     """The knobs as the newest step used them; what is turned later is logged as a turn."""
     step: int = 0
     """Steps done."""
+    saved: int = -1
+    """The step of the newest checkpoint; -1 before the first."""
     torn: bool = False
     """The weights are between two step boundaries, so they must not be saved."""
     prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -160,6 +162,7 @@ def save(training: Training) -> Path:
     always = (0, *pareto.worth_keeping(training.run))
     training.run.checkpoints.prune(training.config.run.keep_checkpoints, always)
     training.run.log_event("checkpoint", step=training.step, path=path.name)
+    training.saved = training.step
     return path
 
 
@@ -338,7 +341,8 @@ def _restore(training: Training, newest: Checkpoint) -> None:
     policy.freeze_reference()
     relearn(policy, training.optimizer, newest)
     state = newest.state()
-    training.step, training.knobs = int(state["step"]), KnobSnapshot(**state["knobs"])
+    training.step = training.saved = int(state["step"])
+    training.knobs = KnobSnapshot(**state["knobs"])
     for name, objective in training.objectives.items():
         objective.beta = BetaState.from_dict(state["betas"][name])
         objective.moments = Moments.from_dict(state.get("reward_moments", {}).get(name, {}))

@@ -18,7 +18,7 @@ FLOORS = (
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
-    | {"warmup", "doctor"},
+    | {"warmup", "doctor", "orders"},
     {"session", "workers", "kernel", "report", "rollouts_view", "tables", "exhibits", "plots", "render", "widgets"}
     | {"cli", "__main__"}
     | {"project", "bench", "promise", "docs"},

@@ -403,3 +403,38 @@ def test_bounds_are_known_for_every_knob(knobs: Knobs) -> None:
         "learning_rate": (0.0, 1.0),
     }
     assert repr(knobs["temperature"]) == "Knob('temperature': 1, manual, from 0.05 to 5)"
+
+
+# ---- orders
+
+
+def test_order_stands_until_it_is_done(knobs: Knobs) -> None:
+    knobs.order("save", by="the panel")
+    asked = Knobs(knobs.path, CONFIG).snapshot()
+    assert (asked.orders, asked.by["save"], asked.command) == (["save"], "the panel", "run")
+    knobs.order("save")  # given again while the first is carried out
+    knobs.done("save", asked.at["save"])
+    again = knobs.snapshot()
+    assert again.orders == ["save"], "the second one is still to be done"
+    knobs.done("save", again.at["save"])
+    assert knobs.snapshot().orders == []
+
+
+def test_one_step_is_a_pause_that_lets_one_through(knobs: Knobs) -> None:
+    knobs.order("step")
+    assert (knobs.command, knobs.snapshot().orders) == ("pause", ["step"])
+    knobs.order("evaluate")
+    knobs.request("run")
+    assert knobs.snapshot().orders == ["evaluate"], "who lets it run wants no pause after a step"
+
+
+def test_unknown_order_is_refused(knobs: Knobs) -> None:
+    with pytest.raises(RunError, match="unknown order 'dance'; needs one of step, save, evaluate"):
+        knobs.order("dance")
+
+
+def test_knobs_written_before_there_were_orders_are_read(knobs: Knobs) -> None:
+    content = json.loads(knobs.path.read_text())
+    del content["orders"]
+    knobs.path.write_text(json.dumps(content))
+    assert knobs.snapshot().problem is None

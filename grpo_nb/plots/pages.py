@@ -158,10 +158,8 @@ def _below(rows: pd.DataFrame, prefix: str) -> list[str]:
 def _sparse(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str, look: object, width: float) -> None:
     """A curve of the steps that have a value, joined over the others."""
     marker = "o" if len(values) < 4 else None
-    axis.plot(
-        rows["step"][values.index], smooth(values), color=colour, linestyle=look, linewidth=width, marker=marker,
-        markersize=4,
-    )  # type: ignore[arg-type]  # fmt: skip
+    steps = rows["step"][values.index]
+    axis.plot(steps, smooth(values), color=colour, linestyle=look, linewidth=width, marker=marker, markersize=4)
 
 
 def _names_above(axis: Axes, count: int) -> None:

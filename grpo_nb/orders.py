@@ -1,0 +1,32 @@
+"""What a person may order while a run trains, done between two steps: a checkpoint now, an evaluation now."""
+
+import logging
+
+from grpo_nb import training
+from grpo_nb.evaluate import evaluate
+from grpo_nb.knobs import KnobSnapshot
+from grpo_nb.training import Training
+
+log = logging.getLogger(__name__)
+
+
+def serve(state: Training, knobs: KnobSnapshot) -> None:
+    """Carry out the orders for a checkpoint and an evaluation, and strike them out."""
+    if "save" in knobs.orders:
+        training.save(state)
+        state.run.knobs.done("save", knobs.at["save"])
+    if "evaluate" in knobs.orders:
+        _measure(state)
+        state.run.knobs.done("evaluate", knobs.at["evaluate"])
+
+
+def _measure(state: Training) -> None:
+    """Evaluate the policy as it stands; what goes wrong is logged and never ends the training."""
+    tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
+    try:
+        evaluate(state.run, policy=state.policy, tasks=tasks, engine=state.engine)
+    except Exception as error:
+        state.run.log_event("evaluation_failed", step=state.step, error=f"{type(error).__name__}: {error}")
+        log.warning("the evaluation at step %d failed: %s", state.step, error)
+    else:
+        state.run.log_event("evaluated", step=state.step)

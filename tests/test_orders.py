@@ -1,0 +1,113 @@
+"""One step, a checkpoint now, an evaluation now: ordered through the knobs, done between two steps."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_nb import orders
+from grpo_nb.run import Run, RunError
+from grpo_nb.session import Session, attach, start
+from grpo_nb.train import grpo
+from tests.tiny import REWARDS, rows, small_tasks, tiny_run
+
+PATIENCE = 60.0
+
+
+def train(run: Run, **options: Any) -> Iterator[Any]:
+    return grpo(run, tasks=small_tasks(), rewards=REWARDS, **options)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def kinds(run: Run) -> list[str]:
+    return list(run.events()["kind"])
+
+
+def test_save_and_evaluation_come_between_steps_and_change_no_bit(tmp_path: Path) -> None:
+    straight = rows(list(train(tiny_run(tmp_path, "straight", run__steps=3))))
+    run = tiny_run(tmp_path, run__steps=3, run__checkpoint_every=50)
+    walk = train(run)
+    steps = [next(walk)]
+    run.knobs.order("evaluate")
+    run.knobs.order("save")
+    steps.append(next(walk))
+    assert run.checkpoints.steps() == [0, 1] and run.knobs.snapshot().orders == []
+    measured = run.evaluations()
+    assert set(measured["objective"]) == {"fairness", "hallucination"} and set(measured["step"]) == {1}
+    steps += walk
+    assert rows(steps) == straight
+    assert kinds(run).count("evaluated") == 1 and run.checkpoints.steps() == [0, 1, 3]
+
+
+def test_evaluation_that_fails_is_logged_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(orders, "evaluate", lambda *_, **__: 1 / 0)
+    run = tiny_run(tmp_path, run__steps=2)
+    run.knobs.order("evaluate")
+    assert len(list(train(run))) == 2
+    assert run.events().set_index("kind").loc["evaluation_failed", "error"].startswith("ZeroDivisionError")
+    assert "evaluation at step 0 failed" in caplog.text and run.knobs.snapshot().orders == []
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Session]:
+    run = tiny_run(tmp_path, run__steps=500)
+    live = start(run, tasks=small_tasks(), rewards=REWARDS)
+    yield live
+    live.stop()
+    live.wait_blocking()
+
+
+def test_one_step_then_it_holds_again(live: Session) -> None:
+    live.wait_blocking(step=1)
+    live.step_once()
+    until(lambda: live.state == "paused")
+    before = live.step
+    live.step_once()
+    until(lambda: live.step == before + 1)
+    until(lambda: live.state == "paused")
+    time.sleep(0.5)
+    assert live.step == before + 1 and kinds(live.run).count("stepping") == 2
+    live.save_now()  # while it holds
+    until(lambda: live.run.checkpoints.steps()[-1] == before + 1)
+    live.resume()
+    live.wait_blocking(step=before + 3)
+
+
+def test_nothing_is_ordered_of_a_run_that_rests(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    for order in ("step_once", "save_now", "evaluate_now"):
+        with pytest.raises(RunError, match="nothing trains tiny with GRPO now"):
+            getattr(attach(run), order)()
+    assert run.knobs.snapshot().orders == []
+
+
+def test_stop_asked_while_the_model_loads_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another kernel asks it: through the file alone."""
+    from grpo_nb import training
+
+    loading, asked = threading.Event(), threading.Event()
+    prepare = training.prepare
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        loading.set()
+        assert asked.wait(PATIENCE)
+        return prepare(*args, **options)
+
+    monkeypatch.setattr(training, "prepare", slowly)
+    run = tiny_run(tmp_path, run__steps=5)
+    run.knobs.request("stop")  # of last time: it must not hold this start up
+    threading.Thread(target=lambda: (loading.wait(PATIENCE), run.knobs.request("stop"), asked.set())).start()
+    assert list(train(run)) == [] and kinds(run)[-1] == "stopped"
+    monkeypatch.setattr(training, "prepare", prepare)
+    assert len(list(train(run))) == 5
