@@ -215,6 +215,7 @@ def our_config(model: Path, beta: float, **changes: Any) -> Config:
         "algorithm.kl_weight": "none",
         "run.steps": STEPS,
         "run.checkpoint_every": 100,
+        "run.quick_eval_every": 0,  # the engine recites training's script and nothing else
     }
     return presets.demo().replace(**settings | {key.replace("__", "."): value for key, value in changes.items()})
 
