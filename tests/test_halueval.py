@@ -229,6 +229,11 @@ def test_answer_block_and_evidence() -> None:
         ("Yes and no", "yes", "no", False),
         ("yes or no", "yes", "no", False),
         ("not Delhi", "Delhi", "Mumbai", False),
+        ("Arthur's Magazine, First for Women", "Arthur's Magazine", "First for Women was started first.", False),
+        ("first for women and arthur's magazine", "First for Women", "Arthur's Magazine", False),
+        ("First for Women", "First for Women", "Arthur's Magazine was started first.", True),
+        ("Arthur's Magazine was first", "Arthur's Magazine", "First for Women was started first.", True),
+        ("Arthur's Magazine, before First for Women", "Arthur's Magazine", "It was started second.", True),
         ("Delhi or Pune", "Delhi", "Mumbai", False),
         ("Delhi/Pune", "Delhi", "Mumbai", False),
     ],
@@ -415,6 +420,12 @@ def test_style_and_length_around_an_answer_leave_its_class(kind: str, before: st
 def test_a_wrong_row_is_one_clear_error(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         load(tmp_path, row)
+
+
+def test_a_reply_that_begins_with_not_knowing_is_an_answer(tmp_path: Path) -> None:
+    modest = TALK | {"right_response": "I don't know all of it, but she made The Salt Road in 2004."}
+    (example,) = every(load(tmp_path, modest, kind="dialogue"))
+    assert example.columns["answerable"]
 
 
 @each_kind

@@ -21,6 +21,7 @@ _SMALL = frozenset((
 ))  # fmt: skip
 _SENTENCE = re.compile(r"(?<=[\w)\"\u201d][.!?])\s*(?=[A-Z\"\u201c(])")
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+_NAMED = re.compile(r"(?<=\s)[A-Z][\w'\u2019-]*(?:\s+(?:(?:of|for|the|in)\s+)?[A-Z][\w'\u2019-]*)*")
 _NAME = re.compile(r"(?<![.!?:\"\u201c]\s)(?<=\s)[A-Z]\w+")
 
 
@@ -29,8 +30,9 @@ def matches(answer: str, right: str, hallucinated: str, question: str = "") -> b
 
     "Little else": of the words that only the hallucinated answer has less than half (where it has none of its own,
     the answer is nearer to the right one by token F1), no more new words than the right answer has, and no choice
-    left to the reader ("Delhi or Pune", "Delhi, unknown"). Words of the question and small words are not new. Yes/no
-    questions go by the answer's first word, which nothing in the answer may take back.
+    left to the reader ("Delhi or Pune", "Delhi, unknown", or the names that the question names and not a word more).
+    Words of the question and small words are not new. Yes/no questions go by the answer's first word, which nothing in
+    the answer may take back.
     """
     said, gold, bad = normalise(answer), normalise(right), normalise(hallucinated)
     if said == gold:
@@ -40,7 +42,7 @@ def matches(answer: str, right: str, hallucinated: str, question: str = "") -> b
     words, known = set(said.split()), {*gold.split(), *normalise(question).split()}
     own = set(bad.split()) - known
     nearer = 2 * len(own & words) < len(own) if own else token_f1(said, gold) > token_f1(said, bad)
-    if abstains(f" {said} ".replace(f" {gold} ", " ").strip()):
+    if abstains(f" {said} ".replace(f" {gold} ", " ").strip()) or _lists(said, gold, question):
         return False
     if not nearer or "or" in words - set(gold.split()) or "/" in answer.replace(right, ""):
         return False
@@ -145,6 +147,14 @@ def token_f1(said: str, gold: str) -> float:
     ours, theirs = said.split(), gold.split()
     shared = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
+
+
+def _lists(said: str, gold: str, question: str) -> bool:
+    """Whether an answer is the right name and others of the question side by side, with no word that relates them."""
+    named = [normalise(name) for name in _NAMED.findall(question)]
+    others = [name for name in named if contains(said, name) and not contains(gold, name) and not contains(name, gold)]
+    rest = set(said.split()) - _SMALL - set(gold.split()) - {word for name in others for word in name.split()}
+    return bool(others) and not rest
 
 
 def _repeats(said: Set[str], source: str) -> bool:

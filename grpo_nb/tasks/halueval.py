@@ -1,8 +1,8 @@
 """HaluEval (Li et al. 2023): answers, replies and summaries that a source supports; abstaining where it is silent.
 
 Files as published by RUCAIBox/HaluEval: JSON lines (whatever the ending) of a source, what is asked about it, a right
-and a hallucinated text. The published rows are all answerable; a row is unanswerable here where its right text is an
-abstention phrase ("Not stated", "The text does not say").
+and a hallucinated text. The published rows are all answerable; a row of qa is unanswerable here where its right answer
+is an abstention phrase ("Not stated", "The text does not say").
 """
 
 import hashlib
@@ -185,7 +185,7 @@ class HaluEval:
         texts = {field: row[field].strip() for field in self.form.fields}
         asked = [texts[self.form.asked]] if self.form.asked else []
         content = "\n".join([texts[self.form.source], *asked, self._instruction])
-        told = not abstains(texts[self.form.right])
+        told = self.form.share is not None or not abstains(texts[self.form.right])
         marks = {"kind": self.form.kind, "answerable": told, "evidence": self._evidence}
         columns = {**texts, **marks, "cluster": cluster(row, self.form)}
         return Example(
