@@ -370,6 +370,15 @@ def test_where_all_fail_the_group_is_dropped_with_every_cause(tmp_path: Path, se
     assert function.tally.dropped_groups == 1 and function.tally.failures == {"unreadable": 1}
 
 
+def test_two_providers_that_fail_on_different_answers_do_not_fill_up_each_other(
+    tmp_path: Path, server: JudgeServer
+) -> None:
+    with serving(JudgeServer(lambda parts: 99 if parts["ANSWER"] == "a" else 0, key=KEY)) as first:
+        server.grade = lambda parts: 99 if parts["ANSWER"] == "b" else 4
+        scores = ask(judge(tmp_path, first.url, server.url), [example()] * 3, ["a", "b", "c"])
+    assert [s.parts["judge"] for s in scores] == [None, 0.0, 0.0], "the second's 1.0 for `a` is not borrowed"
+
+
 def test_the_first_provider_leaves_the_second_its_share_of_the_deadline(tmp_path: Path, server: JudgeServer) -> None:
     with serving(JudgeServer(key=KEY)) as hanging:
         hanging.delay = 3.0
