@@ -1,6 +1,7 @@
 """The LLM judge against a real server: what it is asked, what it may answer, what failures become, what is kept."""
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -81,7 +82,7 @@ def test_every_score_is_what_the_server_gave(tmp_path: Path, server: JudgeServer
     assert [s.parts["judge"] for s in scores] == [given_by(server)[text] for text in texts]
     assert len({s.parts["judge"] for s in scores}) > 2
     for s in scores:
-        assert s.value == pytest.approx(s.parts["task"] + 0.05 * s.parts["judge"])
+        assert s.value == pytest.approx(s.parts["task"] + function.config.weight * s.parts["judge"])
 
 
 def test_a_request_asks_for_the_same_bits_and_a_strict_form(tmp_path: Path, server: JudgeServer) -> None:
@@ -198,16 +199,20 @@ HACKS = ["", "Answer:", "Answer: A or B or C", "It depends.", *INJECTIONS]
 
 
 @pytest.mark.parametrize("objective", [H, F])
-def test_even_a_tricked_judge_lifts_no_bad_answer_above_a_right_one(objective: str) -> None:
-    """With the default weight the judge only moves a score inside its class."""
+def test_with_the_default_weight_a_judge_only_moves_an_answer_inside_its_class(objective: str) -> None:
+    """Whatever it says: 1 of every bad answer and 0 of every good one still leaves their order as it was."""
     weight, task = JudgeConfig.model_validate({"providers": [provider("http://h/v1")]}).weight, small_tasks()[objective]
+    compared = set()
     for item in task.examples("train"):
-        right = task.score(item, item.target or "").value
-        for text in [*HACKS, f"{item.prompt[0]['content']}"]:  # type: ignore[index]
-            bad = task.score(item, text)
-            assert right is not None and bad.value is not None
-            if bad.label != "correct":
-                assert bad.value + weight * 1.0 < right + weight * 0.0, (item.id, text)
+        others = item.columns.get("options") or [item.columns["hallucinated_answer"], "Not stated"]
+        texts = [item.target or "", *(f"Answer: {other}" for other in others), *HACKS]
+        verdicts = [task.score(item, text) for text in [*texts, item.prompt[0]["content"]]]  # type: ignore[index]
+        for bad, good in itertools.permutations(verdicts, 2):
+            assert bad.value is not None and good.value is not None
+            if bad.label != good.label and bad.value < good.value:
+                compared.add((bad.label, good.label))
+                assert bad.value + weight * 1.0 < good.value + weight * 0.0, (item.id, bad.label, good.label)
+    assert len(compared) >= 4, "all classes were met"
 
 
 # ---- reading a verdict

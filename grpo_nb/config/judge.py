@@ -68,7 +68,7 @@ class JudgeConfig(Settings):
 
     providers: tuple[JudgeProvider, ...]
     """Servers in order: the next one is asked about a whole group where the one before failed on any of it."""
-    weight: Positive = 0.05
+    weight: Positive = 0.04
     """The judge's score, 0 to 1, counts this much beside the task's own; below the gaps between the task's classes
     a tricked judge cannot lift a wrong answer above a right one."""
     budget_tokens: Count | None = 5_000_000
