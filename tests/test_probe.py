@@ -221,6 +221,8 @@ def test_the_finding_names_what_fell_and_the_newest_probe_counts(run: Run) -> No
     assert (finding.severity, finding.step, finding.evidence["kinds"]) == ("warning", 2, ["arithmetic"])
     assert "latest answers 60% of the 40 general probe questions, the base 80%" in finding.message
     assert "most in arithmetic." in finding.message
+    logged(run, "base", lambda i: i < 32)
+    assert forgets(run) == [finding], "the base asked again is no newer stage"
     logged(run, "step 1", lambda i: i < 34)
     assert not forgets(run)
 
