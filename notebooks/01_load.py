@@ -32,7 +32,7 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import doctor, project, report, tables, training
+from grpo_nb import doctor, project, report, tables, training, workbench
 
 tables.checks(doctor.environment())
 
@@ -94,6 +94,23 @@ print(policy.tokenizer.decode(policy.encode_target(example.target or "")))
 
 # %%
 report.scored_examples(tasks)
+
+# %% [markdown]
+# ## The reward at work
+# A few training prompts with the right answer, wrong ones, and what the model writes now, all scored as training will
+# score them. *Look at* the order inside each prompt. Reward functions of your own go in as they do in `g.start`:
+# `rewards={"fairness": [(function, 0.1)]}`.
+
+# %%
+bench = workbench.workbench(run, policy=policy, tasks=tasks, prompts=2)
+report.ranked(bench)
+
+# %% [markdown]
+# What to know before training. Before SFT most of it says that no answer has the asked form yet; an error, that a
+# wrong answer is paid like the right one, has to be mended now.
+
+# %%
+tables.findings(bench.findings)
 
 # %% [markdown]
 # ## The size of a step

@@ -31,7 +31,7 @@ import pandas as pd
 import torch
 
 import grpo_nb as g
-from grpo_nb import losses, plots, project, report, tables
+from grpo_nb import losses, pareto, plots, project, report, tables
 
 print("grpo_nb", g.__version__)
 
@@ -59,6 +59,19 @@ report.comparison(run)
 
 # %%
 plots.before_after(report.stages_compared(run))
+
+# %% [markdown]
+# ## Which checkpoint
+# The quick evaluations made while it trained, on questions that neither training nor the table above has. A stage is
+# off the front only where another is better in every objective, beyond chance. `pareto.best(run, "fairness")` and
+# `pareto.knee(run)` name a stage, and `evaluate.load_best(run, "fairness")` loads its weights.
+
+# %%
+front = pareto.pareto(run)
+plots.pareto(front)
+
+# %%
+tables.Table(front)
 
 # %% [markdown]
 # ## What it wrote
