@@ -10,10 +10,12 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo_nb import plots, training
+from grpo_nb import plots, tables, training
+from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
 from grpo_nb.paired import Stage
 from grpo_nb.paired import comparison as stages_compared
+from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
 from grpo_nb.tables import Table, interval
@@ -31,11 +33,9 @@ class Report:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         picture = b64encode(plots.to_png(self.figure)).decode()
-        name = html.escape(self.table.caption, quote=True)
-        image = f'<img alt="{name}" style="max-width: 100%" src="data:image/png;base64,{picture}">'
         return {
             "image/png": picture,
-            "text/html": f"{image}{self.table._repr_html_()}",
+            "text/html": f"{_image(picture, self.table.caption)}{self.table._repr_html_()}",
             "text/plain": repr(self.table),
         }
 
@@ -45,6 +45,25 @@ def report(run: Run) -> Report:
     rows, status = run.metrics(), run.status()
     caption = f"{run.name}: {status.state}, step {status.step} of {run.config.run.steps}"
     return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
+
+
+def page(run: Run) -> str:
+    """All that the files say as one HTML page, which needs neither kernel nor network."""
+    front = pareto(run)
+    parts: dict[str, list[Any]] = {
+        "Training": [report(run)],
+        "Findings": [tables.findings(diagnose(run))],
+        "Before and after": [comparison(run)],
+        "Which checkpoint": [] if front.empty else [plots.pareto(front), Table(front)],
+        "Answers": [samples(run, objective=name) for name in run.config.objectives],
+        "Events": [events(run)],
+        "Settings": [tables.settings(run.config)],
+    }
+    body = "".join(f"<h2>{title}</h2>{''.join(map(_html, shown))}" for title, shown in parts.items() if shown)
+    name = html.escape(run.name)
+    style = "body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem }"
+    head = f'<meta charset="utf-8"><title>{name}</title><style>{style}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><h1>{name}</h1>{body}</body></html>\n'
 
 
 def picture(run: Run, rows: pd.DataFrame | None = None) -> Figure:
@@ -238,6 +257,16 @@ def _scored(name: str, task: Task, example: Example, kind: str, answer: str | No
         "reward": score.value,
         "label": score.label,
     }
+
+
+def _html(shown: Report | Table | Figure) -> str:
+    if isinstance(shown, Figure):
+        return _image(b64encode(plots.to_png(shown)).decode(), "picture")
+    return str(shown._repr_mimebundle_()["text/html"]) if isinstance(shown, Report) else shown._repr_html_()
+
+
+def _image(png: str, name: str) -> str:
+    return f'<img alt="{html.escape(name, quote=True)}" style="max-width: 100%" src="data:image/png;base64,{png}">'
 
 
 def _text(value: Prompt | Any) -> Any:

@@ -481,6 +481,29 @@ def test_diagnose_of_nothing_is_usage(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (status, out) == (2, "") and "no run in" in err
 
 
+def test_report_is_one_page_that_needs_nothing_else(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.log_metrics(dict(stats(1).metrics))
+    run.log_event("knob", step=1, key="temperature", new="<0.7>")
+    status, out, _ = says(capsys, "report", run.path)
+    page = run.path / "report.html"
+    assert (status, out) == (0, f"{page}\n")
+    text = page.read_text()
+    titles = ["Training", "Findings", "Before and after", "Answers", "Events", "Settings"]
+    assert re.findall("<h2>(.*?)</h2>", text) == titles, "nothing was evaluated while training"
+    assert 'src="data:image/png;base64,' in text and not re.search('(src|href)="http', text)
+    assert "&lt;0.7&gt;" in text and "mine: stopped, step 1 of 4" in text
+
+
+def test_report_goes_where_it_is_told(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "page.html"
+    answer = json.loads(says(capsys, "report", run.path, "--out", file, "--json")[1])
+    assert answer == {"run": str(run.path), "file": str(file)} and file.read_text().startswith("<!doctype html>")
+    assert not (run.path / "report.html").exists()
+    status, out, err = says(capsys, "report", run.path, "--out", tmp_path / "none" / "page.html")
+    assert (status, out) == (1, "") and "cannot write" in err
+    assert says(capsys, "report", tmp_path / "nowhere")[0] == 2
+
+
 def test_runs_lists_every_run(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     root = run.path.parent
     (line,) = [row for row in says(capsys, "runs", root)[1].splitlines() if str(run.path) in row]

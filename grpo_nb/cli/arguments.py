@@ -49,7 +49,7 @@ def parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_sft, _train, _eval, _score, _diagnose, _runs, _doctor, _plan, _settings):
+    for add in (_sft, _train, _eval, _score, _diagnose, _report, _runs, _doctor, _plan, _settings):
         add(verbs)
     return top
 
@@ -162,6 +162,20 @@ def _diagnose(commands: Any) -> None:
         "grpo-nb diagnose runs/demo --json",
     )
     _run(command)
+    _json(command)
+
+
+def _report(commands: Any) -> None:
+    command = _command(
+        commands,
+        "report",
+        "write what a run's files say as one page",
+        "Curves, findings, before and after, the front, answers, events and settings as one HTML file that needs "
+        "nothing else. The run may be training meanwhile.",
+        "grpo-nb report runs/demo\ngrpo-nb report runs/demo --out demo.html",
+    )
+    _run(command)
+    command.add_argument("--out", metavar="FILE", help="where to write it; default: report.html in the run")
     _json(command)
 
 

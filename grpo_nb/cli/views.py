@@ -9,6 +9,7 @@ from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.keys import settings
 from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.durable import write_atomically
 from grpo_nb.run import list_runs
 
 DONE, FAILED = 0, 1
@@ -27,6 +28,20 @@ def diagnose_command(arguments: Namespace) -> int:
             say(str(finding))
         say(f"{run.path}: {len(found)} finding(s) in {run.last_step() or 0} steps")
     return FAILED if any(finding.severity != "info" for finding in found) else DONE
+
+
+def report_command(arguments: Namespace) -> int:
+    """The run as one HTML page."""
+    from grpo_nb.report import page
+
+    run = existing_run(arguments.run)
+    file = Path(arguments.out or run.path / "report.html")
+    write_atomically(file, page(run).encode())
+    if arguments.json:
+        show_json({"run": str(run.path), "file": str(file)})
+    else:
+        say(str(file))
+    return DONE
 
 
 def runs_command(arguments: Namespace) -> int:
