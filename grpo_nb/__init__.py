@@ -14,6 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from grpo_nb import sources
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from grpo_nb.evaluate import evaluate as evaluate
     from grpo_nb.memory import plan as plan
     from grpo_nb.model import load_policy as load_policy
+    from grpo_nb.reloading import reload as reload
     from grpo_nb.run import Run as Run
     from grpo_nb.session import attach as attach
     from grpo_nb.session import start as start
@@ -45,6 +48,7 @@ _HOME = {
     "load_policy": "model",
     "plan": "memory",
     "presets": "",
+    "reload": "reloading",
     "sft": "sft",
     "start": "session",
 }
@@ -73,12 +77,16 @@ class _Verb(ModuleType):
 
 class _Package(ModuleType):
     """Python binds a submodule over the package's attribute of that name, so `grpo_nb.sft(run)` would
-    break as soon as anyone imports `grpo_nb.sft`: here such a module becomes callable instead."""
+    break as soon as anyone imports `grpo_nb.sft`: here such a module becomes callable instead. It is also the
+    moment to note what was loaded."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and _HOME.get(name) == name:
-            value.__class__ = _Verb
         super().__setattr__(name, value)
+        if isinstance(value, ModuleType):
+            sources.note(value.__name__)
+            if _HOME.get(name) == name:
+                value.__class__ = _Verb
 
 
 sys.modules[__name__].__class__ = _Package
+sources.note()

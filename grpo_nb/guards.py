@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grpo_nb import metrics, rules
+from grpo_nb import metrics, rules, sources
 from grpo_nb.findings import Finding
 from grpo_nb.run import Run
 from grpo_nb.training import Training
@@ -62,6 +62,18 @@ def check_ends(state: Training) -> None:
     """
     if state.ends:
         raise TrainingError("\n".join(str(finding) for finding in state.ends))
+
+
+def watch_sources(state: Training) -> None:
+    """Log which of the package's files were edited since they were loaded, once for each set of them."""
+    files = sources.changed()
+    if files and files != state.edited:
+        advice = "to use the new code, stop, restart the kernel (or grpo_nb.reload()) and start again"
+        act_on(
+            state.run,
+            [Finding("code_changed", "warning", state.step, sources.sentence(files), {"files": files}, advice)],
+        )
+    state.edited = files
 
 
 def act_on(run: Run, found: Sequence[Finding]) -> None:

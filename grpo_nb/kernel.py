@@ -12,6 +12,9 @@ log = logging.getLogger(__name__)
 
 NEEDED = "7.4"
 """The first ipykernel that serves widgets while a cell awaits."""
+PACKAGE = __name__.partition(".")[0]
+SHIELD = "_grpo_nb_shield"
+"""Set on the shell that has the hook: a reloaded module must not add a second."""
 PICTURE_SECONDS = 5.0
 """Between two pictures in the foreground: each takes a fraction of a second from the training."""
 
@@ -56,6 +59,30 @@ def say(text: str) -> None:
     from IPython.display import display
 
     display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def shield_from_autoreload() -> None:
+    """Keep %autoreload, on now or later, away from the package: it would change a run midway. Says so once."""
+    if (here := shell()) is not None and not getattr(here, SHIELD, False):
+        setattr(here, SHIELD, True)
+        here.events.register("pre_run_cell", lambda *_: _exclude(here))
+        _exclude(here)
+
+
+def _exclude(here: Any) -> None:
+    """Mark the package's modules as not to be reloaded; runs before each cell, since modules are loaded later too."""
+    magics = here.magics_manager.registry.get("AutoreloadMagics")
+    reloader = getattr(magics, "_reloader", None)
+    if reloader is None:
+        return
+    own = [name for name in list(sys.modules) if f"{name}.".startswith(f"{PACKAGE}.")]
+    if PACKAGE not in reloader.skip_modules and reloader.enabled:
+        say(
+            f"%autoreload leaves {PACKAGE} alone from here on, since it would change a run midway: after an edit, "
+            f"stop what trains in this kernel and call {PACKAGE}.reload()"
+        )
+    for name in own:
+        reloader.mark_module_skipped(name)
 
 
 class Still:

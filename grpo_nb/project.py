@@ -1,5 +1,6 @@
 """Where runs live in a project, and opening one from a notebook by its name."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,7 @@ import pandas as pd
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.run import Run, RunError, list_runs
+from grpo_nb.run import Run, RunError, RunSummary, list_runs
 from grpo_nb.sft import finished
 from grpo_nb.tables import Table
 
@@ -65,19 +66,23 @@ def runs(folder: str | Path | None = None) -> Table:
     """Every run in `folder` (by default the project's runs): its state, its steps, and what to do with it."""
     folder = root() / "runs" if folder is None else Path(folder)
     rows = [
-        {"run": s.name, "state": s.state, "step": s.step, "steps": s.steps, "next": _NEXT.get(s.state, "")}
-        for s in list_runs(folder)
+        {"run": s.name, "state": s.state, "step": s.step, "steps": s.steps, "next": _next(s)} for s in list_runs(folder)
     ]
     return Table(pd.DataFrame(rows), f"runs in {folder}" if rows else f"no runs in {folder} yet")
 
 
+def _next(summary: RunSummary) -> str:
+    """What to do with a run: a line that can be pasted into a cell of this folder."""
+    return _NEXT.get(summary.state, "").format(repr(os.path.relpath(summary.path)))
+
+
 _NEXT = {
     "new": "02_sft, then 03_grpo",
-    "running": "look at it: grpo_nb.attach",
-    "paused": "look at it: grpo_nb.attach",
-    "stopped": "resume: grpo_nb.start",
-    "dead": "its kernel is gone; resume: grpo_nb.start",
-    "failed": "read 04_diagnostics, then resume: grpo_nb.start",
+    "running": "look at it: grpo_nb.attach({})",
+    "paused": "look at it: grpo_nb.attach({})",
+    "stopped": "resume: grpo_nb.start({})",
+    "dead": "its kernel is gone; resume: grpo_nb.start({})",
+    "failed": "read 04_diagnostics, then resume: grpo_nb.start({})",
     "unreadable": "its config.json is broken",
     "done": "04_diagnostics",
 }

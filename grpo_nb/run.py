@@ -15,6 +15,7 @@ pause), stopped, done, failed; and sft_paused.
 Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint never knows more.
 """
 
+import contextlib
 import difflib
 import logging
 import os
@@ -281,6 +282,11 @@ class Run:
     def __repr__(self) -> str:
         status = self.status()
         return f"Run({str(self.path)!r}: {status.state}, step {status.step} of {status.steps})"
+
+    def _reattach(self) -> None:
+        """After a reload: the run as the new code opens it; as it is where its folder cannot be read any more."""
+        with contextlib.suppress(RunError):
+            vars(self).update(vars(Run.open(self.path)))
 
     def _corrected(self, config: Config) -> "Run":
         """The run with other settings, put in the place of those that nothing stands on."""

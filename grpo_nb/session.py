@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from grpo_nb import kernel
+from grpo_nb import kernel, sources
 from grpo_nb.config import Config
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.run import Run, RunError
@@ -226,9 +226,17 @@ class Session:
         return report(self.run)
 
     def summary(self) -> Summary:
-        """One line: what the run is doing, at which step, and what ended it."""
-        words = f"{self.run.name}: {self.state}, step {self.step} of {self.steps}"
-        return Summary(f"{words}; {type(self.error).__name__}: {self.error}" if self.error else words)
+        """One line: what the run is doing, at which step, what ended it, and whether its code was edited meanwhile."""
+        words = [f"{self.run.name}: {self.state}, step {self.step} of {self.steps}"]
+        if (error := self.error) is not None:
+            words.append(f"{type(error).__name__}: {error}")
+        return Summary("; ".join([*words, *filter(None, [self.stale])]))
+
+    @property
+    def stale(self) -> str | None:
+        """Says which of the package's files were edited since this kernel loaded them, if that matters to the run."""
+        files = sources.changed() if self.live and self.where != "process" else []
+        return sources.sentence(files) if files else None
 
     def __repr__(self) -> str:
         return f"<Session {self.summary()}>"
@@ -238,8 +246,15 @@ class Session:
 
     # ------------------------------------------------------------------ inside
 
+    def _reattach(self) -> None:
+        """After a reload: what newer code expects of a session is there."""
+        for name, value in vars(Session(self.run, self._job)).items():
+            vars(self).setdefault(name, value)
+
     def _launch(self) -> None:
         refuse_if_live(self.run)
+        if self.where != "process":
+            kernel.shield_from_autoreload()
         self._worker = self._job.worker(self)
         self._worker.start()
         if self._dashboard is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo_nb import frozen, guards, metrics, optim, rules, seeding, training
+from grpo_nb import frozen, guards, metrics, optim, rules, seeding, sources, training
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
@@ -194,7 +194,7 @@ def _may_go_on(run: Run, step: int) -> bool:
 
 
 def _save(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> int:
-    state = {"step": step, "config": frozen.plain(run.config), "fingerprint": training.fingerprint()}
+    state = {"step": step, "config": frozen.plain(run.config), "fingerprint": sources.fingerprint()}
     run.sft_checkpoints.save(step, training.learned(policy, optimizer), state)
     run.sft_checkpoints.prune(1)
     return step

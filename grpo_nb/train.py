@@ -121,6 +121,7 @@ def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
         while state.step < goal:
             lock.check()
             guards.check_ends(state)
+            guards.watch_sources(state)
             knobs = _obey(state)
             if knobs.command == "stop":
                 run.log_event("stopped", step=state.step)

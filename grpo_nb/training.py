@@ -1,7 +1,5 @@
 """What a GRPO run holds in memory while it trains: prepared from its directory, saved back into it."""
 
-import functools
-import hashlib
 import logging
 import os
 import platform
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import combine, frozen, optim, pareto, seeding
+from grpo_nb import combine, frozen, optim, pareto, seeding, sources
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.control import BetaState
@@ -62,6 +60,8 @@ class Training:
     """The step of the newest checkpoint; -1 before the first."""
     torn: bool = False
     """The weights are between two step boundaries, so they must not be saved."""
+    edited: list[str] = field(default_factory=list)
+    """Files of the package edited since they were loaded, as last seen."""
     prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """Token ids of a prompt by (objective, example id)."""
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -156,7 +156,7 @@ def save(training: Training) -> Path:
         "config": frozen.plain(training.config),
         "knobs": asdict(training.knobs),
         "judged_by": _judged_by(training),
-        "fingerprint": fingerprint(),
+        "fingerprint": sources.fingerprint(),
     }
     path = training.run.checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
     always = (0, *pareto.worth_keeping(training.run))
@@ -207,21 +207,11 @@ def deterministic(config: Config, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-@functools.cache
-def fingerprint() -> str:
-    """Hash of the package's sources as this process first looked: what it runs, whatever is edited later."""
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def surroundings(policy: Policy) -> dict[str, object]:
     """What else the bits depend on: versions, device, threads; goes into the log at every start."""
     packages = {name: version(name) for name in ("torch", "transformers", "peft")}
     return {
-        "fingerprint": fingerprint(),
+        "fingerprint": sources.fingerprint(),
         "python": platform.python_version(),
         **packages,
         "device": str(policy.device),

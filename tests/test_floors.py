@@ -15,12 +15,12 @@ FLOORS = (
     {"types", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "judge", "findings", "intervals", "scoring"},
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
-    | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen"},
+    | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
     | {"warmup", "doctor", "orders"},
-    {"session", "workers", "kernel", "report", "rollouts_view", "tables", "exhibits", "plots", "render", "widgets"}
-    | {"cli", "__main__"}
+    {"session", "workers", "kernel", "reloading", "report", "rollouts_view", "tables", "exhibits", "plots", "render"}
+    | {"widgets", "cli", "__main__"}
     | {"project", "bench", "promise", "docs"},
 )
 """Rooms by floor: a room is a file, or a folder with all that is in it. A new room gets its line here."""

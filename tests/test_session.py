@@ -703,11 +703,12 @@ def test_settings_cell_makes_the_run_once(tmp_path: Path) -> None:
         project.open_run(tmp_path / "s", preset="demmo")
 
 
-def test_list_of_runs_says_what_to_do(tmp_path: Path, run: Run) -> None:
+def test_list_of_runs_says_what_to_do(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     run.log_metrics(row(run, 2))
     frame = project.runs(tmp_path).frame
     assert frame.to_dict("records") == [
-        {"run": "tiny", "state": "stopped", "step": 2, "steps": 6, "next": "resume: grpo_nb.start"}
+        {"run": "tiny", "state": "stopped", "step": 2, "steps": 6, "next": "resume: grpo_nb.start('tiny')"}
     ]
 
 

@@ -1,0 +1,175 @@
+"""In a real IPython kernel, on a copy of the package whose files are edited while it runs."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import pytest
+
+from grpo_nb.run import Run
+from grpo_nb.train import grpo
+from tests.conftest import ROOT
+from tests.tiny import stable, tiny_run
+
+manager = pytest.importorskip("jupyter_client.manager", reason="needs a Jupyter kernel: pip install -e .[dev]")
+PATIENCE = 120.0
+
+
+class Kernel:
+    """A kernel that imports the package from `folder`, which is its working directory too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.package = folder / "grpo_nb"
+        shutil.copytree(ROOT / "grpo_nb", self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        self.manager = manager.KernelManager(kernel_name="python3")
+        paths = {"PYTHONPATH": str(folder), "IPYTHONDIR": str(folder / "ipython"), "OMP_NUM_THREADS": "1"}
+        self.manager.start_kernel(cwd=str(folder), env=os.environ | paths)
+        self.client: Any = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE)
+
+    def ask(self, code: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[str, str | None]:
+        """What a cell shows, and its error; `meanwhile` is called once it is under way."""
+        message = self.client.execute(code)
+        shown, error, begun = [], None, False
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                got = self.client.get_iopub_msg(timeout=1)
+            except Empty:
+                continue
+            if got["parent_header"].get("msg_id") != message:
+                continue
+            kind, content = got["msg_type"], got["content"]
+            if kind == "execute_input" and not begun:
+                begun = True
+                meanwhile()
+            if kind in ("execute_result", "display_data", "update_display_data"):
+                shown.append(content["data"].get("text/plain", ""))
+            elif kind == "stream":
+                shown.append(content["text"])
+            elif kind == "error":
+                error = "\n".join(content["traceback"])
+            elif kind == "status" and content["execution_state"] == "idle":
+                return "\n".join(shown), error
+        raise AssertionError(f"no answer to {code!r}")
+
+    def run(self, code: str) -> str:
+        """What a cell shows; it must not fail."""
+        shown, error = self.ask(code)
+        assert error is None, error
+        return shown
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        path = self.package / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path)
+    yield kernel
+    kernel.client.stop_channels()
+    kernel.manager.shutdown_kernel(now=True)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
+def findings(run: Run) -> list[str]:
+    return [event["message"] for event in run.rows("events") if event.get("rule") == "code_changed"]
+
+
+SHOWN = "print(repr(session))"
+
+
+# req 26
+def test_reload_brings_new_code_to_what_the_notebook_holds(kernel: Kernel, tmp_path: Path) -> None:
+    tiny_run(tmp_path)
+    kernel.run("import grpo_nb as g\nfrom grpo_nb import Run, attach, presets\nrun = Run.open('tiny')")
+    kernel.run("session = attach(run)\nconfig = run.config\nknob = run.knobs['temperature']")
+    assert kernel.run("session") == "tiny: new, step 0 of 4", "and with its dashboard, which holds it too"
+    assert kernel.run(SHOWN).strip() == "<Session tiny: new, step 0 of 4>"
+    kernel.edit("session.py", 'f"<Session {', 'f"<Renewed session {')
+    kernel.edit("run.py", "        self.path = path\n", "        self.path = path\n        self.novelty = 7\n")
+    kernel.edit("presets.py", "def demo(", "NOVEL = True\n\n\ndef demo(")
+    assert kernel.run("g.reload()") == "['presets.py', 'run.py', 'session.py']"
+    assert kernel.run(SHOWN).strip() == "<Renewed session tiny: new, step 0 of 4>"
+    assert kernel.run("run.novelty, presets.NOVEL, knob.value") == "(7, True, 1.0)"
+    held = "isinstance(run, Run), isinstance(run, g.Run), isinstance(session.run, Run), isinstance(config, g.Config)"
+    assert kernel.run(held) == "(True, True, True, True)"
+    assert kernel.run("attach is g.attach, type(attach(run)) is type(session), g.reload()") == "(True, True, [])"
+    kernel.edit("session.py", "class Session:", "class Session(:")
+    _, error = kernel.ask("g.reload()")
+    assert error and "nothing was reloaded" in error and "session.py, line" in error
+    assert kernel.run("session, isinstance(run, g.Run)") == "(<Renewed session tiny: new, step 0 of 4>, True)"
+    kernel.edit("session.py", "class Session(:", "class Session:")
+    assert kernel.run(f"g.reload()\n{SHOWN}").strip() == "<Renewed session tiny: new, step 0 of 4>"
+
+
+EXPLODES = "config, policy, clock = state.config, 1 / 0, metrics.Clock()"
+
+
+# req 6, 7, 8, 12, 13, 25
+def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=5000)
+    kernel.run("%load_ext autoreload\n%autoreload 2\nimport grpo_nb as g")
+    shown = kernel.run("session = g.start('tiny')")
+    assert "%autoreload leaves grpo_nb alone from here on" in shown and "grpo_nb.reload()" in shown
+    until(lambda: run.last_step(), "the first step")
+    began = time.monotonic()
+    assert kernel.run("6 * 7") == "42" and time.monotonic() - began < 2.0, "other cells answer while it trains"
+    _, refused = kernel.ask("g.start('tiny')")
+    assert refused and "already training in this kernel" in refused
+    kernel.edit("train.py", "config, policy, clock = state.config, state.policy, metrics.Clock()", EXPLODES)
+    kernel.run("import grpo_nb as again")  # %autoreload looks at the files before each cell
+    step = run.last_step() or 0
+    until(lambda: (run.last_step() or 0) > step + 2, "steps after the edit")
+    assert findings(run) == ["train.py changed on disk after import; this run uses the old code"]
+    said = "train.py changed on disk after import; this run uses the old code"
+    assert said in kernel.run("session.summary()") and kernel.run("again is g, session.live") == "(True, True)"
+    _, refused = kernel.ask("g.reload()")
+    assert refused and "tiny trains in this kernel" in refused
+
+    def interrupt() -> None:
+        time.sleep(1.0)
+        kernel.manager.interrupt_kernel()
+
+    shown, stopped = kernel.ask("await session.wait()", meanwhile=interrupt)
+    assert "stopping tiny after this step, then saving" in shown
+    assert stopped and stopped.startswith("tiny stopped at step") and "\n" not in stopped, "one line, no traceback"
+    assert run.checkpoints.steps()[-1] == run.last_step()
+    assert kernel.run("g.reload()") == "['train.py']"
+    kernel.run("session.resume()")
+    _, failed = kernel.ask("await session.wait()")
+    assert failed and "ZeroDivisionError" in failed and "failed" in kernel.run("session.state")
+
+
+# req 5
+def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Kernel, tmp_path: Path) -> None:
+    straight, run = tiny_run(tmp_path, "straight", run__steps=30), tiny_run(tmp_path, "killed", run__steps=30)
+    for _ in grpo(straight):
+        pass
+    kernel.run("import grpo_nb as g\nsession = g.start('killed')")
+    until(lambda: (run.last_step() or 0) >= 3, "three steps")
+    pid = json.loads(kernel.run("import os; os.getpid()"))
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: run.status().state == "dead", "the kernel's death")
+    kernel.manager.restart_kernel(now=True)
+    kernel.client.wait_for_ready(timeout=PATIENCE)
+    kernel.run("import grpo_nb as g\nfrom grpo_nb import project")
+    assert "its kernel is gone; resume: grpo_nb.start('killed')" in kernel.run("project.runs('.').frame.to_csv()")
+    kernel.run("await g.start('killed').wait()")
+    assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
