@@ -416,6 +416,7 @@ for step in range(1, 100_000):
 """
 
 
+# req 11
 def test_kill_9_while_saving_over_and_over(tmp_path: Path) -> None:
     """A busy writer killed at moments drawn at random: whatever is there afterwards is whole and consistent."""
     draw, folder, started = random.Random(0), tmp_path / "c", 0

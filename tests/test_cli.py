@@ -595,3 +595,26 @@ def test_a_terminated_process_saves_and_the_same_command_goes_on(tmp_path: Path)
     assert again.returncode == 0, again.stderr
     assert f"resumed at step {reached} of {reached + 1}" in again.stdout
     assert [row["step"] for row in Run.open(path).rows("metrics")] == list(range(1, reached + 2))
+
+
+# ---- steering
+
+
+def test_tell_reaches_whoever_trains(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    status, out, _ = says(capsys, "tell", run.path, "pause")
+    assert status == 1 and "new, nothing trains it" in out and run.knobs.command == "run"
+    with run.lock():
+        run.log_event("start", step=0)
+        for word, command in (("pause", "pause"), ("resume", "run"), ("stop", "stop"), ("step", "pause")):
+            status, out, _ = says(capsys, "tell", run.path, word)
+            assert (status, run.knobs.command) == (0, command) and f"to {word}" in out
+        says(capsys, "tell", run.path, "save")
+        asked = run.knobs.snapshot()
+        assert asked.orders == ["step", "save"] and asked.by["save"] == "the command line"
+        assert says(capsys, "tell", run.path, "dance")[0] == 2
+
+
+def test_grpo_without_sft_where_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "bare", tiny_config(run__steps=STEPS))
+    assert says(capsys, "train", run.path, "--no-sft")[0] == 0
+    assert run.checkpoints.steps() == [STEPS] and not run.sft_checkpoints.steps()

@@ -49,7 +49,7 @@ def parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_sft, _train, _eval, _score, _diagnose, _report, _runs, _doctor, _plan, _settings):
+    for add in (_sft, _train, _tell, _eval, _score, _diagnose, _report, _runs, _doctor, _plan, _settings):
         add(verbs)
     return top
 
@@ -103,6 +103,20 @@ def _train(commands: Any) -> None:
     _making(command)
     command.add_argument("--steps", type=_count, metavar="N", help="GRPO steps to reach in total")
     command.add_argument("--no-sft", action="store_true", help="GRPO at once, whatever SFT has or has not done")
+
+
+def _tell(commands: Any) -> None:
+    command = _command(
+        commands,
+        "tell",
+        "steer a run that trains, wherever it does",
+        "The trainer obeys at its next step boundary: pause and resume hold it and let it go on, stop ends and saves, "
+        "step does one step and holds, save and evaluate are done once. Exit status 1 if nothing trains.",
+        "grpo-nb tell runs/demo pause\ngrpo-nb tell runs/demo evaluate",
+    )
+    _run(command)
+    words = ("pause", "resume", "stop", "step", "save", "evaluate")
+    command.add_argument("what", choices=words, metavar="WHAT", help=", ".join(words))
 
 
 def _eval(commands: Any) -> None:

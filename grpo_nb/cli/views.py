@@ -1,4 +1,4 @@
-"""The commands that only look: at a run's log, a folder of runs, this machine, a plan, the settings."""
+"""The commands that train nothing: they look at a run's log, a folder of runs, this machine, or turn a run's knobs."""
 
 from argparse import Namespace
 from dataclasses import asdict
@@ -41,6 +41,22 @@ def report_command(arguments: Namespace) -> int:
         show_json({"run": str(run.path), "file": str(file)})
     else:
         say(str(file))
+    return DONE
+
+
+def tell_command(arguments: Namespace) -> int:
+    """Pause, let go on, stop, or order something of whoever trains the run; 1 if nobody does."""
+    run = existing_run(arguments.run)
+    status = run.status()
+    if status.state not in ("running", "paused"):
+        say(f"{run.path}: {status.state}, nothing trains it; grpo-nb train {run.path}")
+        return FAILED
+    words = {"pause": "pause", "resume": "run", "stop": "stop"}
+    if arguments.what in words:
+        run.knobs.request(words[arguments.what], by="the command line")
+    else:
+        run.knobs.order(arguments.what, by="the command line")
+    say(f"{run.path}: asked {status.owner} to {arguments.what}")
     return DONE
 
 
