@@ -173,3 +173,12 @@ def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Ke
     assert "its kernel is gone; resume: grpo_nb.start('killed')" in kernel.run("project.runs('.').frame.to_csv()")
     kernel.run("await g.start('killed').wait()")
     assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
+
+
+def test_old_kernel_trains_in_the_foreground_and_says_so(kernel: Kernel, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=2)
+    kernel.run("import importlib.metadata as m\nreal = m.version")
+    kernel.run("m.version = lambda name: '6.17.1' if name == 'ipykernel' else real(name)\nimport grpo_nb as g")
+    shown = kernel.run("session = g.start('tiny')")
+    assert shown.startswith("foreground mode (ipykernel 6.17.1 serves no widgets while a cell waits; 7.4 does)")
+    assert shown.endswith("tiny: done, step 2 of 2") and run.last_step() == 2, "the cell waited and showed the end"

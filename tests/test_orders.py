@@ -84,6 +84,17 @@ def test_one_step_then_it_holds_again(live: Session) -> None:
     live.wait_blocking(step=before + 3)
 
 
+def test_step_out_of_a_pause_counts_as_running(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    with run.lock():
+        run.knobs.request("pause")
+        seen = []
+        for kind in ("paused", "stepping", "paused"):
+            run.log_event(kind, step=1)
+            seen.append(run.status().state)
+    assert seen == ["paused", "running", "paused"]
+
+
 def test_nothing_is_ordered_of_a_run_that_rests(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     for order in ("step_once", "save_now", "evaluate_now"):
