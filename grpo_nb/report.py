@@ -66,12 +66,16 @@ def page(run: Run) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><h1>{name}</h1>{body}</body></html>\n'
 
 
-def picture(run: Run, rows: pd.DataFrame | None = None) -> Figure:
-    """The dashboard's picture of the run's log as it is now."""
+PAGES = {"overview": plots.dashboard, "rewards": plots.rewards, "machinery": plots.machinery}
+"""Pictures that the dashboard turns between."""
+
+
+def picture(run: Run, rows: pd.DataFrame | None = None, page: str = "overview") -> Figure:
+    """One page of the dashboard, of the run's log as it is now."""
     rows = run.metrics() if rows is None else rows
     updated = run.status().updated
     time = datetime.fromtimestamp(updated) if updated else None
-    return plots.dashboard(rows, run.config, run.events(), name=run.name, updated=time)
+    return PAGES[page](rows, run.config, run.events(), name=run.name, updated=time)
 
 
 def first_and_last(rows: pd.DataFrame, objectives: Iterable[str], window: int = 5) -> pd.DataFrame:

@@ -315,7 +315,7 @@ def test_what_was_not_logged_says_what_to_set() -> None:
 def test_time_is_told_by_phase() -> None:
     axis = panel(plots.machinery(reported(), CONFIG), "Time of a step")
     named = [t.get_text() for t in axis.get_legend().get_texts()]
-    assert named == ["rollout 0.5 s", "score 0.1 s", "reference 0.1 s", "train 0.25 s"]
+    assert named == ["rollout 0.5s", "score 0.1s", "reference 0.1s", "train 0.25s"]
 
 
 def test_all_pages_have_one_size() -> None:

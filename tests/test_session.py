@@ -2,12 +2,16 @@
 
 import asyncio
 import importlib
+import os
 import re
+import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ipywidgets
@@ -19,14 +23,17 @@ from nbclient.exceptions import CellExecutionError
 import grpo_nb
 import grpo_nb.sft
 import grpo_nb.train
-from grpo_nb import plots, project, render, report, session
+from grpo_nb import guards, plots, project, render, report, rules, session
 from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
 from grpo_nb.tables import Table
 from grpo_nb.types import StepStats
+from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
-from grpo_nb.widgets.dashboard import Dashboard
+from grpo_nb.widgets.dashboard import TICK_SECONDS, Dashboard
+from tests import made_rows
+from tests.conftest import ROOT
 from tests.tiny import stable, tiny_config, tiny_run
 
 PATIENCE = 60.0
@@ -496,7 +503,7 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of metric rows in each picture that was drawn."""
     drawn: list[int] = []
 
-    def picture(run: Run, rows: pd.DataFrame) -> Any:
+    def picture(run: Run, rows: pd.DataFrame, page: str) -> Any:
         drawn.append(len(rows))
         return plots.Picture(figsize=(1, 1))
 
@@ -547,11 +554,181 @@ def test_row_written_while_drawing_is_drawn_next(
     assert drawings == [0, 1, 2]
 
 
-def test_warnings_are_shown_and_remarks_are_not(run: Run) -> None:
-    for severity in ("info", "warning"):
-        run.log_event("finding", step=3, severity=severity, message=f"<{severity}>")
+def test_warnings_are_shown_as_they_come_and_remarks_are_not(run: Run) -> None:
+    """req 17, 18"""
     board = Dashboard(attach(run))
-    assert "step 3: &lt;warning&gt;" in board.findings.value and "info" not in board.findings.value
+    for severity in ("info", "warning", "error"):
+        run.log_event("finding", step=3, severity=severity, message=f"<{severity}>", advice=f"raise {severity}_cap")
+    board.refresh()
+    shown = board.findings.value
+    assert "step 3: &lt;warning&gt;" in shown and "raise warning_cap" in shown and "info" not in shown
+    assert shown.index("error_cap") < shown.index("warning_cap"), "newest first"
+    assert all(f"background:{states.BADGES[severity]}" in shown for severity in ("warning", "error"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"truncation/fairness": 0.6}, "max_completion"),
+        ({"dead_groups/fairness": 1.0}, "signal"),
+    ],
+)
+def test_findings_of_the_guards_reach_the_panel(run: Run, change: dict[str, Any], said: str) -> None:
+    """req 17, 18"""
+    rows: list[dict[str, Any]] = []
+    for step in range(1, 21):
+        rows.append(made_rows.healthy(step)[-1] | change)
+        guards.act_on(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])
+    board = Dashboard(attach(run))
+    assert said in board.findings.value
+
+
+def test_panel_explains_the_loss_and_has_reward_for_its_headline(run: Run) -> None:
+    """req 19"""
+    run.log_metrics(row(run, 1) | {"loss": 0.0})
+    board = Dashboard(attach(run))
+    assert "loss is left out" in board.caption.value and "Reward" in board.caption.value
+    figure = report.picture(run)
+    assert "fairness   reward 0.50" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_pages_are_turned_by_the_drawing_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, str]] = []
+
+    def picture(run: Run, rows: pd.DataFrame, page: str) -> Any:
+        drawn.append((page, threading.current_thread().name))
+        return plots.Picture(figsize=(1, 1))
+
+    monkeypatch.setattr(report, "picture", picture)
+    board = Dashboard(attach(run))
+    for page in ("rewards", "machinery"):
+        board.pages.value = page
+        until(lambda page=page: drawn[-1] == (page, "grpo_nb dashboard"))
+    until(lambda: board._thread is None)
+    assert len(drawn) == 3, "each page once"
+
+
+def test_samples_take_the_place_of_the_picture(run: Run) -> None:
+    board = Dashboard(attach(run))
+    assert board.samples is not None and board.samples.widget.layout.display == "none"
+    run.log_samples([{"step": 1, "objective": "fairness", "example": "e", "completion": "so it is"}])
+    board.pages.value = "samples"
+    until(lambda: "so it is" in board.samples.text.value)  # type: ignore[union-attr]
+    assert board.picture.layout.display == "none" and board.samples.widget.layout.display is None
+    board.pages.value = "overview"
+    assert board.picture.layout.display is None and board.samples.widget.layout.display == "none"
+
+
+def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """req 16, 36"""
+    monkeypatch.setattr(
+        report, "picture", lambda run, rows, page: time.sleep(0.1) or plots.Picture(figsize=(1, 1))
+    )  # slow
+    board = Dashboard(attach(run))
+    pause = board._next_drawing - time.monotonic()
+    assert pause >= 0.1 / 0.05 - 0.1 and pause >= TICK_SECONDS - 0.1
+
+
+def test_sft_has_no_pages_to_turn(stage: Stage, run: Run) -> None:
+    board = Dashboard(session.Session(run, lambda: iter(()), "sft"))  # type: ignore[arg-type, return-value]
+    assert board.pages.layout.display == "none" and board.samples is None and not board.caption.value
+
+
+# ---- states
+
+
+def told(live: session.Session) -> str:
+    return " ".join(notice.text for notice in states.notices(live, live.state, live.step))
+
+
+def test_run_with_nothing_logged_says_so(stage: Stage, run: Run) -> None:
+    assert "nothing logged yet: train it with grpo_nb.start(" in told(attach(run))
+    live = start(run)
+    assert "nothing logged yet: the model is being loaded" in told(live)
+
+
+def test_healthy_run_needs_no_notice(stage: Stage, run: Run) -> None:
+    live = start(run)
+    stage.release()
+    live.wait_blocking(step=1)
+    assert told(live) == ""
+
+
+def test_trainer_that_failed_says_what_ended_it(stage: Stage, run: Run) -> None:
+    """req 13"""
+    stage.error = ZeroDivisionError("of <the> worker")
+    stage.release()
+    live = start(run)
+    with pytest.raises(ZeroDivisionError):
+        live.wait_blocking()
+    board = live.dashboard()
+    until(lambda: "failed after step 0: ZeroDivisionError: of &lt;the&gt; worker" in board.status.value)
+    assert f"background:{states.BADGES['error']}" in board.status.value
+    run.log_event("failed", step=0, error="ZeroDivisionError: as logged")
+    assert "ZeroDivisionError: as logged" in told(attach(Run.open(run.path)))
+
+
+def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from grpo_nb.run import Run; run = Run.open(Path(sys.argv[1])); "
+        "lock = run.lock(); lock.__enter__(); run.log_event('start', step=0); run.log_metrics({'step': 1}); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run.path)], check=False, cwd=ROOT)
+    seen = attach(run)
+    assert seen.state == "dead"
+    assert "died after step 1" in told(seen) and "No checkpoint was saved" in told(seen)
+    run.checkpoints.save(1, {}, {"step": 1})
+    assert "Resume goes on from the newest checkpoint, step 1" in told(seen)
+    controls = Controls(seen, lambda text: None)
+    controls.follow(seen.state, {})
+    assert not controls.buttons["resume"].disabled and controls.buttons["stop"].disabled
+
+
+def test_run_of_another_process_names_its_owner(run: Run) -> None:
+    """req 37"""
+    run.log_metrics(row(run, 1))
+    with run.lock():
+        run.log_event("start", step=0)
+        seen = attach(Run.open(run.path))
+        assert f"trained by process {os.getpid()}" in told(seen) and "not by this kernel" in told(seen)
+
+
+@pytest.mark.parametrize(
+    ("free", "severity", "said"),
+    [(0, "error", "disk of .* is full.*Free some space, then Resume"), (2**25, "warning", "nearly full: 32 MiB")],
+)
+def test_full_disk_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, free: int, severity: str, said: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    first = states.notices(attach(run), "running", 1)[0]
+    assert first.severity == severity and re.search(said, first.text)
+
+
+def test_folder_that_is_gone_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: Path) -> None:
+        raise OSError(2, "No such file or directory")
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    assert "cannot be reached (No such file" in states.notices(attach(run), "done", 6)[0].text
+
+
+def test_what_was_asked_of_a_running_step_is_said(stage: Stage, run: Run) -> None:
+    stage.release()
+    live = start(run)
+    live.wait_blocking(step=1)
+    live.pause()
+    assert "pause asked for: it takes effect when the step in progress is done" in told(live)
+
+
+def test_badges_are_readable_on_their_own_ground() -> None:
+    """WCAG contrast of white on each, so that a dark page and a light one show the same."""
+    for colour in states.BADGES.values():
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        assert 1.05 / (luminance + 0.05) >= 4.5
+
+
+# ---- drawing
 
 
 def test_drawing_waits_for_its_turn(run: Run, drawings: list[int]) -> None:
@@ -568,7 +745,7 @@ def test_failed_picture_is_said_and_the_watching_goes_on(
 ) -> None:
     live = start(run)
     board = live.dashboard()
-    monkeypatch.setattr(report, "picture", lambda run, rows: 1 / 0)
+    monkeypatch.setattr(report, "picture", lambda run, rows, page: 1 / 0)
     stage.release()
     until(lambda: "could not be drawn" in board.message.value)
     assert board._thread is not None and board._thread.is_alive()

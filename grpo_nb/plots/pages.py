@@ -40,7 +40,7 @@ def functions(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFra
     """Mean of each reward function with its spread inside groups."""
     names = _below(rows, f"reward_part/{name}/")
     title(axis, f"Reward functions, {name}", "" if names else "mean of a step; band: one deviation inside groups")
-    for colour, part in zip(cycle(PALETTE), names, strict=False):
+    for colour, part in zip(cycle(PALETTE[2:]), names, strict=False):  # the first two are objectives
         mean, spread = column(rows, f"reward_part/{name}/{part}"), column(rows, f"reward_part_std/{name}/{part}")
         centre, reach = smooth(mean), smooth(spread)
         axis.fill_between(rows["step"], centre - reach, centre + reach, color=colour, alpha=0.12, linewidth=0)
@@ -138,7 +138,7 @@ def times(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame |
     tints = [PALETTE[i] for i in (5, 4, 2, 0, 3, 6, 7)]
     stacked = [smooth(column(rows, f"time/{phase}").fillna(0.0), "median") for phase in phases]
     if phases:
-        names = [f"{phase} {values.iloc[-1]:.2g} s" for phase, values in zip(phases, stacked, strict=True)]
+        names = [f"{phase} {values.iloc[-1]:.2g}s" for phase, values in zip(phases, stacked, strict=True)]
         shades = [tints[i % len(tints)] for i in range(len(phases))]
         axis.stackplot(rows["step"], *stacked, colors=shades, labels=names, alpha=0.85, linewidth=0)
         _names_above(axis, len(phases))

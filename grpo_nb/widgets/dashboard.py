@@ -1,4 +1,4 @@
-"""The live view of a run: one picture, one status line, one bar, the controls.
+"""The live view of a run: a status line, a bar, pages to turn between, findings, the controls.
 
 All of it comes from the run's files, so it shows a run of this kernel, of another process, or of last week
 alike. One thread draws, at most once a second, and only when a file changed; it ends with the run.
@@ -20,21 +20,24 @@ import pandas as pd
 
 from grpo_nb import plots, report
 from grpo_nb.run import Run
+from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
+from grpo_nb.widgets.samples import SampleBrowser
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-DRAWING_SHARE = 0.1
+PICTURE = {"width": "100%", "max_width": "1100px"}
+DRAWING_SHARE = 0.05
 """At most this share of the time goes into drawing: a slow machine gets fewer pictures, not a slower training."""
-ACTIVE = ("starting", "running", "paused", "stopping")
-COLORS = {
-    "running": "#1a7f37",
-    "starting": "#1a7f37",
-    "paused": "#9a6700",
-    "stopping": "#9a6700",
-    "failed": "#b3261e",
-    "dead": "#b3261e",
+SAMPLES = "samples"
+READING = {
+    "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
+    "advantages of a group add up to nothing.",
+    "rewards": "A function whose band is flat tells no answers of a group apart, so nothing is learnt from it.",
+    "machinery": "The black line over the phases is the whole step. Norms and cosines need "
+    "algorithm.gradient_report_every.",
+    SAMPLES: "What the reward sees. Point at a token for its log-prob in nats.",
 }
 
 
@@ -47,17 +50,31 @@ class Dashboard:
         self.findings = w.HTML()
         self.message = w.HTML()
         self.bar = w.FloatProgress(min=0, max=max(session.steps, 1), layout=w.Layout(width="100%", height="12px"))
-        self.picture = w.Image(format="png", layout=w.Layout(width="100%", max_width="1100px"))
-        self.controls = Controls(session, self.say) if session.stage == "grpo" else None
-        parts = [self.status, self.bar, self.picture, self.findings, self.message]
-        self.widget = w.VBox(parts + ([self.controls.widget] if self.controls else []))
+        self.picture = w.Image(format="png", tooltip="curves of the run", layout=w.Layout(**PICTURE))
+        grpo = session.stage == "grpo"
+        self.controls = Controls(session, self.say) if grpo else None
+        self.samples = SampleBrowser(session.run) if grpo else None
+        self.pages = w.ToggleButtons(
+            options=[*report.PAGES, SAMPLES],
+            tooltips=[READING[page] for page in (*report.PAGES, SAMPLES)],
+            style={"button_width": "96px"},
+            layout=w.Layout(display=None if grpo else "none", margin="4px 0 0 0"),
+        )
+        self.caption = w.HTML()
+        self.pages.observe(self._turned, names="value")
+        shown = [self.samples.widget] if self.samples else []
+        controls = [self.controls.widget] if self.controls else []
+        parts = [self.status, self.bar, self.pages, self.caption, self.picture, *shown, self.findings, self.message]
+        self.widget = w.VBox(parts + controls)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._wake = threading.Event()
         self._rows = pd.DataFrame()
         self._read: object = None
         self._drawn: object = None
         self._next_drawing = 0.0
+        self._lay_out()
         self.refresh(draw_now=True)
 
     def watch(self) -> None:
@@ -70,11 +87,12 @@ class Dashboard:
     def close(self) -> None:
         """Stop following and remove the widgets; the run goes on."""
         self._closed.set()
+        self._wake.set()
         self.widget.close()
 
     def say(self, text: str) -> None:
         """Show one line under the picture; an empty one takes it away."""
-        self.message.value = _alarm(text) if text else ""
+        self.message.value = states.told("warning", text) if text else ""
 
     def refresh(self, draw_now: bool = False) -> None:
         """Bring everything up to date from the files; the picture only when it is due."""
@@ -83,25 +101,43 @@ class Dashboard:
             self._rows, self._read = self.session.metrics(), newest
         state = self.session.state
         last: Mapping[str, Any] = self._rows.iloc[-1].to_dict() if len(self._rows) else {}
-        self.status.value = _status_line(self.session, state, self._rows)
-        self.bar.value = float(last.get("step", 0))
+        step = int(last.get("step", 0))
+        self.status.value = _status_line(self.session, state, self._rows) + _notices(self.session, state, step)
+        self.findings.value = _warnings(self.session.run)
+        self.bar.value = float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
-        if self.session.error is not None:
-            self.say(f"{type(self.session.error).__name__}: {self.session.error}")
-        if newest != self._drawn and (draw_now or time.monotonic() >= self._next_drawing):
-            self._draw()
-            self._drawn = newest
+        if self.pages.value == SAMPLES and self.samples is not None:
+            self.samples.refresh()
+        elif (newest, self.pages.value) != self._drawn and (draw_now or time.monotonic() >= self._next_drawing):
+            drawn = newest, self.pages.value
+            self._draw(drawn[1])
+            self._drawn = drawn
 
-    def _draw(self) -> None:
+    def _draw(self, page: str) -> None:
         began = time.monotonic()
-        self.picture.value = plots.to_png(_figure(self.session, self._rows))
-        self.findings.value = _warnings(self.session.run)
+        self.picture.value = plots.to_png(_figure(self.session, self._rows, page))
         finished = time.monotonic()
         self._next_drawing = finished + max(TICK_SECONDS, (finished - began) / DRAWING_SHARE)
 
+    def _turned(self, _: Any) -> None:
+        """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
+        self._lay_out()
+        self._next_drawing = 0.0
+        self._wake.set()
+        self.watch()
+
+    def _lay_out(self) -> None:
+        reading = self.pages.value if self.session.stage == "grpo" else None
+        self.caption.value = f'<span style="opacity:.8;font-size:12px">{READING[reading]}</span>' if reading else ""
+        samples = reading == SAMPLES
+        self.picture.layout.display = "none" if samples else None
+        if self.samples is not None:
+            self.samples.widget.layout.display = None if samples else "none"
+
     def _loop(self) -> None:
         while not self._closed.is_set():
+            self._wake.clear()
             active = self.session.followed  # before drawing, so that the last picture has the last row
             try:
                 self.refresh(draw_now=not active)
@@ -109,10 +145,10 @@ class Dashboard:
                 log.exception("the dashboard of %s could not be drawn", self.session.run.name)
                 self.say(f"the picture could not be drawn ({error}); training is not affected")
             with self._lock:
-                if not active and not self.session.followed:  # not started again meanwhile
+                if not (active or self.session.followed or self._wake.is_set()):  # nothing came up meanwhile
                     self._thread = None
                     return
-            self._closed.wait(TICK_SECONDS)
+            self._wake.wait(TICK_SECONDS)
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """The widget where there are widgets, else the picture, else a sentence."""
@@ -121,21 +157,24 @@ class Dashboard:
         return bundle | {"text/plain": self.session.summary()} | ({"image/png": picture} if picture else {})
 
 
-def _figure(session: Any, rows: pd.DataFrame) -> Any:
+def _figure(session: Any, rows: pd.DataFrame, page: str) -> Any:
     if session.stage == "sft":
         return plots.sft(rows)
-    return report.picture(session.run, rows)
+    return report.picture(session.run, rows, page)
+
+
+def _notices(session: Any, state: str, step: int) -> str:
+    return "".join(states.told(notice.severity, notice.text) for notice in states.notices(session, state, step))
 
 
 def _warnings(run: Run, limit: int = 3) -> str:
-    """The newest findings that are more than a remark, a line each."""
+    """The newest findings that are more than a remark, newest first, and what to change."""
     events = run.rows("events")
     found = [e for e in events if e.get("kind") == "finding" and e.get("severity") in ("warning", "error")]
-    return "".join(_alarm(f"step {e.get('step')}: {e.get('message')}") for e in found[-limit:])
-
-
-def _alarm(text: str) -> str:
-    return f'<div style="color: {COLORS["failed"]}; line-height: 1.5">{html.escape(text)}</div>'
+    return "".join(
+        states.told(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or ""))
+        for e in reversed(found[-limit:])
+    )
 
 
 def _signature(folder: os.PathLike[str]) -> object:
@@ -146,13 +185,13 @@ def _signature(folder: os.PathLike[str]) -> object:
 
 def _status_line(session: Any, state: str, rows: pd.DataFrame) -> str:
     step = int(rows["step"].iloc[-1]) if len(rows) else 0
-    owner = session.run.status().owner if state in ACTIVE else None
+    owner = session.run.status().owner if state in states.ACTIVE else None
     where = "in this kernel" if session.live else f"by {owner}" if owner else ""
     parts = [
         f"<b>{html.escape(session.run.name)}</b>",
-        f'<b style="color:{COLORS.get(state, "inherit")}">{html.escape(state)}</b> {html.escape(where)}'.strip(),
+        f"{states.state_badge(state)} {html.escape(where)}".strip(),
         f"step {step} of {session.steps}",
-        *_pace(rows, session.steps - step if state in ACTIVE else 0),
+        *_pace(rows, session.steps - step if state in states.ACTIVE else 0),
         f"as of {datetime.now():%H:%M:%S}",
     ]
     return " · ".join(parts)

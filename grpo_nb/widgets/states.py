@@ -1,0 +1,115 @@
+"""What a run is doing, in one sentence and one colour: dead, failed, a full disk, another owner, nothing logged yet."""
+
+import html
+import shutil
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from grpo_nb.run import Run
+
+Severity = Literal["error", "warning", "info", "good"]
+
+LOW_DISK = 64 * 2**20
+"""Bytes free under which a checkpoint of the smallest runs may not fit."""
+FULL_DISK = 2**20
+ACTIVE = ("starting", "running", "paused", "stopping")
+BADGES: dict[Severity, str] = {"error": "#B3261E", "warning": "#8A5A00", "info": "#0B5CAD", "good": "#1A7F37"}
+"""White on these is readable, and the badge brings its own ground: light and dark themes show the same."""
+_STATES: dict[str, Severity] = {
+    "starting": "good",
+    "running": "good",
+    "paused": "warning",
+    "stopping": "warning",
+    "failed": "error",
+    "dead": "error",
+}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing to know about the run just now."""
+
+    severity: Severity
+    text: str
+
+
+def badge(text: str, severity: Severity) -> str:
+    """A word on a coloured ground, as HTML."""
+    style = f"background:{BADGES[severity]};color:#fff;border-radius:3px;padding:1px 7px;font-size:12px"
+    return f'<span style="{style}">{html.escape(text)}</span>'
+
+
+def state_badge(state: str) -> str:
+    return badge(state, _STATES.get(state, "info"))
+
+
+def told(severity: Severity, text: str, more: str = "") -> str:
+    """One line with its badge in the theme's own ink, and in small what to do about it."""
+    small = f'<div style="opacity:.8;font-size:12px;margin-left:12px">{html.escape(more)}</div>' if more else ""
+    return f'<div style="line-height:1.6">{badge(severity, severity)} {html.escape(text)}{small}</div>'
+
+
+def notices(session: Any, state: str, step: int) -> list[Notice]:
+    """What is to be said of the run in this state; the worst first."""
+    disk, about = _disk(session.run), _about(session, state, step)
+    return [notice for notice in (disk, about) if notice]
+
+
+def _about(session: Any, state: str, step: int) -> Notice | None:
+    run: Run = session.run
+    if state == "failed":
+        return Notice("error", f"failed after step {step}: {_cause(session)}. The traceback is in events.jsonl.")
+    if state == "dead":
+        owner = run.status().owner
+        return Notice(
+            "error",
+            f"the trainer ({owner}) died after step {step} without saying why, as when a kernel is killed or memory "
+            f"runs out. {_saved(run)}",
+        )
+    if state in ACTIVE and not session.live and (owner := run.status().owner) is not None:
+        return Notice(
+            "info", f"trained by {owner}, not by this kernel: this is a view of its files; knobs and buttons reach it."
+        )
+    if state == "running" and run.knobs.command in ("pause", "stop"):
+        return Notice("info", f"{run.knobs.command} asked for: it takes effect when the step in progress is done.")
+    if state == "paused":
+        return Notice("info", f"holding before step {step + 1}; the model stays in memory. Resume goes on.")
+    if state == "continued":
+        return Notice("info", "a later start goes on with this run: its own view shows it.")
+    return _empty(run, state) if step == 0 else None
+
+
+def _empty(run: Run, state: str) -> Notice | None:
+    """Nothing is in the log yet, and why."""
+    if state in ("starting", "running"):
+        return Notice("info", "nothing logged yet: the model is being loaded, or the first step is under way.")
+    return Notice("info", f"nothing logged yet: train it with grpo_nb.start('{run.path}').")
+
+
+def _cause(session: Any) -> str:
+    """What ended it: this kernel's exception, else what the trainer logged."""
+    if session.error is not None:
+        return f"{type(session.error).__name__}: {session.error}".rstrip(".")
+    failed = [event for event in session.run.rows("events") if event.get("kind") == "failed"]
+    return str(failed[-1].get("error", "no cause was logged")).rstrip(".") if failed else "no cause was logged"
+
+
+def _saved(run: Run) -> str:
+    steps = run.checkpoints.steps()
+    if not steps:
+        return "No checkpoint was saved: Resume begins anew."
+    return f"Resume goes on from the newest checkpoint, step {steps[-1]}."
+
+
+def _disk(run: Run) -> Notice | None:
+    try:
+        free = shutil.disk_usage(run.path).free
+    except OSError as error:
+        return Notice("error", f"{run.path} cannot be reached ({error.strerror or error}): what is shown may be old.")
+    if free >= LOW_DISK:
+        return None
+    if free >= FULL_DISK:
+        return Notice("warning", f"the disk of {run.path} is nearly full: {free / 2**20:.0f} MiB are free.")
+    return Notice(
+        "error", f"the disk of {run.path} is full: nothing can be logged or saved. Free some space, then Resume."
+    )
