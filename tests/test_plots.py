@@ -83,10 +83,23 @@ def reported() -> pd.DataFrame:
     return frame(47, more)
 
 
+def stages(across: list[float], up: list[float], front: str, knee: int, *more: str) -> pd.DataFrame:
+    """A Pareto frame; `front` has a + for every stage that is on it."""
+    rows = [
+        {"stage": f"step {20 * i}", "step": 20 * i, "front": front[i] == "+", "knee": i == knee} for i in range(len(up))
+    ]
+    table = pd.DataFrame(rows)
+    for name, values in ((f"{F}/accuracy_ambiguous", across), (f"{H}/accuracy", up), *((m, up[::-1]) for m in more)):
+        for part, by in (("", 0.0), ("_low", -0.1), ("_high", 0.05)):
+            table[name + part] = [value + by for value in values]
+    return table
+
+
 def dashboard(rows: pd.DataFrame, config: Config = CONFIG, **more: Any) -> plots.Picture:
     return plots.dashboard(rows, config, EVENTS, name="demo-run", updated=datetime(2026, 1, 2, 12, 31, 7), **more)
 
 
+FRONT = stages([0.2, 0.5, 0.8, 0.9, 0.85], [0.6, 0.7, 0.9, 0.75, 0.5], "--++-", 2)
 PICTURES: dict[str, Callable[[], Figure]] = {
     "healthy": lambda: dashboard(frame()),
     "sick": lambda: dashboard(frame(70, sick)),
@@ -109,6 +122,11 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "sft, empty": lambda: plots.sft(pd.DataFrame()),
     "before and after": lambda: plots.before_after(compared()),
     "before and after, empty": lambda: plots.before_after(compared().head(0)),
+    "front": lambda: plots.pareto(FRONT),
+    "front, three objectives": lambda: plots.pareto(stages([0.2, 0.6, 0.9], [0.9, 0.8, 0.3], "+++", 1, "style/reward")),
+    "front, one objective": lambda: plots.pareto(FRONT.drop(columns=[c for c in FRONT if c.startswith(H)])),
+    "front, all alike": lambda: plots.pareto(stages([0.5] * 4, [0.5] * 4, "++++", 0)),
+    "front, empty": lambda: plots.pareto(FRONT.head(0)),
 }
 each_picture = pytest.mark.parametrize("name", PICTURES)
 
@@ -382,3 +400,21 @@ def test_labels_at_the_end_of_the_curves_keep_apart_and_in_order() -> None:
     figure = plots.reward_curves(frame(40, lambda row: same), CONFIG)
     heights = {t.get_text().split("\n")[0]: t.get_position()[1] for t in figure.axes[0].texts if "\n" in t.get_text()}
     assert heights[H] - heights[F] >= 0.14 - 1e-9
+
+
+def test_the_front_is_filled_the_dominated_open_and_the_knee_ringed() -> None:
+    (axis,) = plots.pareto(FRONT).axes
+    points = {len(line.get_xdata()): line for line in axis.lines if line.get_markersize() == 7}
+    assert points[2].get_markerfacecolor() != points[3].get_markerfacecolor() == canvas.PAPER
+    (ring,) = [line for line in axis.lines if line.get_markersize() == 13]
+    assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([0.8], [0.9])
+    assert {t.get_text() for t in axis.texts} >= {"step 40, knee", "step 60", "step 0"}
+    assert (axis.get_xlabel(), axis.get_ylabel()) == (f"{F}: accuracy ambiguous", f"{H}: accuracy")
+
+
+def test_every_two_objectives_get_a_panel() -> None:
+    assert len(PICTURES["front, three objectives"]().axes) == 3
+    (axis,) = PICTURES["front, one objective"]().axes
+    assert axis.get_xlabel() == "step" and [t.get_text() for t in PICTURES["front, empty"]().texts] == [
+        "no quick evaluations yet"
+    ]

@@ -18,6 +18,7 @@ from grpo_nb.config import Config
 from grpo_nb.plots import canvas, pages, panels
 from grpo_nb.plots.canvas import FAINT, GRID, INK, MUTED, PALETTE, PAPER, RENDER_LOCK, Picture, colours, to_png
 from grpo_nb.plots.exhibits import arrows, curves
+from grpo_nb.plots.fronts import pareto
 
 __all__ = [
     "RENDER_LOCK",
@@ -29,6 +30,7 @@ __all__ = [
     "curves",
     "dashboard",
     "machinery",
+    "pareto",
     "reward_curves",
     "rewards",
     "sft",
