@@ -22,14 +22,14 @@ SHADES = 5
 FULL_RATIO, FULL_SURPRISE = 1.0, 5.0
 """Nats at which a colour is at its strongest: a token e times likelier than before; one of probability 0.7%."""
 
-_TINTS = {"u": "0,114,178", "d": "213,94,0", "s": "122,81,149"}
-"""More likely than under the reference, less likely, surprising: apart for any colour vision."""
+_TINTS = {"u": "56,144,214", "d": "230,120,40", "s": "150,110,200"}
+"""More likely than under the reference, less likely, surprising: apart for any colour vision, on white and on black."""
 _STYLE = (
     "<style>.gnb{line-height:1.55;max-width:1100px;overflow-wrap:anywhere;unicode-bidi:isolate}"
     ".gnb i{font-style:normal;border-radius:2px}.gnb pre,.gnb .t{white-space:pre-wrap;margin:2px 0 10px;"
     "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.7}.gnb .m{opacity:.75}"
     + "".join(
-        f".gnb .{kind}{n}{{background:rgba({tint},{0.55 * n / SHADES:.2g})}}"
+        f".gnb .{kind}{n}{{background:rgba({tint},{0.6 * n / SHADES:.2g})}}"
         for kind, tint in _TINTS.items()
         for n in range(1, SHADES + 1)
     )

@@ -17,8 +17,10 @@ import pytest
 from grpo_nb import render
 from grpo_nb.run import Run
 from grpo_nb.sft import sft
+from grpo_nb.train import grpo
+from grpo_nb.widgets.dashboard import READING
 from tests.conftest import ROOT
-from tests.tiny import tiny_run
+from tests.tiny import REWARDS, tiny_run
 
 pytestmark = pytest.mark.browser
 
@@ -190,3 +192,80 @@ def test_run_all_turn_beta_restart_and_the_curve_joins(run: Run, lab: str, page:
     resumed = int(events[events["kind"] == "resume"]["step"].iloc[0])
     assert 0 < resumed < STEPS
     page.wait_for_selector(f"text=/step {STEPS} of {STEPS}/")
+
+
+def panel_notebook(folder: Path, run: Run) -> str:
+    """A notebook that shows the panel of a run which nobody trains."""
+    import nbformat
+
+    source = f"import grpo_nb as g\nsession = g.attach({str(run.path)!r})\nsession"
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)], metadata={"kernelspec": kernel})
+    nbformat.write(notebook, folder / "panel.ipynb")
+    return "panel.ipynb"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Run:
+    run = tiny_run(tmp_path, "panel", run__steps=12, algorithm__gradient_report_every=2)
+    for step in grpo(run, rewards=REWARDS):
+        if step.step == 10:
+            break
+    for severity in ("warning", "error"):
+        run.log_event("finding", step=10, severity=severity, message=f"an {severity} made up", advice="look at it")
+    return run
+
+
+def use_theme(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "settings" / "@jupyterlab" / "apputils-extension" / "themes.jupyterlab-settings"
+    file.write_text(json.dumps({"theme": name}))
+
+
+def test_panel_is_exact_and_reached_by_keyboard(tmp_path: Path, trained: Run, lab: str, page: Any) -> None:
+    """req 21, 22, 23, 24, 34"""
+    open_notebook(page, lab, panel_notebook(tmp_path / "notebooks", trained))
+    menu(page, "Run", "Run All Cells")
+    beta = page.get_by_label("β fairness", exact=True)
+    beta.wait_for()
+    knob = trained.knobs["beta/fairness"]
+    assert knob.mode == "auto"
+
+    beta.fill("0.05")
+    page.keyboard.press("Enter")
+    until(lambda: (knob.mode, knob.value) == ("manual", 0.05), "the typed beta")
+    assert beta.input_value() == "0.05"
+    knob.set(0.04, by="elsewhere")
+    page.get_by_role("button", name="auto").first.press("Enter")  # and the keyboard reaches it
+    until(lambda: knob.mode == "auto", "auto")
+
+    beta.fill("99")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=/99.* cannot be set; needs a number from 0 to 10/")
+    until(lambda: beta.input_value() != "99", "the refused number to go")
+    assert knob.value == 0.04
+
+    beta.focus()
+    reached = []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.className"))
+    assert any("noUi-handle" in name for name in reached) and any("widget-toggle-button" in name for name in reached)
+    before = knob.value
+    slider(page).focus()
+    page.keyboard.press("ArrowRight")
+    until(lambda: knob.mode == "manual" and knob.value != before, "the arrow key")
+
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            use_theme(tmp_path, "JupyterLab Dark")
+            open_notebook(page, lab, "panel.ipynb")
+            menu(page, "Run", "Run All Cells")
+            page.get_by_label("β fairness", exact=True).wait_for()
+        for name in ("overview", "rewards", "machinery", "samples"):
+            page.get_by_role("button", name=name).click()
+            page.wait_for_selector(f"text={READING[name][:30]}")
+            time.sleep(2.5)
+            page.screenshot(path=ARTIFACTS / f"panel-{theme}-{name}.png")
+            drawn = page.locator("img.widget-image").evaluate_all("all => all.map(one => one.naturalWidth)")
+            assert drawn == [1260], "the picture is there, and no error in its place"
+    assert page.locator(".gnb i").count() > 5 and not errors(page)

@@ -50,7 +50,7 @@ class Dashboard:
         self.findings = w.HTML()
         self.message = w.HTML()
         self.bar = w.FloatProgress(min=0, max=max(session.steps, 1), layout=w.Layout(width="100%", height="12px"))
-        self.picture = w.Image(format="png", tooltip="curves of the run", layout=w.Layout(**PICTURE))
+        self.picture = w.Image(format="png", layout=w.Layout(**PICTURE))
         grpo = session.stage == "grpo"
         self.controls = Controls(session, self.say) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None

@@ -28,7 +28,8 @@ class SampleBrowser:
             options=["log-ratio", "log-prob", "plain"],
             description="colour by",
             tooltips=["against the reference", "how surprising each token was", "text only"],
-            style={"button_width": "84px", "description_width": "70px"},
+            style={"button_width": "78px", "description_width": "70px"},
+            layout=w.Layout(width="350px"),
         )
         self.text = w.HTML(EMPTY, layout=w.Layout(width="100%"))
         for chooser in (self.step, self.objective, self.group, self.colouring):
@@ -67,9 +68,9 @@ class SampleBrowser:
             self._show()
 
     def _chooser(self, name: str, options: list[Any]) -> w.Dropdown:
-        layout = w.Layout(width="230px")
+        layout = w.Layout(width="196px")
         return w.Dropdown(
-            options=options, description=name, tooltip=name, style={"description_width": "70px"}, layout=layout
+            options=options, description=name, tooltip=name, style={"description_width": "60px"}, layout=layout
         )
 
 
