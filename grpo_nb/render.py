@@ -132,7 +132,7 @@ def _still(model_id: str, models: Mapping[str, Any]) -> str:
     layout = models.get(str(state.get("layout", "")).removeprefix("IPY_MODEL_"), {}).get("state", {})
     if layout.get("display") == "none" or layout.get("visibility") == "hidden":  # a progress bar that was cleared
         return ""
-    if name.endswith("SliderModel"):
+    if name.endswith(("SliderModel", "FloatTextModel")):
         return f"<span>{html.escape(str(state.get('description', '')))}</span> "
     if name == "HTMLModel":
         return f"<span>{state.get('value', '')}</span> "

@@ -910,7 +910,7 @@ def test_widgets_become_their_last_picture_and_text() -> None:
     notebook = book("x = 1")
     parts = {
         "box": ("VBoxModel", {"children": ["IPY_MODEL_slider", "IPY_MODEL_label", "IPY_MODEL_image"]}, []),
-        "slider": ("FloatLogSliderModel", {"description": "β fairness"}, []),
+        "slider": ("FloatTextModel", {"description": "β fairness", "value": 0.04}, []),
         "label": ("HTMLModel", {"value": "step <b>3</b>"}, []),
         "image": ("ImageModel", {}, [{"path": ["value"], "data": "QUJD", "encoding": "base64"}]),
     }

@@ -24,13 +24,7 @@ class SampleBrowser:
         self.step = self._chooser("step", [("latest", LATEST)])
         self.objective = self._chooser("objective", list(run.config.objectives))
         self.group = self._chooser("group", [])
-        self.colouring = w.ToggleButtons(
-            options=["log-ratio", "log-prob", "plain"],
-            description="colour by",
-            tooltips=["against the reference", "how surprising each token was", "text only"],
-            style={"button_width": "78px", "description_width": "70px"},
-            layout=w.Layout(width="350px"),
-        )
+        self.colouring = self._chooser("colour by", ["log-ratio", "log-prob", "plain"])
         self.text = w.HTML(EMPTY, layout=w.Layout(width="100%"))
         for chooser in (self.step, self.objective, self.group, self.colouring):
             chooser.observe(self._chosen, names="value")
@@ -68,9 +62,9 @@ class SampleBrowser:
             self._show()
 
     def _chooser(self, name: str, options: list[Any]) -> w.Dropdown:
-        layout = w.Layout(width="196px")
+        layout = w.Layout(width="210px")
         return w.Dropdown(
-            options=options, description=name, tooltip=name, style={"description_width": "60px"}, layout=layout
+            options=options, description=name, tooltip=name, style={"description_width": "64px"}, layout=layout
         )
 
 
