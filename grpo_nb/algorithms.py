@@ -61,8 +61,8 @@ class Algorithm:
         return "k2" if self.kl == "k2" else "k3"
 
     @property
-    def needs_old(self) -> bool:
-        """Whether the old log-probs go into the advantage, so that they must be known before the update."""
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is a cost in the reward and no term of the loss; old log-probs then come before advantages."""
         return self.kl == "k1_in_reward"
 
 
@@ -88,7 +88,7 @@ ALGORITHMS: Mapping[AlgorithmName, Algorithm] = {
 # fmt: on
 
 SEQUENCE_LEVEL: frozenset[SurrogateName] = frozenset({"gspo", "gmpo"})
-"""Surrogates with one ratio a completion: they cannot take an advantage that differs from token to token."""
+"""Surrogates with one ratio a completion: nothing can be said to single tokens of it, by advantage or weight."""
 
 
 SCALE_FREE: frozenset[AdvantageName] = frozenset({"group_std", "batch_std", "reinforce_pp", "reinforce_pp_baseline"})
@@ -107,6 +107,8 @@ def algorithm(
 ) -> Algorithm:
     """The row of that name, with the choices that are not `auto` (clips: not None) put in place of its own.
 
+    Another surrogate brings its own usual clip: what `cispo_cap` calls high is no bound around 1.
+
     Raises:
         ValueError: no such row (the message lists those that exist), or choices that do not go together.
     """
@@ -114,17 +116,22 @@ def algorithm(
         raise ValueError(f"unknown algorithm '{name}'; use one of {', '.join(ALGORITHMS)}")
     if kl == "k1":
         raise ValueError(K1_IS_NO_LOSS)
-    row = ALGORITHMS[name]  # type: ignore[index]
-    low, high = row.clip
-    row = replace(row, clip=(low if clip_low is None else clip_low, high if clip_high is None else clip_high))
+    named = ALGORITHMS[name]  # type: ignore[index]
     chosen = {"advantage": advantage, "surrogate": surrogate, "reduction": reduction, "kl": kl}
-    row = replace(row, **{part: choice for part, choice in chosen.items() if choice != "auto"})  # type: ignore[arg-type]
+    row = replace(named, **{part: choice for part, choice in chosen.items() if choice != "auto"})  # type: ignore[arg-type]
+    low, high = named.clip if row.surrogate == named.surrogate else usual_clip(row.surrogate)
+    row = replace(row, clip=(low if clip_low is None else clip_low, high if clip_high is None else clip_high))
     _check(row)
     return row
 
 
+def usual_clip(surrogate: SurrogateName) -> tuple[float, float]:
+    """(low, high) of the first row with that surrogate."""
+    return next(row.clip for row in ALGORITHMS.values() if row.surrogate == surrogate)
+
+
 def _check(row: Algorithm) -> None:
-    if row.surrogate in SEQUENCE_LEVEL and row.advantage == "reinforce_pp" and row.kl == "k1_in_reward":
+    if row.surrogate in SEQUENCE_LEVEL and row.advantage == "reinforce_pp" and row.kl_in_reward:
         raise ValueError(
             f"surrogate '{row.surrogate}' has one ratio a completion, but advantage 'reinforce_pp' with "
             "kl='k1_in_reward' differs from token to token; use surrogate 'gspo_token' or 'ppo_clip', or kl='k2'"
@@ -132,9 +139,5 @@ def _check(row: Algorithm) -> None:
     if row.surrogate in ("ppo_clip", "gspo", "gspo_token", "cispo", "cpgd") and not row.clip[0] < 1:
         raise ValueError(
             f"clip_low={row.clip[0]:g}: the ratio would be bounded by 1 - clip_low <= 0; needs 0 < clip_low < 1, "
-            f"'{row.surrogate}' usually has {_usual(row.surrogate)}"
+            f"'{row.surrogate}' usually has {usual_clip(row.surrogate)[0]:g}"
         )
-
-
-def _usual(surrogate: SurrogateName) -> float:
-    return next(row.clip[0] for row in ALGORITHMS.values() if row.surrogate == surrogate)

@@ -76,7 +76,7 @@ def notes(rows: Sequence[Mapping[str, Any]], config: Config, command: str) -> li
     tokens = statistics.median(row["tokens"] for row in rows)
     rate = statistics.median(row["tokens"] / row["time/rollout"] for row in rows)
     return [
-        config.batch.describe(),
+        config.geometry,
         f"{tokens:.0f} completion tokens a step, {rate:.0f} a second while they are drawn",
         f"peak memory {max(row['memory/peak_mib'] for row in rows):.0f} MiB; {machine()}",
         f"made by: {command}",

@@ -44,7 +44,7 @@ def _presets_page() -> str:
     for name, make in presets.PRESETS.items():
         first, _, rest = inspect.cleandoc(make.__doc__ or "").partition("\n")
         lines = [f"- {line}" if ":" in line.split(" ")[0] else line for line in rest.strip().splitlines()]
-        parts += [f"## {name}", first, "\n".join(lines), make().batch.describe()]
+        parts += [f"## {name}", first, "\n".join(lines), make().geometry]
     return "\n\n".join(parts)
 
 

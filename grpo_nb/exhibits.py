@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_nb import combine, losses
-from grpo_nb.algorithms import ALGORITHMS, SurrogateName
+from grpo_nb.algorithms import ALGORITHMS, SurrogateName, usual_clip
 from grpo_nb.losses.kl import Estimator
 from grpo_nb.tables import Table
 
@@ -90,8 +90,7 @@ def pulls(names: Sequence[SurrogateName], advantage: float, **limits: float) -> 
     """−dL/dlogp of one token over its ratio to the policy that sampled: how hard each surrogate still pulls."""
     curves = {}
     for name in names:
-        clip = next(row.clip for row in ALGORITHMS.values() if row.surrogate == name)
-        bounds = losses.Limits(clip[0], clip[1], **limits)
+        bounds = losses.Limits(*usual_clip(name), **limits)
         logp = RATIOS.log()[:, None].requires_grad_()
         A = torch.full_like(logp, advantage).detach()
         loss = losses.SURROGATES[name](logp, torch.zeros_like(logp).detach(), A, bounds, None)

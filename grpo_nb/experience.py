@@ -53,7 +53,7 @@ def compare(
     config, group = state.config, rollouts.group_size
     compared, shaped = [], {}
     for name, objective in state.objectives.items():
-        rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
+        rows = experience.drawn_for(name)
         rewards = reward_matrix([scores[i] for i in rows], group)
         rewards = torch.where(rewards.isnan().any(dim=1, keepdim=True), torch.nan, rewards)
         lengths = torch.tensor([len(rollouts.completion_ids[i]) for i in rows]).view(-1, group)
@@ -65,8 +65,9 @@ def compare(
             experience.lengths[rows].view(-1, group),
             _penalty(experience, rows, betas[name], config, group),
         )
-        compared.append(_advantages(outcomes, config.algorithm).flatten(0, 1))
-    experience.advantages = torch.cat(compared)
+        compared.append(_advantages(outcomes, config.algorithm).flatten(0, 1).float())
+    widest = max(values.shape[1] for values in compared)  # one a token where a penalty makes them differ
+    experience.advantages = torch.cat([values.expand(-1, widest) for values in compared])
     experience.weights = _weights(experience, rollouts, config)
     return shaped
 
@@ -93,8 +94,9 @@ def shape(
 
 
 def reward_matrix(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
-    """Rewards by prompt and completion; NaN where there is none."""
-    return torch.tensor([float("nan") if s.value is None else s.value for s in scores]).view(-1, group)
+    """Rewards by prompt and completion, in float64; NaN where there is none."""
+    values = [float("nan") if s.value is None else s.value for s in scores]
+    return torch.tensor(values, dtype=torch.float64).view(-1, group)
 
 
 def sampler_logprobs(experience: Experience, rollouts: Rollouts) -> Float[Tensor, "batch token"]:
@@ -108,10 +110,7 @@ def sampler_logprobs(experience: Experience, rollouts: Rollouts) -> Float[Tensor
 def _advantages(outcomes: losses.Outcomes, algorithm: AlgorithmConfig) -> Float[Tensor, "prompt group #token"]:
     """The settings' estimator; zeros where nothing of the objective was scored, which then trains nothing."""
     if outcomes.rewards.isnan().all():
-        width = (
-            1 if outcomes.penalty is None or algorithm.row.advantage != "reinforce_pp" else outcomes.penalty.shape[2]
-        )
-        return torch.zeros(*outcomes.rewards.shape, width)
+        return torch.zeros(*outcomes.rewards.shape, 1)
     return losses.advantages(outcomes, algorithm.row.advantage, algorithm.advantage_clip)
 
 
@@ -123,7 +122,7 @@ def _penalty(
     experience: Experience, rows: Sequence[int], beta: float, config: Config, group: int
 ) -> Float[Tensor, "prompt group token"] | None:
     """beta * k1 of every token, where the KL is in the reward."""
-    if config.algorithm.row.kl != "k1_in_reward" or experience.logprobs_reference is None or beta == 0:
+    if not config.algorithm.row.kl_in_reward or experience.logprobs_reference is None or beta == 0:
         return None
     index = list(rows)
     clamp, mask = config.algorithm.log_ratio_clamp, experience.mask()[index]

@@ -56,7 +56,7 @@ def _by_term(
     parameters, settings = policy.parameters_by_name(), recipe(algorithm)
     sums: Gradients = {}
     for micro in chunks(rows, micro_batch):
-        for term in _terms(algorithm, beta, experience):
+        for term in settings.terms(beta):
             tokens = micro_tokens(policy, experience, micro, algorithm)  # a graph of its own for each backward pass
             loss = losses.loss_terms(tokens, settings, beta, counts)[term]
             found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
@@ -64,11 +64,6 @@ def _by_term(
             for key, gradient in zip(parameters, found, strict=True):
                 held[key] = held[key] + gradient if key in held else gradient
     return sums
-
-
-def _terms(algorithm: AlgorithmConfig, beta: float, experience: Experience) -> list[str]:
-    penalised = beta > 0 and experience.logprobs_reference is not None and algorithm.row.kl != "k1_in_reward"
-    return ["policy", *(["kl"] if penalised else []), *(["entropy"] if algorithm.entropy_coef else [])]
 
 
 def _cosines(gradients: Gradients) -> Row:

@@ -1,5 +1,6 @@
 """The rules at work while a run trains: findings go into the log as they come, and the worst of them stop it."""
 
+import math
 from collections.abc import Sequence
 
 from grpo_nb import metrics, rules, sources
@@ -8,24 +9,44 @@ from grpo_nb.run import Run
 from grpo_nb.training import Training
 from grpo_nb.types import Experience, Rollouts
 
+ROUNDING = 1e-3
+"""Nats above 0 that an engine in bfloat16 may give to a token that is as good as certain."""
+
 
 class TrainingError(RuntimeError):
     """Training must not go on; the message says what was found and what to change."""
 
 
 def check_rollouts(rollouts: Rollouts, terminators: Sequence[int]) -> None:
-    """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained.
+    """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained; and
+    every token has the log-prob it was drawn with.
 
     Raises:
         TrainingError: an engine returned something else.
     """
     ends = set(terminators)
+    if len(rollouts.logprobs) != len(rollouts.completion_ids):
+        raise TrainingError(
+            f"the engine gave log-probs of {len(rollouts.logprobs)} completions, and {len(rollouts.completion_ids)} "
+            "completions; it must give the log-prob of every token that it draws"
+        )
     for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
         if not ids or (ids[-1] in ends) != (reason == "stop") or ends & set(ids[:-1]):
             raise TrainingError(
                 f"completion {i} ({len(ids)} ids, stop reason '{reason}') does not end with its first terminator; "
                 f"the engine must cut there and keep it (terminators: {sorted(ends)})"
             )
+        _check_logprobs(i, len(ids), rollouts.logprobs[i])
+
+
+def _check_logprobs(completion: int, tokens: int, logprobs: Sequence[float]) -> None:
+    wrong = [value for value in logprobs if not -math.inf < value <= ROUNDING]
+    if len(logprobs) != tokens or wrong:
+        raise TrainingError(
+            f"completion {completion}: the engine gave {len(logprobs)} log-probs for {tokens} tokens"
+            + (f", among them {wrong[0]}" if wrong else "")
+            + "; it must give one a token, finite and not above 0, of the distribution it drew from"
+        )
 
 
 def check_masks(rollouts: Rollouts, experience: Experience, mask_truncated: bool) -> None:

@@ -76,30 +76,26 @@ def reward_row(
     objective: str,
     scores: Sequence[Score],
     rewards: Float[Tensor, "prompt group"],
-    compared: Float[Tensor, "prompt group"],
+    advantages: Float[Tensor, "prompt group #token"],
 ) -> Row:
     """Rewards of one objective as given: mean, spread inside the groups, unscored groups, labels; each part's too.
 
-    A dead group, whose answers teach nothing, is one whose rewards are all alike as they were `compared`, shaped.
+    A dead group teaches nothing: it was scored, and every advantage in it is 0.
     """
     scored = [s for s in scores if s.value is not None]
-    whole = rewards[~rewards.isnan().any(dim=1)]
-    spread, alike = (_spread(table) for table in (whole, compared[~compared.isnan().any(dim=1)]))
+    complete = ~rewards.isnan().any(dim=1)
+    whole, dead = rewards[complete], (advantages == 0).flatten(1).all(dim=1)[complete]
     labels = Counter(s.label for s in scores if s.label)
     return {
         f"reward/{objective}": _mean([s.value for s in scored if s.value is not None]),
-        f"reward_std/{objective}": float(spread.mean()) if len(whole) else None,
+        f"reward_std/{objective}": float(whole.std(dim=1).mean()) if len(whole) else None,
         f"scored/{objective}": len(scored) / len(scores),
-        f"dead_groups/{objective}": float((alike < losses.DEGENERATE_STD).float().mean()) if len(whole) else None,
+        f"dead_groups/{objective}": float(dead.double().mean()) if len(whole) else None,
         f"unscored_groups/{objective}": len(rewards) - len(whole),
         **{f"reward_part/{objective}/{name}": value for name, value in _part_means(scores).items()},
         **{f"reward_part_std/{objective}/{name}": v for name, v in _part_spreads(scores, rewards.shape[1]).items()},
         **{f"label/{objective}/{name}": count / len(scores) for name, count in sorted(labels.items())},
     }
-
-
-def _spread(groups: Float[Tensor, "prompt group"]) -> Float[Tensor, "prompt"]:
-    return groups.std(dim=1) if len(groups) else groups.new_zeros(0)  # torch warns of a std over nothing
 
 
 def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:

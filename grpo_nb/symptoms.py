@@ -28,6 +28,8 @@ UNPARSED = 0.2
 """Share without a readable answer: from a fifth on the reward teaches format more than the task."""
 CONFLICT_COSINE, CONFLICT_ROWS, CONFLICT_SHARE = -0.1, 20, 0.8
 """Objectives pull apart in 80% of the last 20 steps; a single negative cosine is the noise of a batch."""
+CLIP_HIGHER = 1.4
+"""DAPO's upper clip against PPO's: 0.28 / 0.2."""
 NEAR_ZERO_LOSS = 0.02
 MEMORY_WARM_UP = 20
 """Rows left out at the start: caches fill, and a peak can only rise."""
@@ -125,9 +127,17 @@ def entropy_collapse(rows: Rows, config: Config, objective: str) -> Finding | No
         + (f" with {right:.0%} of answers correct" if right is not None else "")
         + ": the policy has made up its mind, and groups of equal answers teach nothing.",
         {"objective": objective, "entropy": now, "entropy_start": before, "correct_share": right},
-        f"raise algorithm.clip_high to 0.28 or beta/{objective}, or lower the learning rate, from a checkpoint before "
-        "the fall; a higher temperature alone only hides it",
+        f"{_holds_entropy(config)} or beta/{objective}, or lower the learning rate, from a checkpoint before the fall; "
+        "a higher temperature alone only hides it",
     )
+
+
+def _holds_entropy(config: Config) -> str:
+    """What keeps answers varied in this run: a higher upper clip where clipping acts (DAPO), else an entropy bonus."""
+    row = config.algorithm.row
+    if config.batch.on_policy or row.surrogate == "sapo":
+        return f"raise algorithm.entropy_coef (now {config.algorithm.entropy_coef:g}, 0.001 is a start)"
+    return f"raise algorithm.clip_high from {row.clip[1]:g} to {CLIP_HIGHER * row.clip[1]:.2g}"
 
 
 def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | None:

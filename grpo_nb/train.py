@@ -94,7 +94,9 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
             if not updates and _reports(config, step):
                 report = _report(state, experience, rows, settings)
             state.torn = True
-            gradient = _gradient(state, experience, rows, settings, step)  # 5. per objective, conflicts settled
+            gradient = _gradient(
+                state, experience, rows, settings, f"combine/{len(updates)}"
+            )  # 5. per objective, conflicts settled
             updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
     row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report
     if quick.due(config, step):
@@ -231,7 +233,7 @@ def _updates(state: Training, experience: Experience, step: int) -> Iterator[dic
 
 
 def _gradient(
-    state: Training, experience: Experience, rows: Mapping[str, list[int]], settings: Settings, step: int
+    state: Training, experience: Experience, rows: Mapping[str, list[int]], settings: Settings, stream: str
 ) -> GradientStats:
     config = state.config
     return objective_gradients(
@@ -243,7 +245,7 @@ def _gradient(
         config.algorithm,
         micro_batch=config.batch.micro_batch,
         max_completion=config.sampling.max_completion,
-        generator=seeding.generator(config.run.seed, step, "combine"),
+        generator=seeding.generator(config.run.seed, state.step + 1, stream),
     )
 
 
@@ -289,9 +291,9 @@ def _row(
     algorithm = state.config.algorithm
     row: metrics.Row = {"step": step} | metrics.update_row(updates)
     for name, objective in state.objectives.items():
-        rows = [i for i, owner in enumerate(experience.objectives) if owner == name]
-        own = [scores[i] for i in rows]
-        row |= metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size), rewards[name])
+        rows, group = experience.drawn_for(name), rollouts.group_size
+        own, advantages = [scores[i] for i in rows], experience.advantages[rows].unflatten(0, (-1, group))
+        row |= metrics.reward_row(name, own, reward_matrix(own, group), advantages)
         if state.config.shaping.active:
             row |= metrics.shaped_row(name, rewards[name])
         row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)

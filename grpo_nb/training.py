@@ -392,7 +392,5 @@ def _start(training: Training, warm: Checkpoint | None) -> None:
     if warm is not None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
-    run.log_event(
-        "start", step=0, from_sft=warm is not None, geometry=run.config.batch.describe(), **surroundings(policy)
-    )
+    run.log_event("start", step=0, from_sft=warm is not None, geometry=run.config.geometry, **surroundings(policy))
     save(training)

@@ -164,9 +164,13 @@ class Experience:
     weights: Float[Tensor, "batch token"] | None = None
     """What multiplies a token's policy loss (another sampler's correction, the entropy mask); None: 1."""
 
+    def drawn_for(self, objective: str) -> list[int]:
+        """Every row of one objective."""
+        return [i for i, name in enumerate(self.objectives) if name == objective]
+
     def rows_of(self, objective: str) -> list[int]:
         """Kept rows of one objective."""
-        return [i for i, name in enumerate(self.objectives) if name == objective and self.kept[i]]
+        return [i for i in self.drawn_for(objective) if self.kept[i]]
 
     def advantage_of(self, row: int) -> float:
         """The row's advantage, mean over its trained tokens where they differ."""

@@ -215,9 +215,9 @@ def _bad_is_paid(frame: pd.DataFrame, objective: str) -> Finding | None:
 def _no_spread(model: pd.DataFrame, objective: str) -> Finding | None:
     """In most groups all answers of the model earn the same."""
     compared = "shaped" if "shaped" in model else "reward"
-    spread = model.groupby("example")[compared].std(ddof=0)
-    flat = float((spread < losses.DEGENERATE_STD).mean())
-    if not flat >= DEAD_SHARE:
+    groups = [torch.tensor(group.to_numpy(float))[None] for _, group in model.groupby("example")[compared]]
+    flat = sum(not losses.comparable(rewards) for rewards in groups) / max(len(groups), 1)
+    if flat < DEAD_SHARE:
         return None
     return _finding(
         "constant_reward",

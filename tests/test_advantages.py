@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -255,7 +255,7 @@ def test_the_overlong_penalty_rises_over_its_buffer() -> None:
 def test_stop_properly_never_makes_a_truncated_answer_better() -> None:
     rewards, truncated = torch.tensor([[1.0, 1.0, -1.0, NAN]]), torch.tensor([[True, False, True, True]])
     assert losses.stop_properly(rewards, truncated, 0.25)[0, :3].tolist() == [0.25, 1, -1]
-    assert losses.stop_properly(rewards, truncated, -0.5)[0, :3].tolist() == [-0.5, 1, -0.5]
+    assert losses.stop_properly(rewards, truncated, -0.5)[0, :3].tolist() == [-0.5, 1, -1]
     assert losses.stop_properly(rewards, truncated, 0.25)[0, 3].isnan()
 
 
@@ -274,3 +274,46 @@ def test_normalising_centres_and_scales() -> None:
     moments = Moments().update([1.0, 3.0])
     assert moments.normalise(torch.tensor([[2.0, 2.0 + 2**0.5]])).tolist() == [pytest.approx([0, 1])]
     assert Moments().update([2.0]).normalise(torch.tensor([[5.0]])).tolist() == [[3]]
+
+
+def test_rounding_is_no_spread_to_normalise_by() -> None:
+    alike = [1000.1, 1000.1 + 1e-10, 1000.1 - 1e-10]
+    assert Moments().update(alike).normalise(torch.tensor([alike], dtype=float64)).abs().max() < 1e-9
+
+
+# ---- equal rewards
+
+
+@given(st.sampled_from(NAMES), st.floats(-(2.0**100), 2.0**100), st.integers(2, 9), st.integers(1, 4))
+@example("mean_only", 1000.1, 8, 1)
+@example("group_std", 1e12 / 7, 7, 2)
+@example("opo", 1e12 / 7, 7, 2)
+@example("reinforce_pp", 1e12 / 7, 7, 2)
+def test_equal_rewards_give_exactly_0_in_any_precision(name: Any, reward: float, group: int, prompts: int) -> None:
+    """Their mean is another float than they are: eight times 1000.1 in float32 have 1000.0999."""
+    for dtype in (torch.float32, float64):
+        rewards = torch.full((prompts, group), reward, dtype=dtype)
+        outcomes = Outcomes(rewards, torch.arange(1, prompts * group + 1).view(prompts, group))
+        assert losses.advantages(outcomes, name).eq(0).all()
+        assert not losses.comparable(rewards).any()
+
+
+@given(st.sampled_from(GROUPWISE), st.floats(-1e6, 1e6, width=32))
+def test_rewards_that_differ_by_rounding_are_equal(name: Any, reward: float) -> None:
+    """A sum of weighted parts has other last bits in another order; that is no reason to prefer an answer."""
+    rewards = torch.tensor([[reward, reward * (1 + 2e-16), reward * (1 - 2e-16), reward]], dtype=float64)
+    assert losses.advantages(Outcomes(rewards, torch.ones(1, 4, dtype=torch.long)), name).eq(0).all()
+
+
+def test_a_spread_is_seen_on_top_of_a_large_reward() -> None:
+    assert advantages([10_000.0, 10_001.0], name="mean_only").tolist() == [[-0.5, 0.5]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_rewards_are_compared_without_further_rounding(name: Any) -> None:
+    rewards = torch.tensor(
+        [[1000.1, 1000.1, 1000.3, 1000.2, 1000.1, 1000.1, 1000.1], [7.7, 1e6, 0.1, 3.0, 7.7, 2.0, 1.0]]
+    )
+    lengths = torch.arange(1, 15).view(2, 7)
+    narrow, wide = (losses.advantages(Outcomes(r, lengths), name) for r in (rewards, rewards.double()))
+    assert narrow.dtype == torch.float32 and torch.equal(narrow, wide.float())

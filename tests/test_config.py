@@ -102,7 +102,7 @@ def test_train_batch_must_fit_and_divide() -> None:
 def test_micro_batch_must_divide_an_update() -> None:
     message = refused(batch__micro_batch=48)
     assert "micro_batch=48 does not divide an update of 128 completions; use one of [1, 2, 4," in message
-    assert BatchConfig(prompts=2, group_size=4, micro_batch=100).micro_batches_per_update == 1
+    assert "1 micro-batch(es) of 8 per update" in BatchConfig(prompts=2, group_size=4, micro_batch=100).describe()
 
 
 @given(
@@ -126,7 +126,6 @@ def test_a_valid_geometry_covers_every_completion(
         return
     assert batch.completions == total
     assert batch.updates_per_rollout * batch.update_size == epochs * total
-    assert batch.micro_batches_per_update * micro >= batch.update_size
     assert batch.on_policy == (batch.updates_per_rollout == 1)
 
 
@@ -271,3 +270,65 @@ def test_differences_are_dotted_with_both_values() -> None:
         "objectives.fairness.kl_band": (list(config.objectives["fairness"].kl_band or ()), None),
     }
     assert config.differences(config) == {}
+
+
+# ---- choices that do not go together
+
+
+@pytest.mark.parametrize("surrogate", ["gspo", "gmpo"])
+def test_a_ratio_of_the_whole_completion_takes_no_weights_of_tokens(surrogate: str) -> None:
+    said = refused(algorithm__surrogate=surrogate, algorithm__entropy_top_share=0.2)
+    assert f"surrogate '{surrogate}' has one ratio a completion, so entropy_top_share=0.2 cannot weigh" in said
+    assert "or entropy_top_share=1" in said
+    said = refused(algorithm__surrogate=surrogate, algorithm__correction="tis")
+    assert "correction='tis' of level 'token' cannot weigh" in said and "or correction_level='sequence'" in said
+    presets.demo().replace(
+        **{"algorithm.surrogate": surrogate, "algorithm.correction": "tis", "algorithm.correction_level": "sequence"}
+    )
+    presets.demo().replace(**{"algorithm.surrogate": "gspo_token", "algorithm.entropy_top_share": 0.2})
+
+
+@pytest.mark.parametrize("kl", ["k2", "k3_k2"])
+def test_the_ratios_gradient_is_for_k3_only(kl: str) -> None:
+    said = refused(algorithm__kl=kl, algorithm__kl_weight="ratio_through")
+    assert f"kl='{kl}' counts the gradient twice" in said
+    presets.demo().replace(**{"algorithm.kl": "k3", "algorithm.kl_weight": "ratio_through"})
+
+
+@pytest.mark.parametrize("bounds", [[1.1, 2.0], [0.2, 0.9], [1.0, 2.0], [2.0, 0.5]])
+def test_a_correction_lets_an_engine_through_that_agrees(bounds: list[float]) -> None:
+    assert "needs lower < 1 < upper" in refused(algorithm__correction="mis", algorithm__correction_bounds=bounds)
+
+
+def test_every_update_has_all_objectives() -> None:
+    said = refused(batch__train_batch=1, batch__micro_batch=1)
+    assert "batch.train_batch=1 cannot be shared equally by 2 objectives" in said and "[2, 4, 8, 16" in said
+
+
+def test_the_geometry_counts_the_passes_of_each_objective() -> None:
+    config = presets.demo().replace(**{"batch.train_batch": 64, "batch.micro_batch": 64})
+    assert "2 update(s) of 64 per step" in config.geometry
+    assert "2 micro-batch(es) of 32 per update" in config.geometry, "a pass has rows of one objective"
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle"),
+    [
+        ({"objectives.fairness.kl_target": 0.05}, "objectives.fairness.kl_target=0.05 does nothing here"),
+        ({"objectives.fairness.controller_gain": 0.2}, "objectives.fairness.controller_gain=0.2 does nothing here"),
+        (
+            {"objectives.fairness.kl_band": None, "objectives.fairness.controller": "dual_ascent"},
+            "objectives.fairness.controller=dual_ascent does nothing here; it needs a kl_band",
+        ),
+        (
+            {"objectives.fairness.controller": "fixed", "objectives.fairness.controller_limit": 0.1},
+            "objectives.fairness.controller_limit=0.1 does nothing here; it needs a kl_band and a controller",
+        ),
+    ],
+)
+def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any], idle: str) -> None:
+    assert not [note for note in presets.demo().idle() if "objectives." in note]
+    (note,) = [note for note in presets.demo().replace(**changes).idle() if "objectives." in note]
+    assert note.startswith(idle)
+    steering = {"objectives.fairness.controller": "proportional", "objectives.fairness.controller_gain": 0.2}
+    assert not [n for n in presets.demo().replace(**steering).idle() if "objectives." in n]

@@ -19,7 +19,7 @@ from grpo_nb.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.run import Run
 from grpo_nb.train import grpo
-from grpo_nb.types import Rollouts
+from grpo_nb.types import Example, Rollouts, Score
 from tests.tiny import REWARDS, rows, small_tasks, tiny_config, tiny_run, weights
 
 NAN = float("nan")
@@ -43,7 +43,9 @@ class OffByHalf:
         uniforms: Tensor,
     ) -> Rollouts:
         drawn = self.inner.generate(policy, prompt_ids_P, group_size, sampling, temperature, uniforms)
-        wrong = [[p + 0.5 * ((i + t) % 3 - 1) for t, p in enumerate(row)] for i, row in enumerate(drawn.logprobs)]
+        wrong = [
+            [min(p + 0.5 * ((i + t) % 3 - 1), 0.0) for t, p in enumerate(row)] for i, row in enumerate(drawn.logprobs)
+        ]
         return dataclasses.replace(drawn, logprobs=wrong)
 
 
@@ -85,11 +87,8 @@ def learnt(changes: str) -> dict[str, Tensor]:
     ],
     ids=lambda c: "-".join(f"{key}={value}" for key, value in c.items()) or "demo",
 )
-def test_changing_a_setting_changes_what_is_learnt(
-    tmp_path: Path, change: dict[str, Any], base: dict[str, Any]
-) -> None:
-    before, after = trained(tmp_path, "a", **base)[0], trained(tmp_path, "b", **base | change)[0]
-    a, b = weights(before), weights(after)
+def test_changing_a_setting_changes_what_is_learnt(change: dict[str, Any], base: dict[str, Any]) -> None:
+    a, b = learnt(json.dumps(base)), learnt(json.dumps(base | change))
     assert any(not torch.equal(a[name], b[name]) for name in a)
 
 
@@ -188,3 +187,51 @@ def test_a_group_is_dead_by_what_was_compared(tmp_path: Path) -> None:
     _, flat = trained(tmp_path, "b", run__steps=1, shaping__clip=1e-9)
     assert plain[0]["dead_groups/fairness"] < 1
     assert flat[0]["dead_groups/fairness"] == flat[0]["dead_groups/hallucination"] == 1
+
+
+def alike(completions: list[Any], **columns: Any) -> list[float]:
+    return [1000.1] * len(completions)
+
+
+def test_equal_rewards_teach_nothing_however_large(tmp_path: Path) -> None:
+    """1000.1 is no float32: a mean over eight of them is another number, and was once taken for a baseline."""
+    run = tiny_run(tmp_path, run__steps=2, shaping__normalise=True, objectives__fairness__beta=0.0)
+    tasks = {name: OneReward() for name in run.config.objectives}
+    steps = rows(list(grpo(run, tasks=tasks, rewards={name: [(alike, 1.0)] for name in tasks})))
+    assert [row["dead_groups/fairness"] for row in steps] == [1, 1]
+    assert [row["loss/policy"] for row in steps] == [0, 0]
+
+
+class OneReward:
+    """A task that gives every answer the same."""
+
+    name = "one"
+
+    def examples(self, split: str) -> list[Example]:
+        return [Example(id=f"{split}/{i}", prompt=[{"role": "user", "content": "answer :"}]) for i in range(4)]
+
+    def score(self, example: Example, completion: str) -> Score:
+        return Score(0.1)
+
+
+def test_a_group_of_equal_rewards_lives_where_answers_meet_the_whole_batch(tmp_path: Path) -> None:
+    """reinforce_pp knows no group: it learns that one prompt's answers are worse than another's."""
+    own = {"rewards": {"fairness": [(by_prompt, 1.0)]}, "tasks": small_tasks() | {"fairness": OneReward()}}
+    for loss, dead in (("dapo", 1), ("reinforce_pp", 0)):
+        run = tiny_run(tmp_path, loss, run__steps=1, algorithm__loss=loss)
+        assert rows(list(grpo(run, **own)))[0]["dead_groups/fairness"] == dead
+
+
+def by_prompt(completions: list[Any], **columns: Any) -> list[float]:
+    """One reward for the first half of the rows, another for the rest: the same inside each group."""
+    half = len(completions) // 2
+    return [0.0] * half + [1.0] * (len(completions) - half)
+
+
+def test_one_objective_may_have_no_beta_where_the_kl_is_in_the_reward(tmp_path: Path) -> None:
+    """Its advantages are one a completion, those of the other one a token; and a beta may come and go."""
+    run = tiny_run(tmp_path, run__steps=3, algorithm__loss="reinforce_pp", objectives__fairness__beta=0.0)
+    for step in grpo(run, rewards=REWARDS, tasks=small_tasks()):
+        run.knobs["beta/fairness"].set(0.1 if step.step == 1 else 0.0)
+        run.knobs["beta/hallucination"].set(0.0)
+    assert run.last_step() == 3

@@ -301,8 +301,17 @@ def test_what_does_not_exist_or_contradicts_itself_is_refused() -> None:
         algorithm("gspo", clip_low=1.0)
 
 
+def test_another_surrogate_brings_its_own_clip() -> None:
+    """What one surrogate calls high is another's absolute cap: 0.2 under `cispo_cap` cuts every gradient to a fifth."""
+    assert algorithm("grpo", surrogate="cispo_cap").clip == ALGORITHMS["cispo_cap"].clip
+    assert algorithm("dapo", surrogate="gspo").clip == ALGORITHMS["gspo"].clip
+    assert algorithm("dapo", surrogate="gspo", clip_high=0.1).clip == (ALGORITHMS["gspo"].clip[0], 0.1)
+    assert algorithm("dapo", surrogate="ppo_clip").clip == ALGORITHMS["dapo"].clip, "its own row keeps its own clip"
+
+
 IN_A_USERS_PROCESS = """
 import json, torch
+from grpo_nb import losses
 from grpo_nb.losses import Counts, Limits, Outcomes, Recipe, Tokens, advantages, loss_terms
 from grpo_nb.algorithms import algorithm
 
@@ -321,6 +330,13 @@ found = [said(loss_terms, Tokens(**whole | change), recipe, 0.1, counts) for cha
 shapes = [((4, 1), (4, 1)), ((4,), (4,)), ((2, 4), (4, 2))]
 found += [said(advantages, Outcomes(torch.ones(r), torch.ones(n, dtype=torch.long)), "group_std") for r, n in shapes]
 found.append(said(advantages, Outcomes(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.long)), "z"))
+found += [said(f, table, table, torch.ones(4), Limits(), mask) for f in losses.SURROGATES.values()]
+found += [said(f, table, table[:1], torch.ones(4, 1), Limits(), mask) for f in losses.SURROGATES.values()]
+found += [said(f, table, table[:1], 20.0, mask) for f in losses.KL.values()]
+found += [said(f, table, mask[:1], counts) for f in losses.REDUCTIONS.values()]
+found += [said(losses.masked_mean, table, mask[:1]), said(losses.stop_properly, table, mask[:1], 0.5)]
+found += [said(loss_terms, Tokens(**whole | {"logp_ref": None}), recipe, 0.1, counts)]
+found += [said(loss_terms, Tokens(**whole), Recipe(algorithm("grpo"), Limits(), entropy_coef=0.1), 0.0, counts)]
 print(json.dumps(found))
 """
 
@@ -332,15 +348,22 @@ def test_shapes_that_disagree_are_refused_not_broadcast() -> None:
     )
     group = "needs [prompt, group] with two answers a prompt or more"
     expected = [
-        "logp_old is [4, 4], logp is [4, 5]; both must be [batch, token]",
-        "mask is [4, 1], logp is [4, 5]",
-        "weight is [5], logp is [4, 5]",
+        "logp is [4, 5], logp_old is [4, 4], logp_ref is [4, 5], mask is [4, 5]; all must have one shape",
+        "logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 1]; all",
+        "logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 5], weight is [5]; all",
         "advantage is [4] for logp [4, 5]; needs one a completion, [4, 1], or one a token",
         "advantage is [1, 5] for logp [4, 5]",
         f"rewards are [4, 1]; {group}",
         f"rewards are [4]; {group}",
         "rewards are [2, 4], lengths [4, 2]; needs one length",
         "unknown advantage 'z'; use one of group_std",
+        *["advantage is [4] for logp [4, 5]"] * len(losses.SURROGATES),
+        *["logp is [4, 5], logp_base is [1, 5], mask is [4, 5]"] * (len(losses.SURROGATES) + len(losses.KL)),
+        *["per_token is [4, 5], mask is [1, 5]"] * len(losses.REDUCTIONS),
+        "values is [4, 5], mask is [1, 5]",
+        "rewards is [4, 5], truncated is [1, 5]",
+        "the loss has the term 'kl', but logp_ref is None; give it",
+        "the loss has the term 'entropy', but entropy is None; give it",
     ]
     for message, start in zip(json.loads(ran.stdout), expected, strict=True):
         assert message.startswith(start)

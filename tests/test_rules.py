@@ -211,9 +211,17 @@ def test_answers_that_shrink_to_the_terminator() -> None:
     )  # one-letter answers from the start
 
 
+def advice(config: Config) -> str:
+    return only(ill(lambda row: {f"entropy/{F}": 0.01}, since=45), "entropy_collapse", config).advice
+
+
 def test_entropy_is_compared_with_the_runs_own_start() -> None:
     finding = only(ill(lambda row: {f"entropy/{F}": 0.01}, since=45), "entropy_collapse")
-    assert "0.01 nats" in finding.message and "clip_high" in finding.advice
+    assert "0.01 nats" in finding.message and "raise algorithm.entropy_coef (now 0" in finding.advice
+    clips = CONFIG.replace(**{"batch.inner_epochs": 2})
+    assert "clip_high from 0.28 to 0.39" in advice(clips), "a clip that acts"
+    assert "clip_high from 0.0004 to 0.00056" in advice(clips.replace(**{"algorithm.loss": "gspo"}))
+    assert "clip_high" not in advice(clips.replace(**{"algorithm.loss": "sapo"}))
     assert "entropy_collapse" not in found(ill(lambda row: {f"entropy/{F}": 0.01} | labels(0.97), since=45))
     assert "entropy_collapse" not in found(ill(lambda row: {f"entropy/{F}": 0.01}))
 

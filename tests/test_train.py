@@ -182,6 +182,23 @@ def test_parameters_that_do_not_move_stop_the_run(tmp_path: Path, monkeypatch: p
         list(grpo(tiny_run(tmp_path)))
 
 
+def test_every_update_has_its_share_of_each_objective_and_an_order_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PCGrad draws an order; the same one in each update of a step would favour one objective all along."""
+    updates: list[tuple[dict[str, int], int]] = []
+    own = train.objective_gradients
+
+    def watched(policy: Any, experience: Any, rows: Any, *rest: Any, generator: Any, **more: Any) -> Any:
+        updates.append(({name: len(indices) for name, indices in rows.items()}, generator.initial_seed()))
+        return own(policy, experience, rows, *rest, generator=generator, **more)
+
+    monkeypatch.setattr(train, "objective_gradients", watched)
+    next(grpo(tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=4, batch__inner_epochs=2)))
+    assert [rows for rows, _ in updates] == [{"fairness": 4, "hallucination": 4}] * 4
+    assert len({seed for _, seed in updates}) == 4
+
+
 @pytest.mark.parametrize(
     ("loss", "combine"),
     [("grpo", "sum"), ("dr_grpo", "pcgrad"), ("dapo", "sum"), *(("dapo", name) for name in COMBINERS if name != "sum")],
@@ -342,7 +359,7 @@ def test_each_reward_function_has_a_spread_inside_its_groups() -> None:
         return [Score(0.0, parts={"task": 0.0, "own": value}) for value in values]
 
     rewards = torch.zeros(3, 2)
-    row = metrics.reward_row("a", scored(0.0, 2.0, 5.0, 5.0, None, 9.0), rewards, rewards)
+    row = metrics.reward_row("a", scored(0.0, 2.0, 5.0, 5.0, None, 9.0), rewards, rewards[..., None])
     assert row["reward_part_std/a/own"] == pytest.approx(2**0.5 / 2)  # of the two whole groups
     assert row["reward_part/a/own"] == pytest.approx(21 / 5) and row["reward_part_std/a/task"] == 0
 

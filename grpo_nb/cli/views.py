@@ -102,7 +102,7 @@ def plan_command(arguments: Namespace) -> int:
     else:
         terms = [(t.name, memory.gib(t.bytes), t.arithmetic, memory.PHASES[t.phase]) for t in result.terms]
         show([dict(zip(("term", "memory", "arithmetic", "when"), term, strict=True)) for term in terms])
-        for line in (config.batch.describe(), result.verdict, *result.advice):
+        for line in (config.geometry, result.verdict, *result.advice):
             say(line)
     return DONE if result.fits else FAILED
 

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
+from grpo_nb.config.objective import ObjectiveConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -53,62 +54,6 @@ class ModelConfig(Settings):
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
-
-
-class ObjectiveConfig(Settings):
-    """One thing to get better at: its data, its weight, and how far it may drift from the reference."""
-
-    task: str
-    """Name of a built-in task (`bbq`, `halueval_qa`) or any name whose task is passed to `grpo()`."""
-    data: str | None = None
-    """`demo` for the built-in world, else a file or folder in the task's public format."""
-    weight: Positive = 1.0
-    """Share of this objective in the combined gradient (`sum` uses it as it is)."""
-    beta: Annotated[float, Field(ge=0)] = 0.04
-    """Weight of the KL penalty at the start; a knob while training."""
-    kl_band: tuple[float, float] | None = (0.01, 0.10)
-    """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
-    judge: JudgeConfig | None = None
-    """An LLM judge beside the task's own score: `providers`, `weight`, budgets; null: none."""
-
-    # advanced
-    beta_bounds: tuple[float, float] = (1e-4, 1.0)
-    """The controller never moves beta outside these."""
-    controller: Literal["fixed", "band", "proportional", "dual_ascent"] = "band"
-    """What moves beta while KL is out of `kl_band`: a fixed factor (`band`), the error, dual ascent, or nothing."""
-    kl_target: Positive | None = None
-    """KL that `proportional` and `dual_ascent` steer to, inside `kl_band`; null is the middle of the band."""
-    controller_gain: Positive = 0.1
-    """`proportional`: change of beta per error of KL, both relative; `dual_ascent`: beta per nat; else unused."""
-    controller_limit: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """No controller changes beta by more than this share at once."""
-
-    @property
-    def controlled(self) -> bool:
-        """Whether a controller moves beta when nobody holds it."""
-        return self.kl_band is not None and self.controller != "fixed"
-
-    @model_validator(mode="after")
-    def _bands_are_ordered(self) -> Self:
-        if self.kl_band is not None and not 0 <= self.kl_band[0] < self.kl_band[1]:
-            raise ValueError(f"kl_band={self.kl_band} is no band; needs 0 <= low < high, e.g. (0.01, 0.1), or null")
-        if not 0 < self.beta_bounds[0] < self.beta_bounds[1]:
-            raise ValueError(f"beta_bounds={self.beta_bounds}; needs 0 < low < high")
-        return self
-
-    @model_validator(mode="after")
-    def _target_is_in_the_band(self) -> Self:
-        if self.kl_target is None:
-            return self
-        if self.kl_band is None:
-            raise ValueError(f"kl_target={self.kl_target} needs a kl_band around it; set one, or kl_target to null")
-        low, high = self.kl_band
-        if not low <= self.kl_target <= high:
-            raise ValueError(
-                f"kl_target={self.kl_target} is outside kl_band={self.kl_band}: beta rests at a KL inside the band, so "
-                f"the target would never be met; needs {low} to {high}, or null for the middle"
-            )
-        return self
 
 
 class SFTConfig(Settings):
@@ -194,21 +139,19 @@ class BatchConfig(Settings):
         return self.inner_epochs * (self.completions // self.update_size)
 
     @property
-    def micro_batches_per_update(self) -> int:
-        return -(-self.update_size // self.micro_batch)
-
-    @property
     def on_policy(self) -> bool:
         """One update per rollout: the ratio is exactly 1 and clipping never acts."""
         return self.updates_per_rollout == 1
 
-    def describe(self) -> str:
-        """The geometry as one sentence."""
+    def describe(self, objectives: int = 1) -> str:
+        """The geometry as one sentence; a micro-batch holds rows of one objective only."""
+        share = self.update_size // objectives
+        passes = objectives * -(-share // self.micro_batch)
         policy = "on-policy, clipping inactive" if self.on_policy else "off-policy after the first, clipping active"
         return (
             f"{self.prompts} prompts x {self.group_size} completions = {self.completions} per step; "
             f"{self.updates_per_rollout} update(s) of {self.update_size} per step ({policy}); "
-            f"{self.micro_batches_per_update} micro-batch(es) of {min(self.micro_batch, self.update_size)} per update"
+            f"{passes} micro-batch(es) of {min(self.micro_batch, share)} per update"
         )
 
     @model_validator(mode="after")
@@ -297,7 +240,17 @@ class Config(Settings):
             raise ValueError(
                 f"batch.prompts={self.batch.prompts} cannot be shared equally by {n} objectives; use a multiple of {n}"
             )
+        if self.batch.update_size % n:
+            raise ValueError(
+                f"batch.train_batch={self.batch.update_size} cannot be shared equally by {n} objectives, and every "
+                f"update needs all of them; use one of {[d for d in _divisors(self.batch.completions) if d % n == 0]}"
+            )
         return self
+
+    @property
+    def geometry(self) -> str:
+        """A step's prompts, completions, updates and micro-batches in one sentence."""
+        return self.batch.describe(len(self.objectives))
 
     @property
     def prompts_per_objective(self) -> int:
@@ -305,7 +258,12 @@ class Config(Settings):
 
     def idle(self) -> list[str]:
         """A sentence for each setting that was changed and does nothing beside the others."""
-        return [*self.algorithm.idle(), *self.shaping.idle(self.algorithm.row.advantage)]
+        objectives = [note for name, o in self.objectives.items() for note in o.idle(f"objectives.{name}")]
+        if self.algorithm.combine != "sum" and len(self.objectives) == 1:
+            objectives.append(
+                f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives"
+            )
+        return [*objectives, *self.algorithm.idle(), *self.shaping.idle(self.algorithm.row.advantage)]
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from grpo_nb.algorithms import (
     K1_IS_NO_LOSS,
     SCALE_FREE,
+    SEQUENCE_LEVEL,
     AdvantageName,
     Algorithm,
     AlgorithmName,
@@ -99,7 +100,7 @@ class AlgorithmConfig(Settings):
     @property
     def old_first(self) -> bool:
         """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
-        return self.row.needs_old or self.entropy_top_share < 1 or self.correction != "none"
+        return self.row.kl_in_reward or self.entropy_top_share < 1 or self.correction != "none"
 
     def idle(self) -> list[str]:
         """Settings that were changed and do nothing beside the others, each with what they would need."""
@@ -111,17 +112,20 @@ class AlgorithmConfig(Settings):
             "cpgd_drift_clip": ("surrogate 'cpgd'", row.surrogate == "cpgd"),
             "clip_low": ("a surrogate with a lower clip", row.surrogate not in ("sapo", "cispo_cap")),
             "clip_high": ("a surrogate with a clip", row.surrogate != "sapo"),
-            "kl_weight": ("a KL in the loss", row.kl != "k1_in_reward"),
+            "kl_weight": ("a KL in the loss", not row.kl_in_reward),
             "cagrad_c": ("combine 'cagrad'", self.combine == "cagrad"),
             "correction_level": ("correction 'tis' or 'mis'", self.correction != "none"),
             "correction_bounds": ("correction 'tis' or 'mis'", self.correction != "none"),
         }
-        changed = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        return [
-            f"algorithm.{name}={getattr(self, name)} does nothing here; it needs {what}"
-            for name, (what, met) in needs.items()
-            if name in changed and not met
-        ]
+        return self._idle("algorithm", needs)
+
+    def _weighs_tokens(self) -> tuple[str, str] | None:
+        """The setting that gives the tokens of one completion different weights, and its value that does not."""
+        if self.entropy_top_share < 1:
+            return f"entropy_top_share={self.entropy_top_share:g}", "entropy_top_share=1"
+        if self.correction != "none" and self.correction_level == "token":
+            return f"correction='{self.correction}' of level 'token'", "correction_level='sequence'"
+        return None
 
     @model_validator(mode="before")
     @classmethod
@@ -132,9 +136,23 @@ class AlgorithmConfig(Settings):
 
     @model_validator(mode="after")
     def _choices_go_together(self) -> Self:
-        if self.correction_bounds[0] >= self.correction_bounds[1]:
-            raise ValueError(f"correction_bounds={self.correction_bounds}; needs lower < upper, e.g. (0.5, 2.0)")
+        if not self.correction_bounds[0] < 1 < self.correction_bounds[1]:
+            raise ValueError(
+                f"correction_bounds={self.correction_bounds}: an engine that agrees with the trainer has a ratio of 1, "
+                "and must be let through; needs lower < 1 < upper, e.g. (0.5, 2.0)"
+            )
         row = self.row  # raises where the choices contradict each other
+        if self.kl_weight == "ratio_through" and row.kl in ("k2", "k3_k2"):
+            raise ValueError(
+                f"kl_weight='ratio_through' with kl='{row.kl}' counts the gradient twice: its own already is that of "
+                "KL(policy || reference), and k3 is what gets it through the ratio; use kl='k3', or kl_weight='ratio'"
+            )
+        if row.surrogate in SEQUENCE_LEVEL and (weigher := self._weighs_tokens()):
+            setting, instead = weigher
+            raise ValueError(
+                f"surrogate '{row.surrogate}' has one ratio a completion, so {setting} cannot weigh single tokens of "
+                f"it; use surrogate 'gspo_token' or 'ppo_clip', or {instead}"
+            )
         if self.dual_clip is not None and row.surrogate not in ("ppo_clip", "gspo", "gspo_token"):
             raise ValueError(
                 f"dual_clip={self.dual_clip:g} does nothing to surrogate '{row.surrogate}'; set it to null"

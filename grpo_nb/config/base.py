@@ -1,5 +1,6 @@
 """What every settings group is built from."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,3 +17,12 @@ class Settings(BaseModel):
     """Base of every settings group: frozen, unknown keys refused, field sentences kept as descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    def _idle(self, prefix: str, needs: Mapping[str, tuple[str, bool]]) -> list[str]:
+        """A sentence for each changed setting whose need, (in words, whether it is met), is not met."""
+        fields = type(self).model_fields
+        return [
+            f"{prefix}.{name}={value} does nothing here; it needs {what}"
+            for name, (what, met) in needs.items()
+            if not met and (value := getattr(self, name)) != fields[name].default
+        ]

@@ -16,7 +16,7 @@ hold anything, NaN and inf too: it is replaced before any exp, because a NaN tha
 still a NaN in the gradient.
 """
 
-from grpo_nb.losses.advantages import ADVANTAGES, DEGENERATE_STD, Outcomes, advantages, group_std
+from grpo_nb.losses.advantages import ADVANTAGES, Outcomes, advantages, comparable, group_std
 from grpo_nb.losses.kl import (
     KL,
     kl_clamped_exhibit,
@@ -48,7 +48,6 @@ from grpo_nb.losses.weights import correction, top_entropy
 
 __all__ = [
     "ADVANTAGES",
-    "DEGENERATE_STD",
     "KL",
     "REDUCTIONS",
     "SURROGATES",
@@ -63,6 +62,7 @@ __all__ = [
     "cispo_cap",
     "clamped_share",
     "clip_fractions",
+    "comparable",
     "constant_length",
     "correction",
     "cpgd",

@@ -1,8 +1,9 @@
 """From the rewards of a prompt's answers to their advantages.
 
 Rewards come as [prompt, group]; NaN is unscored: such an answer gets exactly 0 and leaves every mean and std of
-the others alone. A group with fewer than two scored answers, or whose std is below 1e-6, has nothing to compare and
-gets exactly 0 throughout (but for `reinforce_pp`, which compares with the whole batch).
+the others alone. A group with fewer than two scored answers, or whose rewards are equal but for rounding, has
+nothing to compare and gets exactly 0 throughout (but for `reinforce_pp`, which compares with the whole batch).
+Computed in float64 whatever the rewards are in, given back in their type.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,8 @@ TokenGroups = Float[Tensor, "prompt group #token"]
 STD_EPS = 1e-4
 """Added to a group's std before dividing, as TRL does; it matters: rewards .50001, .5, .5, .5 give A = .07, not 1.5."""
 DEGENERATE_STD = 1e-6
-"""A group whose rewards differ by less than this has nothing to compare; its noise is not blown up to advantages."""
+"""A std below this, or below this share of the largest |reward| if that is above 1, is rounding: eight times 1000.1
+in float32 have a mean of 1000.0999. Nothing can be compared there, and noise is not blown up to advantages."""
 WHITEN_EPS = 1e-8
 """Added to the variance of a whole batch before its root, as OpenRLHF does."""
 CPGD_MAX_WEIGHT = 3.0
@@ -41,6 +43,10 @@ class Outcomes:
     """Trained tokens of each answer."""
     penalty: Float[Tensor, "prompt group token"] | None = None
     """What each token costs, in units of the reward: beta · k1, with KL in the reward; 0 beyond the length."""
+
+    def double(self) -> "Outcomes":
+        """The same in float64."""
+        return Outcomes(self.rewards.double(), self.lengths, None if self.penalty is None else self.penalty.double())
 
     def totals(self) -> Groups:
         """Rᵢ − Σₜ penaltyᵢₜ: an answer's reward less what its tokens cost."""
@@ -69,6 +75,12 @@ def group_std(rewards: Groups) -> Float[Tensor, "prompt"]:
     return torch.where(n >= 2, variance.sqrt(), torch.nan)
 
 
+def comparable(rewards: Groups) -> Bool[Tensor, "prompt"]:
+    """Whether a group has something to compare: two scored answers or more, with rewards that differ."""
+    wide = rewards.double()
+    return group_std(wide) >= _rounding(wide.nan_to_num().abs().amax(-1))
+
+
 def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = None) -> TokenGroups:
     """The estimator of that name over one objective's answers, 0 where there is nothing to compare, cut at ± `clip`.
 
@@ -76,8 +88,8 @@ def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = Non
         ValueError: shapes that disagree, groups of one, no reward scored, or an infinite one.
     """
     _check(outcomes, name)
-    values = ADVANTAGES[name](outcomes)
-    values = torch.where(values.isnan(), 0.0, values)
+    values = ADVANTAGES[name](outcomes.double())
+    values = torch.where(values.isnan(), 0.0, values).to(outcomes.rewards.dtype)
     return values if clip is None else values.clamp(-clip, clip)
 
 
@@ -139,7 +151,7 @@ def opo(outcomes: Outcomes) -> TokenGroups:
     totals = outcomes.totals()
     lengths = torch.where(totals.isnan(), 0.0, outcomes.lengths.to(totals.dtype))
     baseline = (lengths * totals).nansum(-1, keepdim=True) / lengths.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(_alive(totals), totals - baseline, torch.nan)[..., None]
+    return torch.where(comparable(totals)[:, None], totals - baseline, torch.nan)[..., None]
 
 
 def cpgd(outcomes: Outcomes) -> TokenGroups:
@@ -147,9 +159,9 @@ def cpgd(outcomes: Outcomes) -> TokenGroups:
 
     Liu et al. 2025 (CPGD), section 3.3, the weight like a clip-filter's.
     """
-    centred, std = _centred(outcomes.totals())
-    alive = (std >= DEGENERATE_STD).sum().clamp(min=1)
-    return (centred * (len(std) / alive).clamp(max=CPGD_MAX_WEIGHT))[..., None]
+    totals = outcomes.totals()
+    alive = comparable(totals).sum().clamp(min=1)
+    return (_centred(totals)[0] * (len(totals) / alive).clamp(max=CPGD_MAX_WEIGHT))[..., None]
 
 
 def reinforce_pp(outcomes: Outcomes) -> TokenGroups:
@@ -178,14 +190,14 @@ ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
 }
 
 
-def _alive(totals: Groups) -> Bool[Tensor, "prompt 1"]:
-    return (group_std(totals) >= DEGENERATE_STD)[:, None]
+def _rounding(largest: Tensor) -> Tensor:
+    return DEGENERATE_STD * largest.clamp(min=1.0)
 
 
 def _centred(totals: Groups) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
     """(Rᵢ − R̄, s) of each group; NaN throughout a group that cannot be compared."""
     centred = totals - totals.nanmean(-1, keepdim=True)
-    return torch.where(_alive(totals), centred, torch.nan), group_std(totals)[:, None]
+    return torch.where(comparable(totals)[:, None], centred, torch.nan), group_std(totals)[:, None]
 
 
 def _whitened(values: TokenGroups, weights: TokenGroups) -> TokenGroups:
@@ -194,5 +206,5 @@ def _whitened(values: TokenGroups, weights: TokenGroups) -> TokenGroups:
     total = weights.sum()
     mean = (weights * held).sum() / total
     variance = (weights * (held - mean).square()).sum() / total
-    known = (weights > 0) & (variance.sqrt() >= DEGENERATE_STD)
+    known = (weights > 0) & (variance.sqrt() >= _rounding(held.abs().max()))
     return torch.where(known, (held - mean) / (variance + WHITEN_EPS).sqrt(), torch.nan)

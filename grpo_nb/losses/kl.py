@@ -84,7 +84,8 @@ def kl_weight(
 
     `ratio` is a constant weight, exactly 1 while the policy is the one that sampled, so it acts off-policy only.
     `ratio_through` lets the gradient through r too, which makes the gradient of k3 that of KL(policy ‖ reference),
-    on-policy as well (DeepSeek-V3.2, section 3.1; TRL's `use_bias_correction_kl`). `none`: 1.
+    on-policy as well (DeepSeek-V3.2, section 3.1; TRL's `use_bias_correction_kl`); for k3 only, as k2 and k3_k2 have
+    that gradient by themselves and would count it twice. `none`: 1.
     """
     if kind == "none":
         return torch.ones_like(logp)

@@ -5,23 +5,28 @@ from collections.abc import Callable, Mapping
 import torch
 
 from grpo_nb.algorithms import ReductionName
-from grpo_nb.losses.tokens import Counts, Scalar, TokenFloats, TokenMask
+from grpo_nb.losses.tokens import Counts, Scalar, TokenFloats, TokenMask, same_shape
 
 
 def sequence_mean(per_token: TokenFloats, mask: TokenMask, n_sequences: int) -> Scalar:
     """Σᵢ (Σₜ m l / Σₜ m) / n_sequences: each answer counts the same, however long. An empty one adds 0."""
-    sums = torch.where(mask, per_token, 0.0).sum(-1)
+    sums = _left_in(per_token, mask).sum(-1)
     return (sums / mask.sum(-1).clamp(min=1)).sum() / max(n_sequences, 1)
 
 
 def token_mean(per_token: TokenFloats, mask: TokenMask, n_tokens: int) -> Scalar:
     """Σ m l / n_tokens: each token counts the same."""
-    return torch.where(mask, per_token, 0.0).sum() / max(n_tokens, 1)
+    return _left_in(per_token, mask).sum() / max(n_tokens, 1)
 
 
 def constant_length(per_token: TokenFloats, mask: TokenMask, n_sequences: int, max_completion: int) -> Scalar:
     """Σ m l / (n_sequences · max_completion): no length in the denominator, hence no length bias."""
-    return torch.where(mask, per_token, 0.0).sum() / max(n_sequences * max_completion, 1)
+    return _left_in(per_token, mask).sum() / max(n_sequences * max_completion, 1)
+
+
+def _left_in(per_token: TokenFloats, mask: TokenMask) -> TokenFloats:
+    same_shape(per_token=per_token, mask=mask)
+    return torch.where(mask, per_token, 0.0)
 
 
 Reduction = Callable[[TokenFloats, TokenMask, Counts], Scalar]

@@ -7,12 +7,21 @@ import torch
 
 from grpo_nb.algorithms import SurrogateName
 from grpo_nb.losses.surrogates import Limits
-from grpo_nb.losses.tokens import Advantage, Scalar, TokenFloats, TokenMask, log_ratio, log_ratio_mean
+from grpo_nb.losses.tokens import (
+    Advantage,
+    Scalar,
+    TokenFloats,
+    TokenMask,
+    log_ratio,
+    log_ratio_mean,
+    same_shape,
+)
 
 
 @torch.no_grad()
 def masked_mean(values: TokenFloats, mask: TokenMask) -> Scalar:
     """Σ m v / Σ m; NaN when nothing is left in: no tokens is not a mean of 0."""
+    same_shape(values=values, mask=mask)
     return torch.where(mask, values, 0.0).sum() / mask.sum()
 
 

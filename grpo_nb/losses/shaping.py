@@ -9,6 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_nb.losses.advantages import DEGENERATE_STD
+from grpo_nb.losses.tokens import same_shape
+
 Groups = Float[Tensor, "prompt group"]
 
 
@@ -23,12 +26,14 @@ def overlong_penalty(lengths: Int[Tensor, "prompt group"], max_completion: int, 
 
 
 def stop_properly(rewards: Groups, truncated: Bool[Tensor, "prompt group"], factor: float) -> Groups:
-    """factor · R for an answer that hit the cap where 0 ≤ factor ≤ 1, the factor itself where it is negative.
+    """min(R, factor · R) of an answer that hit the cap where 0 ≤ factor ≤ 1, min(R, factor) where it is negative.
 
-    Multiplying a negative reward by a factor would make it better; such a reward stays as it is.
+    Hitting the cap never makes an answer better: a negative reward would rise by a factor, and one below the negative
+    factor by that; such a reward stays as it is.
     """
-    cut = torch.full_like(rewards, factor) if factor < 0 else torch.where(rewards > 0, factor * rewards, rewards)
-    return torch.where(truncated & ~rewards.isnan(), cut, rewards)
+    same_shape(rewards=rewards, truncated=truncated)
+    limit = torch.full_like(rewards, factor) if factor < 0 else factor * rewards
+    return torch.where(truncated, torch.minimum(rewards, limit), rewards)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class Moments:
 
     def normalise(self, rewards: Groups) -> Groups:
         """(R − mean) / std, in what has been seen so far; only centred while nothing differs yet."""
-        return (rewards - self.mean) / (self.std or 1.0)
+        spread = self.std if self.std >= DEGENERATE_STD * max(1.0, abs(self.mean)) else 1.0  # rounding is no spread
+        return (rewards - self.mean) / spread
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)

@@ -7,6 +7,7 @@ in what holds a token whose probability has moved. r = exp(δ), δ = logp − lo
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 from jaxtyping import Float
@@ -39,6 +40,28 @@ class Limits:
     """CPGD's pull back to the policy that sampled, and the clip of its weight."""
 
 
+Surrogate = Callable[[TokenFloats, TokenFloats, Advantage, Limits, TokenMask | None], TokenFloats]
+
+
+def _one_advantage_a_row(surrogate: Surrogate) -> Surrogate:
+    """Refuse an advantage that is neither one a completion nor one a token; it would be broadcast."""
+
+    @wraps(surrogate)
+    def checked(
+        logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
+    ) -> TokenFloats:
+        batch, token = logp.shape
+        if advantage.shape not in ((batch, 1), (batch, token), (batch, min(token, 1))):
+            raise ValueError(
+                f"advantage is {list(advantage.shape)} for logp {list(logp.shape)}; needs one a completion, "
+                f"[{batch}, 1], or one a token"
+            )
+        return surrogate(logp, logp_old, advantage, limits, mask)
+
+    return checked
+
+
+@_one_advantage_a_row
 def ppo_clip(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -51,6 +74,7 @@ def ppo_clip(
     return _clipped(_exp(delta, limits), advantage, limits)
 
 
+@_one_advantage_a_row
 def gspo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -62,6 +86,7 @@ def gspo(
     return _clipped(_exp(delta, limits), advantage, limits).expand_as(logp)
 
 
+@_one_advantage_a_row
 def gspo_token(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -74,6 +99,7 @@ def gspo_token(
     return _clipped(_exp(delta, limits) * (held - held.detach()).exp(), advantage, limits)
 
 
+@_one_advantage_a_row
 def cispo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -85,6 +111,7 @@ def cispo(
     return -weight * advantage * _within(logp, mask)
 
 
+@_one_advantage_a_row
 def cispo_cap(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -96,6 +123,7 @@ def cispo_cap(
     return -weight * advantage * _within(logp, mask)
 
 
+@_one_advantage_a_row
 def sapo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -105,6 +133,7 @@ def sapo(
     return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
 
 
+@_one_advantage_a_row
 def gmpo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -118,6 +147,7 @@ def gmpo(
     return (-advantage * log_ratio_mean(held, mask).exp()).expand_as(logp)
 
 
+@_one_advantage_a_row
 def cpgd(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -134,8 +164,6 @@ def cpgd(
     pull = (_exp(delta.detach(), limits) - 1).clamp(-limits.drift_clip, limits.drift_clip)
     return -advantage * held + limits.drift * pull * delta
 
-
-Surrogate = Callable[[TokenFloats, TokenFloats, Advantage, Limits, TokenMask | None], TokenFloats]
 
 SURROGATES: Mapping[SurrogateName, Surrogate] = {
     "ppo_clip": ppo_clip,

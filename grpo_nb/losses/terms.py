@@ -1,12 +1,13 @@
 """The loss of a micro-batch, term by term: policy + KL + entropy, each reduced with the whole update's counts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_nb.algorithms import Algorithm
 from grpo_nb.losses.kl import KLWeight, kl_loss, kl_weight
 from grpo_nb.losses.reductions import REDUCTIONS, token_mean
 from grpo_nb.losses.surrogates import SURROGATES, Limits
-from grpo_nb.losses.tokens import Advantage, Counts, Scalar, TokenFloats, TokenMask
+from grpo_nb.losses.tokens import Advantage, Counts, Scalar, TokenFloats, TokenMask, same_shape
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class Recipe:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus, in units of the reward per nat."""
     kl_weight: KLWeight = "ratio"
+
+    def terms(self, beta: float) -> list[str]:
+        """Names of the terms that the loss has at that beta."""
+        penalty = ["kl"] if beta > 0 and not self.algorithm.kl_in_reward else []
+        return ["policy", *penalty, *(["entropy"] if self.entropy_coef else [])]
 
 
 @dataclass(frozen=True)
@@ -42,34 +48,33 @@ def loss_terms(tokens: Tokens, recipe: Recipe, beta: float, counts: Counts) -> d
     policy = reduce(w · surrogate), kl = reduce(beta · KL), entropy = −coef · Σ H / n_tokens (more entropy, less loss).
 
     Raises:
-        ValueError: tables of different shapes; old or reference log-probs that carry a gradient.
+        ValueError: tables of different shapes; a term without what it is made of; old or reference log-probs that
+            carry a gradient.
     """
-    _check(tokens)
+    names = recipe.terms(beta)
+    _check(tokens, names)
     surrogate = SURROGATES[recipe.algorithm.surrogate]
     per_token = surrogate(tokens.logp, tokens.logp_old, tokens.advantage, recipe.limits, tokens.mask)
     if tokens.weight is not None:
         per_token = per_token * tokens.weight
     reduce = REDUCTIONS[recipe.algorithm.reduction]
     terms = {"policy": reduce(per_token, tokens.mask, counts)}
-    if beta > 0 and tokens.logp_ref is not None and recipe.algorithm.kl != "k1_in_reward":
+    if "kl" in names:
         terms["kl"] = beta * reduce(_kl(tokens, recipe), tokens.mask, counts)
-    if tokens.entropy is not None and recipe.entropy_coef:
+    if "entropy" in names:
+        assert tokens.entropy is not None
         terms["entropy"] = -recipe.entropy_coef * token_mean(tokens.entropy, tokens.mask, counts.tokens)
     return terms
 
 
-def _check(tokens: Tokens) -> None:
-    """Broadcasting would make a wrong result of shapes that disagree."""
-    shape = tokens.logp.shape
-    for name in ("logp_old", "logp_ref", "mask", "weight", "entropy"):
-        table = getattr(tokens, name)
-        if table is not None and table.shape != shape:
-            raise ValueError(f"{name} is {list(table.shape)}, logp is {list(shape)}; both must be [batch, token]")
-    if tokens.advantage.shape not in (shape, (shape[0], 1), (shape[0], min(shape[1], 1))):
-        raise ValueError(
-            f"advantage is {list(tokens.advantage.shape)} for logp {list(shape)}; needs one a completion, "
-            f"[{shape[0]}, 1], or one a token"
-        )
+def _check(tokens: Tokens, names: Sequence[str]) -> None:
+    same_shape(
+        logp=tokens.logp, logp_old=tokens.logp_old, logp_ref=tokens.logp_ref, mask=tokens.mask,
+        weight=tokens.weight, entropy=tokens.entropy,
+    )  # fmt: skip
+    for name, table, what in (("kl", tokens.logp_ref, "logp_ref"), ("entropy", tokens.entropy, "entropy")):
+        if name in names and table is None:
+            raise ValueError(f"the loss has the term '{name}', but {what} is None; give it, or weigh the term with 0")
 
 
 def _kl(tokens: Tokens, recipe: Recipe) -> TokenFloats:

@@ -33,12 +33,26 @@ class Counts:
     """The cap on completion length (Dr. GRPO's constant)."""
 
 
+def same_shape(**tables: Tensor | None) -> None:
+    """Broadcasting would make a wrong result of shapes that disagree.
+
+    Raises:
+        ValueError: they do; the message names all of them.
+    """
+    shapes = {name: list(table.shape) for name, table in tables.items() if table is not None}
+    if any(shape != next(iter(shapes.values())) for shape in shapes.values()):
+        found = ", ".join(f"{name} is {shape}" for name, shape in shapes.items())
+        raise ValueError(f"{found}; all must have one shape, a row for each completion")
+
+
 def log_ratio(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask | None = None) -> TokenFloats:
     """δₜ = logp − logp_base where the mask is true (everywhere if None), exactly 0 elsewhere; within ± 1e4 nats.
 
     Raises:
-        ValueError: `logp_base` carries a gradient, so old or reference log-probs would be trained too.
+        ValueError: `logp_base` carries a gradient, so old or reference log-probs would be trained too; or shapes
+            that disagree.
     """
+    same_shape(logp=logp, logp_base=logp_base, mask=mask)
     if logp_base.requires_grad:
         raise ValueError(
             "old or reference log-probs carry a gradient; they are constants of the step: "

@@ -1,0 +1,78 @@
+"""The settings of one objective: what is learnt, how much it weighs, and what holds it near the reference."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from grpo_nb.config.base import Positive, Settings
+from grpo_nb.config.judge import JudgeConfig
+
+
+class ObjectiveConfig(Settings):
+    """One thing to get better at: its data, its weight, and how far it may drift from the reference."""
+
+    task: str
+    """Name of a built-in task (`bbq`, `halueval_qa`) or any name whose task is passed to `grpo()`."""
+    data: str | None = None
+    """`demo` for the built-in world, else a file or folder in the task's public format."""
+    weight: Positive = 1.0
+    """Share of this objective in the combined gradient (`sum` uses it as it is)."""
+    beta: Annotated[float, Field(ge=0)] = 0.04
+    """Weight of the KL penalty at the start; a knob while training."""
+    kl_band: tuple[float, float] | None = (0.01, 0.10)
+    """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
+    judge: JudgeConfig | None = None
+    """An LLM judge beside the task's own score: `providers`, `weight`, budgets; null: none."""
+
+    # advanced
+    beta_bounds: tuple[float, float] = (1e-4, 1.0)
+    """The controller never moves beta outside these."""
+    controller: Literal["fixed", "band", "proportional", "dual_ascent"] = "band"
+    """What moves beta while KL is out of `kl_band`: a fixed factor (`band`), the error, dual ascent, or nothing."""
+    kl_target: Positive | None = None
+    """KL that `proportional` and `dual_ascent` steer to, inside `kl_band`; null is the middle of the band."""
+    controller_gain: Positive = 0.1
+    """`proportional`: change of beta per error of KL, both relative; `dual_ascent`: beta per nat; else unused."""
+    controller_limit: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """No controller changes beta by more than this share at once."""
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a controller moves beta when nobody holds it."""
+        return self.kl_band is not None and self.controller != "fixed"
+
+    def idle(self, prefix: str) -> list[str]:
+        """Settings that were changed and do nothing beside the others, each with what it would need."""
+        steers = self.controller in ("proportional", "dual_ascent")
+        return self._idle(
+            prefix,
+            {
+                "beta_bounds": ("a kl_band and a controller that moves beta", self.controlled),
+                "controller": ("a kl_band", self.kl_band is not None),
+                "controller_gain": ("controller 'proportional' or 'dual_ascent'", self.controlled and steers),
+                "controller_limit": ("a kl_band and a controller that moves beta", self.controlled),
+                "kl_target": ("controller 'proportional' or 'dual_ascent'", steers),
+            },
+        )
+
+    @model_validator(mode="after")
+    def _bands_are_ordered(self) -> Self:
+        if self.kl_band is not None and not 0 <= self.kl_band[0] < self.kl_band[1]:
+            raise ValueError(f"kl_band={self.kl_band} is no band; needs 0 <= low < high, e.g. (0.01, 0.1), or null")
+        if not 0 < self.beta_bounds[0] < self.beta_bounds[1]:
+            raise ValueError(f"beta_bounds={self.beta_bounds}; needs 0 < low < high")
+        return self
+
+    @model_validator(mode="after")
+    def _target_is_in_the_band(self) -> Self:
+        if self.kl_target is None:
+            return self
+        if self.kl_band is None:
+            raise ValueError(f"kl_target={self.kl_target} needs a kl_band around it; set one, or kl_target to null")
+        low, high = self.kl_band
+        if not low <= self.kl_target <= high:
+            raise ValueError(
+                f"kl_target={self.kl_target} is outside kl_band={self.kl_band}: beta rests at a KL inside the band, so "
+                f"the target would never be met; needs {low} to {high}, or null for the middle"
+            )
+        return self

@@ -1,0 +1,51 @@
+"""What an engine returns is checked before anything is learnt from it."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from grpo_nb.guards import TrainingError, check_rollouts
+from grpo_nb.types import Rollouts
+
+END = 9
+GOOD = Rollouts(
+    prompt_ids=[[1, 2]],
+    completion_ids=[[3, 4, END], [5, 6]],
+    logprobs=[[-0.1, -2.0, 0.0], [-1.0, -3.5]],
+    stop_reasons=["stop", "length"],
+    texts=["a b", "c d"],
+    group_size=2,
+)
+
+
+def test_what_the_engine_should_give_passes() -> None:
+    check_rollouts(GOOD, [END])
+    check_rollouts(dataclasses.replace(GOOD, logprobs=[[-0.1, -2.0, 1e-6], [-1.0, -3.5]]), [END])  # rounding
+
+
+@pytest.mark.parametrize(
+    "completion_ids", [[[3, 4], [5, 6]], [[3, END, 4, END], [5, 6]], [[3, 4, END], [5, END]], [[], [5, 6]]]
+)
+def test_a_completion_ends_with_its_first_terminator(completion_ids: list[list[int]]) -> None:
+    logprobs = [[-1.0] * len(ids) for ids in completion_ids]
+    with pytest.raises(TrainingError, match="does not end with its first terminator"):
+        check_rollouts(dataclasses.replace(GOOD, completion_ids=completion_ids, logprobs=logprobs), [END])
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "says"),
+    [
+        ([], "log-probs of 0 completions, and 2"),
+        ([[-0.1, -2.0, 0.0], []], "completion 1: the engine gave 0 log-probs for 2 tokens; it must give one a token"),
+        ([[-0.1, -2.0, 0.0, 0.0], [-1.0, -3.5]], "completion 0: the engine gave 4 log-probs for 3 tokens"),
+        ([[-0.1, math.nan, 0.0], [-1.0, -3.5]], "3 log-probs for 3 tokens, among them nan"),
+        ([[-0.1, -math.inf, 0.0], [-1.0, -3.5]], "among them -inf"),
+        ([[-0.1, -2.0, 0.0], [1.0, -3.5]], "among them 1.0"),
+    ],
+)
+def test_every_token_has_the_log_prob_it_was_drawn_with(logprobs: Any, says: str) -> None:
+    """A missing one was once read as 0, as if the engine had been certain of that token."""
+    with pytest.raises(TrainingError, match=says):
+        check_rollouts(dataclasses.replace(GOOD, logprobs=logprobs), [END])
