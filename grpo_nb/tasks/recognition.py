@@ -42,7 +42,43 @@ _INSTRUCTION = (
 _TITLES = {"qa": ("Question", "answer"), "dialogue": ("Conversation", "reply"), "summarization": ("", "summary")}
 
 
-class HaluEvalRecognition:
+class _Recognition:
+    """Is this text hallucinated? Every example is for evaluation, in a seeded order."""
+
+    name: str
+
+    def __init__(self, examples: list[Example], seed: int) -> None:
+        self._examples = examples
+        Random(f"recognition {seed}").shuffle(self._examples)
+
+    def examples(self, split: Literal["train", "test"]) -> list[Example]:
+        """All of them as `test`.
+
+        Raises:
+            DataError: for `train`, with the reason.
+        """
+        if split == "train":
+            raise DataError(EVALUATION_ONLY[self.name])
+        return list(self._examples)
+
+    def score(self, example: Example, completion: str) -> Score:
+        """1 right, 0 wrong or failed (neither yes nor no, or both)."""
+        return judge(example.columns, completion)
+
+    def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
+        """Accuracy, pair accuracy, failed rate, and what length alone would reach; see `measures`."""
+        return measures([e.columns for e in examples], scores)
+
+    def selfcheck(self) -> None:
+        """Gold answers are right, their opposites and nothing are not.
+
+        Raises:
+            DataError: an item where that does not hold, by id.
+        """
+        selfcheck(self._examples)
+
+
+class HaluEvalRecognition(_Recognition):
     """Both members of every pair, each asked about once, in a seeded order.
 
     Args:
@@ -63,35 +99,10 @@ class HaluEvalRecognition:
         rows = load_rows(path, (f"{kind}_data.json*", "*.json*"), form.fields)
         for row in rows:
             check(row, form)
-        self._examples = [e for n, row in enumerate(rows) for e in _pair(n, row.data, form, knowledge)]
-        Random(f"recognition {seed}").shuffle(self._examples)
-
-    def examples(self, split: Literal["train", "test"]) -> list[Example]:
-        """All of them as `test`.
-
-        Raises:
-            DataError: for `train`, with the reason.
-        """
-        return _for_evaluation(split, self._examples, self.name)
-
-    def score(self, example: Example, completion: str) -> Score:
-        """1 right, 0 wrong or failed (neither yes nor no, or both)."""
-        return judge(example.columns, completion)
-
-    def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-        """Accuracy, pair accuracy, failed rate, and what length alone would reach; see `measures`."""
-        return measures([e.columns for e in examples], scores)
-
-    def selfcheck(self) -> None:
-        """Gold answers are right, their opposites and nothing are not.
-
-        Raises:
-            DataError: an item where that does not hold, by id.
-        """
-        selfcheck(self._examples)
+        super().__init__([e for n, row in enumerate(rows) for e in _pair(n, row.data, form, knowledge)], seed)
 
 
-class HaluEvalGeneral:
+class HaluEvalGeneral(_Recognition):
     """People's marks on what ChatGPT answered: user_query, chatgpt_response, hallucination (yes or no).
 
     Raises:
@@ -102,32 +113,7 @@ class HaluEvalGeneral:
 
     def __init__(self, path: str | Path, seed: int = 0) -> None:
         rows = load_rows(path, ("general_data.json*", "*.json*"), GENERAL_FIELDS)
-        self._examples = [_general(row) for row in rows]
-        Random(f"recognition {seed}").shuffle(self._examples)
-
-    def examples(self, split: Literal["train", "test"]) -> list[Example]:
-        """All of them as `test`.
-
-        Raises:
-            DataError: for `train`, with the reason.
-        """
-        return _for_evaluation(split, self._examples, self.name)
-
-    def score(self, example: Example, completion: str) -> Score:
-        """1 right, 0 wrong or failed (neither yes nor no, or both)."""
-        return judge(example.columns, completion)
-
-    def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-        """Accuracy, failed rate, and what length alone would reach; see `measures`."""
-        return measures([e.columns for e in examples], scores)
-
-    def selfcheck(self) -> None:
-        """Gold answers are right, their opposites and nothing are not.
-
-        Raises:
-            DataError: an item where that does not hold, by id.
-        """
-        selfcheck(self._examples)
+        super().__init__([_general(row) for row in rows], seed)
 
 
 def judge(columns: Mapping[str, Any], completion: str) -> Score:
@@ -237,12 +223,6 @@ def _asked(
         target=f"Answer: {'Yes' if hallucinated else 'No'}",
         columns={**columns, "hallucinated": hallucinated, "length": len(text)},
     )
-
-
-def _for_evaluation(split: str, examples: Sequence[Example], name: str) -> list[Example]:
-    if split == "train":
-        raise DataError(EVALUATION_ONLY[name])
-    return list(examples)
 
 
 def _mean(values: Sequence[float]) -> float:
