@@ -90,3 +90,5 @@ class _Package(ModuleType):
 
 sys.modules[__name__].__class__ = _Package
 sources.note()
+if "ipykernel" in sys.modules:  # in a notebook, what there is to resume is listed under the cell that imports first
+    import_module("grpo_nb.kernel").welcome()

@@ -6,6 +6,7 @@ answers the same questions with the same luck, so that differences between stage
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -235,7 +236,9 @@ def _uniforms(run: Run, objective: str, count: int) -> Tensor:
 
 @contextmanager
 def _progress(objective: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=None) as bar:
+    # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal and in a notebook
+    disable = None if threading.current_thread() is threading.main_thread() else True
+    with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=disable) as bar:
         yield lambda finished, rows: bar.update(finished - bar.n) and None
 
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import logging
 import sys
 import time
+import traceback
 from typing import Any, Literal
 
 from packaging.version import Version
@@ -13,8 +14,10 @@ log = logging.getLogger(__name__)
 NEEDED = "7.4"
 """The first ipykernel that serves widgets while a cell awaits."""
 PACKAGE = __name__.partition(".")[0]
-SHIELD = "_grpo_nb_shield"
+SHIELD, WELCOME = "_grpo_nb_shield", "_grpo_nb_welcome"
 """Set on the shell that has the hook: a reloaded module must not add a second."""
+FRAMES = 3
+"""Of a traceback, innermost last, that the cell shows."""
 PICTURE_SECONDS = 5.0
 """Between two pictures in the foreground: each takes a fraction of a second from the training."""
 
@@ -59,6 +62,36 @@ def say(text: str) -> None:
     from IPython.display import display
 
     display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def welcome() -> None:
+    """List the project's runs under the cell that first imports the package, when it has ended; once a kernel."""
+    if (here := shell()) is None or getattr(here, WELCOME, False):
+        return
+    setattr(here, WELCOME, True)
+
+    def list_runs(*_: Any) -> None:
+        here.events.unregister("post_run_cell", list_runs)
+        from grpo_nb.project import standing
+
+        if text := standing():
+            say(text)
+
+    here.events.register("post_run_cell", list_runs)
+
+
+def shorten(error: BaseException, name: str, whole: str | None) -> None:
+    """Let a cell show `error` in a few lines: what ended `name`, where its cause arose, `whole`: where the rest is.
+
+    The frames are left out where there is no `whole`: the message is all there is to know.
+    """
+    lines, cause = [f"{name} failed: {type(error).__name__}: {error}"], error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if whole is not None:
+        frames = traceback.format_list(traceback.extract_tb(cause.__traceback__)[-FRAMES:])
+        lines += [*"".join(frames).rstrip().splitlines(), f"the whole traceback: {whole}"]
+    vars(error)["_render_traceback_"] = lambda: lines
 
 
 def shield_from_autoreload() -> None:

@@ -3,15 +3,14 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.run import Run, RunError, RunSummary, list_runs
-from grpo_nb.sft import finished
-from grpo_nb.tables import Table
+
+if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
+    from grpo_nb.tables import Table
 
 
 class NotReady(RunError):
@@ -55,20 +54,39 @@ def open_run(
     if not (path / "config.json").is_file():
         raise NotReady(f"there is no run in {path}: run notebook 01_load first, with RUN = {str(name)!r}")
     run = Run.open(path)
-    if needs == "sft" and not finished(run):
+    if needs == "sft" and not _finished(run):
         raise NotReady(f"SFT of run {run.name} is not finished: run notebook 02_sft first, with RUN = {str(name)!r}")
     if needs == "grpo" and run.metrics().empty:
         raise NotReady(f"run {run.name} has no GRPO steps yet: run notebook 03_grpo first, with RUN = {str(name)!r}")
     return run
 
 
-def runs(folder: str | Path | None = None) -> Table:
+def runs(folder: str | Path | None = None) -> "Table":
     """Every run in `folder` (by default the project's runs): its state, its steps, and what to do with it."""
+    import pandas as pd
+
+    from grpo_nb.tables import Table
+
     folder = root() / "runs" if folder is None else Path(folder)
     rows = [
         {"run": s.name, "state": s.state, "step": s.step, "steps": s.steps, "next": _next(s)} for s in list_runs(folder)
     ]
     return Table(pd.DataFrame(rows), f"runs in {folder}" if rows else f"no runs in {folder} yet")
+
+
+def standing(folder: str | Path | None = None, limit: int = 5) -> str | None:
+    """The newest runs of `folder` (by default the project's), a line each with what to do; None without any."""
+    found = list_runs(root() / "runs" if folder is None else folder)
+    lines = [f"{s.name}: {s.state}, step {s.step} of {s.steps}; {_next(s)}" for s in found[:limit]]
+    if len(found) > limit:
+        lines.append(f"and {len(found) - limit} older: grpo_nb.project.runs() lists them")
+    return "\n".join(lines) or None
+
+
+def _finished(run: Run) -> bool:
+    from grpo_nb.sft import finished
+
+    return finished(run)
 
 
 def _next(summary: RunSummary) -> str:

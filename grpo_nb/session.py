@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from grpo_nb import kernel, sources
-from grpo_nb.config import Config
+from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.run import Run, RunError
 from grpo_nb.workers import Job, Rewards, Stage, Where, Worker, recorded_failure
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
+    import pandas as pd
+
     from grpo_nb.report import Report
     from grpo_nb.tasks import Task
     from grpo_nb.widgets.dashboard import Dashboard
@@ -113,7 +113,7 @@ class Session:
         """Live settings by name: `knobs["beta/fairness"].set(0.1)`; in use from the next step on."""
         return self.run.knobs
 
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self) -> "pd.DataFrame":
         """One row a step, always read from the run's files."""
         return self.run.sft_metrics() if self.stage == "sft" else self.run.metrics()
 
@@ -304,6 +304,8 @@ class Session:
 
     def _raise_error(self) -> None:
         if (error := self.error) is not None:
+            spoken = isinstance(error, RunError | ConfigError)
+            kernel.shorten(error, self.run.name, None if spoken else str(self.run.path / "events.jsonl"))
             raise error
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb.run import Run, RunError
-from grpo_nb.types import Steps
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
     from grpo_nb.rewards import RewardFunction
     from grpo_nb.tasks import Task
+    from grpo_nb.types import Steps
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Job:
         saved = self.run.checkpoints.steps() if self.stage == "grpo" else []
         return bool(saved) and max(saved) >= goal and (self.run.last_step() or 0) >= goal
 
-    def work(self) -> Steps:
+    def work(self) -> "Steps":
         """The training itself, in this process."""
         if self.stage == "sft":
             from grpo_nb.sft import finished, sft
@@ -139,7 +139,7 @@ class ThreadWorker(Worker):
         run = self.job.run
         trace = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # they hold the model and the batch: memory for the next start
-        log.error("%s failed: %s", run.name, error)
+        log.info("%s failed: %s", run.name, error)  # no warning: it would stand under whichever cell ran last
         if isinstance(error, RunError):  # nothing of this run's doing, and another process may own its log
             return
         with contextlib.suppress(OSError):  # a full or read-only disk must not hide the first error
@@ -159,7 +159,7 @@ class ProcessWorker(Worker):
         stopped = self.asked_to_stop.is_set() and status == -signal.SIGTERM
         if status not in ENDED_WELL and not stopped:
             self.error = WorkerFailed(_sentence(self.job.run, status))
-            log.error("%s", self.error)
+            log.info("%s", self.error)
 
     def ask_to_stop(self) -> None:
         """A signal too: what the knobs ask while it loads is forgotten, and a second signal would end it at once."""

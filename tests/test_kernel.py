@@ -2,90 +2,24 @@
 
 import json
 import os
-import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty
-from typing import Any
 
 import pytest
 
 from grpo_nb.run import Run
 from grpo_nb.train import grpo
-from tests.conftest import ROOT
+from tests.live_kernel import PATIENCE, Kernel, until
 from tests.tiny import stable, tiny_run
-
-manager = pytest.importorskip("jupyter_client.manager", reason="needs a Jupyter kernel: pip install -e .[dev]")
-PATIENCE = 120.0
-
-
-class Kernel:
-    """A kernel that imports the package from `folder`, which is its working directory too."""
-
-    def __init__(self, folder: Path) -> None:
-        self.package = folder / "grpo_nb"
-        shutil.copytree(ROOT / "grpo_nb", self.package, ignore=shutil.ignore_patterns("__pycache__"))
-        self.manager = manager.KernelManager(kernel_name="python3")
-        paths = {"PYTHONPATH": str(folder), "IPYTHONDIR": str(folder / "ipython"), "OMP_NUM_THREADS": "1"}
-        self.manager.start_kernel(cwd=str(folder), env=os.environ | paths)
-        self.client: Any = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=PATIENCE)
-
-    def ask(self, code: str, meanwhile: Callable[[], object] = lambda: None) -> tuple[str, str | None]:
-        """What a cell shows, and its error; `meanwhile` is called once it is under way."""
-        message = self.client.execute(code)
-        shown, error, begun = [], None, False
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            try:
-                got = self.client.get_iopub_msg(timeout=1)
-            except Empty:
-                continue
-            if got["parent_header"].get("msg_id") != message:
-                continue
-            kind, content = got["msg_type"], got["content"]
-            if kind == "execute_input" and not begun:
-                begun = True
-                meanwhile()
-            if kind in ("execute_result", "display_data", "update_display_data"):
-                shown.append(content["data"].get("text/plain", ""))
-            elif kind == "stream":
-                shown.append(content["text"])
-            elif kind == "error":
-                error = "\n".join(content["traceback"])
-            elif kind == "status" and content["execution_state"] == "idle":
-                return "\n".join(shown), error
-        raise AssertionError(f"no answer to {code!r}")
-
-    def run(self, code: str) -> str:
-        """What a cell shows; it must not fail."""
-        shown, error = self.ask(code)
-        assert error is None, error
-        return shown
-
-    def edit(self, file: str, old: str, new: str) -> None:
-        path = self.package / file
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
 
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     kernel = Kernel(tmp_path)
     yield kernel
-    kernel.client.stop_channels()
-    kernel.manager.shutdown_kernel(now=True)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.05)
+    kernel.close()
 
 
 def findings(run: Run) -> list[str]:
@@ -159,19 +93,23 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
 
 # req 5
 def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Kernel, tmp_path: Path) -> None:
-    straight, run = tiny_run(tmp_path, "straight", run__steps=30), tiny_run(tmp_path, "killed", run__steps=30)
+    (tmp_path / "pyproject.toml").touch()
+    straight, run = tiny_run(tmp_path, "straight", run__steps=30), tiny_run(tmp_path / "runs", "killed", run__steps=30)
     for _ in grpo(straight):
         pass
-    kernel.run("import grpo_nb as g\nsession = g.start('killed')")
+    kernel.run("import grpo_nb as g\nsession = g.start('runs/killed')")
     until(lambda: (run.last_step() or 0) >= 3, "three steps")
     pid = json.loads(kernel.run("import os; os.getpid()"))
     os.kill(pid, signal.SIGKILL)
     until(lambda: run.status().state == "dead", "the kernel's death")
     kernel.manager.restart_kernel(now=True)
     kernel.client.wait_for_ready(timeout=PATIENCE)
-    kernel.run("import grpo_nb as g\nfrom grpo_nb import project")
-    assert "its kernel is gone; resume: grpo_nb.start('killed')" in kernel.run("project.runs('.').frame.to_csv()")
-    kernel.run("await g.start('killed').wait()")
+    listed = kernel.run("import grpo_nb")
+    state, _, line = listed.rpartition("; its kernel is gone; resume: ")
+    assert state.startswith("killed: dead, step ") and line == "grpo_nb.start('runs/killed')", listed
+    assert kernel.run("import grpo_nb") == "", "said once"
+    assert "its kernel is gone; resume" in kernel.run("grpo_nb.project.runs().frame.to_csv()")
+    kernel.run(f"await {line}.wait()")
     assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
 
 

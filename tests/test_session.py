@@ -933,11 +933,13 @@ def test_progress_that_was_cleared_leaves_nothing() -> None:
     assert "100%" not in render.without_widgets(notebook).cells[0].outputs[0].data["text/html"]
 
 
-def test_notebook_that_fails_leaves_its_page(tmp_path: Path) -> None:
+def test_notebook_that_fails_leaves_its_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nbformat.write(book("RUN = 1", "1 / RUN"), tmp_path / "good.ipynb")
     nbformat.write(book("RUN = 1", "1 / 0"), tmp_path / "bad.ipynb")
     assert render.main([str(tmp_path / "good.ipynb"), "--out", str(tmp_path), "--set", "RUN=4"]) == 0
     assert "0.25" in (tmp_path / "good.html").read_text()
+    if Path("/proc/self/status").exists():
+        assert re.search(r"good\.html: \d+ s, \d\.\d\d GiB at its peak", caplog.text), "as the notebooks' tables say it"
     assert render.main([str(tmp_path / "bad.ipynb"), "--out", str(tmp_path)]) == 1
     assert "ZeroDivisionError" in (tmp_path / "bad.html").read_text()
     assert render.main([str(tmp_path / "good.ipynb"), "--out", str(tmp_path), "--set", "NO=4"]) == 2
