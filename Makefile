@@ -52,8 +52,8 @@ check: $(DEV_READY)
 bench: $(USER_READY) ## time the phases of a training step on this machine
 	$(BIN)/python -m grpo_nb.bench --steps $(STEPS)
 
-docs: $(USER_READY) ## reference pages from the code: settings, presets, commands
-	$(BIN)/python -m grpo_nb.docs $(BUILD)/docs
+docs: $(USER_READY) ## pages that need no network: the notebooks executed afresh, and the reference, in build/docs
+	$(BIN)/python -m grpo_nb.docs $(BUILD)/docs $(NOTEBOOKS)
 
 format: $(DEV_READY) ## format the code and mend what lint can mend
 	$(BIN)/ruff format .

@@ -1,16 +1,22 @@
-"""Reference pages from the code itself: `python -m grpo_nb.docs FOLDER` writes settings, presets and commands.
+"""The pages of `make docs`: `python -m grpo_nb.docs FOLDER NOTEBOOK ...` executes notebooks and writes the reference.
 
+The notebooks run in a scratch project, so that their pages show a run from its beginning and touch nobody's runs.
 A setting's meaning stands once, under its field in config/; a preset's in its docstring; a command's in its
-help. These pages, `grpo-nb settings` and the tests read them there.
+help. These pages, `grpo-nb settings` and the tests read them there. Every page can be read without a network.
 """
 
+import argparse
 import inspect
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
 from markdown_it import MarkdownIt
 
-from grpo_nb import presets
+from grpo_nb import presets, render
 from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config
@@ -21,15 +27,49 @@ def pages() -> dict[str, str]:
     return {"settings": _settings_page(), "presets": _presets_page(), "commands": _commands_page()}
 
 
-def write(folder: Path) -> list[Path]:
-    """The pages as HTML in `folder`; the paths written."""
+def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
+    """The reference pages, and an index of them and of the pages of `notebooks`, as HTML in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     markdown, written = MarkdownIt("commonmark").enable("table"), []
-    for name, text in pages().items():
+    for name, text in (pages() | {"index": _index_page(notebooks)}).items():
         path = folder / f"{name}.html"
         path.write_text(_HTML.format(title=name, body=markdown.render(text)), encoding="utf-8")
         written.append(path)
     return written
+
+
+def execute(notebooks: Sequence[Path], folder: Path) -> int:
+    """Run the notebooks in order in a scratch project, their pages in `folder`; `render.main`'s exit status."""
+    with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
+        (Path(scratch) / "pyproject.toml").touch()  # by which a project is known
+        copies = [Path(scratch) / "notebooks" / path.name for path in notebooks]
+        copies[0].parent.mkdir()
+        for path, copy in zip(notebooks, copies, strict=True):
+            shutil.copy(path, copy)
+        return render.main([*map(str, copies), "--out", str(folder)])
+
+
+def _index_page(notebooks: Sequence[Path]) -> str:
+    lines = [f"- [{_title(path)}]({path.stem}.html)" for path in notebooks]
+    reference = [f"- [{name.capitalize()}]({name}.html)" for name in pages()]
+    executed = ["## Notebooks, as they were executed", "", *lines, ""] if lines else []
+    return "\n".join(["# grpo_nb", "", *executed, "## Reference", "", *reference])
+
+
+def _title(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
+    return str(cells[0].source.splitlines()[0].removeprefix("# "))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all written; 1: a cell failed; 2: usage."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.docs", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("build/docs"))
+    parser.add_argument("notebooks", nargs="*", type=Path, help="notebooks to execute (default: none)")
+    options = parser.parse_args(arguments)
+    for path in write(options.folder, options.notebooks):
+        sys.stdout.write(f"{path}\n")
+    return execute(options.notebooks, options.folder) if options.notebooks else 0
 
 
 def _settings_page() -> str:
@@ -66,5 +106,4 @@ code, pre {{ font-size: 14px; background: #f4f4f4 }} pre {{ padding: 1rem; overf
 
 
 if __name__ == "__main__":
-    for page in write(Path(sys.argv[1] if len(sys.argv) > 1 else "build/docs")):
-        sys.stdout.write(f"{page}\n")
+    sys.exit(main())

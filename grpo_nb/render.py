@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,26 @@ STATE = "application/vnd.jupyter.widget-state+json"
 CELL_SECONDS = 3600
 
 
+@dataclass
+class Cost:
+    """What executing a notebook took."""
+
+    seconds: float = 0.0
+    peak: int | None = None
+    """Bytes that its kernel held at most, as the system counts them; None where it does not say (only Linux does)."""
+
+    def __str__(self) -> str:
+        memory = f", {self.peak / 2**30:.2f} GiB at its peak" if self.peak else ""
+        return f"{self.seconds:.0f} s{memory}"
+
+
 def render(
     path: Path,
     out: Path,
     parameters: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> float:
-    """Execute one notebook in its own folder, write `out/<name>.html`, return the seconds it took.
+) -> Cost:
+    """Execute one notebook in its own folder, write `out/<name>.html`, return what that took.
 
     The page is written also when a cell fails, so that the failure can be read in its place.
 
@@ -53,22 +67,24 @@ def render(
         ValueError: parameters for a notebook without a cell tagged `parameters`, or that it does not set.
     """
     notebook = with_parameters(nbformat.read(path, as_version=4), parameters or {})  # type: ignore[no-untyped-call]
-    began = time.monotonic()
+    began, cost = time.monotonic(), Cost()
     try:
-        _execute(notebook, path.parent, progress or (lambda done, cells: None))
+        _execute(notebook, path.parent, progress or (lambda done, cells: None), cost)
     finally:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{path.stem}.html").write_text(page(notebook, path.stem), encoding="utf-8")
-    return time.monotonic() - began
+    cost.seconds = time.monotonic() - began
+    return cost
 
 
-def _execute(notebook: Any, folder: Path, progress: Callable[[int, int], None]) -> None:
+def _execute(notebook: Any, folder: Path, progress: Callable[[int, int], None], cost: Cost) -> None:
     """Run the cells in a kernel that is reached by sockets in a private folder: nothing of it goes over TCP."""
     cells, done = sum(c.cell_type == "code" and bool(c.source.strip()) for c in notebook.cells), 0
 
     def count(cell: Any, cell_index: int, execute_reply: Any) -> None:
         nonlocal done
         done += execute_reply["content"]["status"] == "ok"
+        cost.peak = _peak(getattr(client.km.provisioner, "pid", None))
         progress(done, cells)
 
     progress(done, cells)
@@ -82,6 +98,15 @@ def _execute(notebook: Any, folder: Path, progress: Callable[[int, int], None]) 
             on_cell_executed=count,
         )
         client.execute()
+
+
+def _peak(pid: int | None) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def with_parameters(notebook: Any, parameters: Mapping[str, Any]) -> Any:
@@ -158,14 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in notebooks:
         try:
             with _line(path.name) as progress:
-                seconds = render(path, options.out, dict(options.set), progress)
+                cost = render(path, options.out, dict(options.set), progress)
         except (CellExecutionError, DeadKernelError) as error:
             log.error("%s failed; read %s\n%s", path, options.out / f"{path.stem}.html", error)
             return 1
         except (ValueError, OSError) as error:
             log.error("%s: %s", path, error)
             return 2
-        log.info("%s: %.0f s", options.out / f"{path.stem}.html", seconds)
+        log.info("%s: %s", options.out / f"{path.stem}.html", cost)
     return 0
 
 
