@@ -33,6 +33,8 @@ Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]
 LOG = "worker.log"
 """What the newest process said, in the run's folder."""
 TAIL_LINES, TAIL_BYTES = 20, 8192
+LAST_WORDS = "; the end of "
+"""Between what ended a process and the end of its log."""
 ENDED_WELL = (0, 130)
 """Exit status of `grpo-nb`: done, or interrupted and saved."""
 
@@ -215,4 +217,4 @@ def _last_words(run: Run, since: float = 0.0) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return f"; the end of {path}:\n" + "\n".join(lines[-TAIL_LINES:])
+    return f"{LAST_WORDS}{path}:\n" + "\n".join(lines[-TAIL_LINES:])

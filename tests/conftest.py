@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -37,3 +38,39 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A JupyterLab for all browser tests: starting one takes longer than most of them."""
+    pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install -e .[dev]")
+    from tests.lab import Lab
+
+    lab = Lab(tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e .[dev]")
+    from tests.lab import CHROMIUM, chromium
+
+    if CHROMIUM is None:
+        pytest.skip("no chromium or chrome on this machine")
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def desk(chromium: Any, lab: Any) -> Iterator[Any]:
+    """A window that no other test has used, in a JupyterLab as it comes; its kernels end with it."""
+    from tests.lab import VIEWPORT, Desk
+
+    context = chromium.new_context(viewport=VIEWPORT)
+    desk = Desk(lab, context.new_page())
+    yield desk
+    desk.shot("0-last-seen")
+    context.close()
+    lab.end_kernels()
+    lab.reset()

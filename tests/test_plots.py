@@ -71,7 +71,8 @@ def reported() -> pd.DataFrame:
     """Rows with the parts of the reward, phases of the time, and every fifth step the gradient report."""
 
     def more(row: dict[str, Any]) -> dict[str, Any]:
-        phases = {f"time/{phase}": share for phase, share in (("score", 0.1), ("reference", 0.1), ("train", 0.25))}
+        seconds = {"score": 0.00047, "reference": 0.1, "train": 0.25, "judge": 12.5, "evaluate": 3.25}
+        phases = {f"time/{phase}": share for phase, share in seconds.items()}
         parts = {f"reward_part/{o}/brevity": 0.1 * i - 0.1 for i, o in enumerate((F, H))}
         spread = {f"reward_part_std/{o}/{part}": 0.2 for o in (F, H) for part in ("task", "brevity")}
         return phases | parts | spread | (report() if row["step"] % 5 == 0 else {})
@@ -333,7 +334,7 @@ def test_what_was_not_logged_says_what_to_set() -> None:
 def test_time_is_told_by_phase() -> None:
     axis = panel(plots.machinery(reported(), CONFIG), "Time of a step")
     named = [t.get_text() for t in axis.get_legend().get_texts()]
-    assert named == ["rollout 0.5s", "score 0.1s", "reference 0.1s", "train 0.25s"]
+    assert named == ["rollout 0.50", "score 0.00", "reference 0.10", "train 0.25", "judge 12.50", "evaluate 3.25"]
 
 
 def test_all_pages_have_one_size() -> None:

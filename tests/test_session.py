@@ -32,6 +32,7 @@ from grpo_nb.types import StepStats
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
 from grpo_nb.widgets.dashboard import TICK_SECONDS, Dashboard
+from grpo_nb.workers import Job
 from tests import made_rows
 from tests.conftest import ROOT
 from tests.tiny import stable, tiny_config, tiny_run
@@ -459,40 +460,50 @@ def test_knob_that_cannot_be_written_is_said(controls: Controls, run: Run, said:
 
 @pytest.mark.parametrize(
     ("state", "allowed"),
-    [("running", "pause stop"), ("paused", "resume stop"), ("stopped", "resume"), ("stopping", ""), ("done", "")],
+    [
+        ("running", "pause step stop save evaluate"),
+        ("paused", "step resume stop save evaluate"),
+        ("stopped", "resume"),
+        ("dead", "resume"),
+        ("failed", "resume"),
+        ("stopping", ""),
+        ("continued", ""),
+        ("done", ""),
+    ],
 )
 def test_buttons_allow_what_makes_sense(controls: Controls, state: str, allowed: str) -> None:
     controls.follow(state, {})
-    buttons = ("pause", "resume", "stop")
-    assert " ".join(name for name in buttons if not controls.buttons[name].disabled) == allowed
+    assert " ".join(name for name, button in controls.buttons.items() if not button.disabled) == allowed
 
 
-class Offering:
-    """A session that also steps, saves and evaluates."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.knobs, self.asked = run, run.knobs, list[str]()
-
-    def step(self) -> None:
-        self.asked.append("step")
-
-    def save(self) -> None:
-        self.asked.append("save")
-
-    def evaluate(self) -> None:
-        raise RunError("nothing is held out")
-
-
-def test_commands_are_those_that_the_session_has(controls: Controls, run: Run, said: list[str]) -> None:
-    assert {"pause", "resume", "stop"} <= set(controls.buttons)
-    offered = Controls(session := Offering(run), said.append)
-    assert list(offered.buttons) == ["step", "save", "evaluate"]
-    for name, allowed in (("paused", "step save evaluate"), ("running", "save evaluate"), ("new", "")):
-        offered.follow(name, {})
-        assert " ".join(key for key, button in offered.buttons.items() if not button.disabled) == allowed
-    for button in offered.buttons.values():
+def test_every_command_reaches_the_session(
+    controls: Controls, run: Run, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for method in ("pause", "step_once", "resume", "stop", "save_now"):
+        monkeypatch.setattr(session.Session, method, lambda self, method=method: asked.append(method))
+    for button in controls.buttons.values():
         button.click()
-    assert session.asked == ["step", "save"] and said[-1] == "Evaluate: nothing is held out"
+    assert list(controls.buttons) == ["pause", "step", "resume", "stop", "save", "evaluate"]
+    assert asked == ["pause", "step_once", "resume", "stop", "save_now"]
+    assert said[-1].startswith("Evaluate: nothing trains tiny"), "what is refused is said"
+
+
+def test_typed_number_moves_the_slider(controls: Controls) -> None:
+    control = controls.knobs["temperature"]
+    control.entry.value = 0.9
+    assert control.slider.value == 0.9, "else its next arrow key would go on from the old number"
+
+
+def test_turn_of_a_resting_run_is_shown_at_once(run: Run) -> None:
+    """req 3"""
+    run.log_metrics(row(run, 1) | {"beta_mode/fairness": "auto"})
+    board = Dashboard(attach(run))
+    assert board.controls is not None
+    control = board.controls.knobs["beta/fairness"]
+    control.entry.value = 0.2
+    until(lambda: control.label.value == "requested <b>0.2</b>, in use 0.04 (auto)")
+    until(lambda: board._thread is None)
 
 
 # ---- dashboard
@@ -614,9 +625,9 @@ def test_samples_take_the_place_of_the_picture(run: Run) -> None:
     run.log_samples([{"step": 1, "objective": "fairness", "example": "e", "completion": "so it is"}])
     board.pages.value = "samples"
     until(lambda: "so it is" in board.samples.text.value)  # type: ignore[union-attr]
-    assert board.picture.layout.display == "none" and board.samples.widget.layout.display is None
+    assert board._frame.layout.display == "none" and board.samples.widget.layout.display is None
     board.pages.value = "overview"
-    assert board.picture.layout.display is None and board.samples.widget.layout.display == "none"
+    assert board._frame.layout.display is None and board.samples.widget.layout.display == "none"
 
 
 def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,7 +641,7 @@ def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.M
 
 
 def test_sft_has_no_pages_to_turn(stage: Stage, run: Run) -> None:
-    board = Dashboard(session.Session(run, lambda: iter(()), "sft"))  # type: ignore[arg-type, return-value]
+    board = Dashboard(session.Session(run, Job(run, "sft")))
     assert board.pages.layout.display == "none" and board.samples is None and not board.caption.value
 
 
@@ -662,10 +673,12 @@ def test_trainer_that_failed_says_what_ended_it(stage: Stage, run: Run) -> None:
     with pytest.raises(ZeroDivisionError):
         live.wait_blocking()
     board = live.dashboard()
-    until(lambda: "failed after step 0: ZeroDivisionError: of &lt;the&gt; worker" in board.status.value)
+    until(lambda: "failed after step 0: ZeroDivisionError: of &lt;the&gt; worker" in board.notices.value)
     assert f"background:{states.BADGES['error']}" in board.status.value
     run.log_event("failed", step=0, error="ZeroDivisionError: as logged")
-    assert "ZeroDivisionError: as logged" in told(attach(Run.open(run.path)))
+    (run.path / "worker.log").write_text("line\n" * 99)
+    said = told(attach(Run.open(run.path)))
+    assert "failed after step 0: ZeroDivisionError: as logged. More is in events.jsonl" in said and "line" not in said
 
 
 def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
@@ -701,6 +714,13 @@ def test_full_disk_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, free: int,
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     first = states.notices(attach(run), "running", 1)[0]
     assert first.severity == severity and re.search(said, first.text)
+
+
+@pytest.mark.parametrize("state", ["failed", "dead"])
+def test_trainer_that_a_full_disk_ended_has_one_notice(run: Run, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    (notice,) = states.notices(attach(run), state, 3)
+    assert re.search("disk of .* is full: training ended after step 3", notice.text)
 
 
 def test_folder_that_is_gone_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,12 @@ def plain(value: float, position: int | None = None) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.6g}"
 
 
+def scientific(value: float, position: int | None = None) -> str:
+    """A small number as `1.2e-4`, zero as `0`."""
+    mantissa, _, exponent = f"{value:.3g}".partition("e") if value == 0 else f"{value:.2e}".partition("e")
+    return f"{float(mantissa):g}" + (f"e{int(exponent)}" if exponent else "")
+
+
 def percent_axis(axis: Axes, foot: float = -0.02) -> None:
     axis.set_ylim(foot, 1.02)
     axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
@@ -142,7 +148,7 @@ def step_axis(axis: Axes, rows: pd.DataFrame, total: int = 0, resumed: Sequence[
         axis.axvline(step + 0.5, color=MUTED, linewidth=1, linestyle=DOTS, zorder=1)
     if rows.empty:
         axis.text(
-            0.5, 0.5, "no steps yet", transform=axis.transAxes, ha="center", va="center", size=10, color=FAINT,
+            0.5, 0.5, "no steps yet", transform=axis.transAxes, ha="center", va="center", size=10, color=MUTED,
             bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 2},
         )  # fmt: skip
 

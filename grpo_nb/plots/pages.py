@@ -1,11 +1,13 @@
 """Panels behind the first page of the dashboard: what each reward function gives, and how the machinery runs."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
 from grpo_nb.config import Config
 from grpo_nb.plots.canvas import (
@@ -22,11 +24,14 @@ from grpo_nb.plots.canvas import (
     line,
     log_axis,
     percent_axis,
+    scientific,
     smooth,
     title,
 )
 
 Panel = Callable[[Axes, pd.DataFrame, Config, "pd.DataFrame | None"], None]
+NAMES_ACROSS = 3
+"""Phases in a row of the legend."""
 WIDE = 20.0
 """Norms this many times apart get a logarithmic axis."""
 
@@ -127,24 +132,32 @@ def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     axis.plot(
         rows["step"], used, drawstyle="steps-post", color=INK, linewidth=2, marker="o" if len(rows) == 1 else None
     )
-    limit_line(axis, limit, f"configured {limit:g}", right=True)
+    limit_line(axis, limit, f"configured {scientific(limit)}", right=True)
     axis.set_ylim(0, 1.25 * max([limit, *used.dropna()]))
+    axis.yaxis.set_major_formatter(FuncFormatter(scientific))
 
 
 def times(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Where the seconds of a step go."""
     phases = [phase for phase in _below(rows, "time/") if phase != "step"]
-    title(axis, "Time of a step", "" if phases else "seconds by phase")
+    title(axis, "Time of a step", "seconds by phase; line: the whole step")
     tints = [PALETTE[i] for i in (5, 4, 2, 0, 3, 6, 7)]
     stacked = [smooth(column(rows, f"time/{phase}").fillna(0.0), "median") for phase in phases]
     if phases:
-        names = [f"{phase} {values.iloc[-1]:.2g}s" for phase, values in zip(phases, stacked, strict=True)]
+        names = [f"{phase} {values.iloc[-1]:.2f}" for phase, values in zip(phases, stacked, strict=True)]
         shades = [tints[i % len(tints)] for i in range(len(phases))]
         axis.stackplot(rows["step"], *stacked, colors=shades, labels=names, alpha=0.85, linewidth=0)
-        _names_above(axis, len(phases))
     whole = smooth(column(rows, "time/step"), "median")
     axis.plot(rows["step"], whole, color=INK, linewidth=1.3)
-    axis.set_ylim(0, 1.2 * max([0.0, *whole.dropna(), *(sum(v) for v in zip(*stacked, strict=True))]) or 1.0)
+    room = 1.1 + 0.2 * math.ceil(
+        len(phases) / NAMES_ACROSS
+    )  # of the names, inside: a row of them is wider than a panel
+    axis.set_ylim(0, room * max([0.0, *whole.dropna(), *(sum(v) for v in zip(*stacked, strict=True))]) or 1.0)
+    if phases:
+        axis.legend(
+            loc="upper left", ncols=NAMES_ACROSS, frameon=False, fontsize=8, handlelength=1, columnspacing=1.0,
+            handletextpad=0.5, labelcolor=INK, borderaxespad=0.1,
+        )  # fmt: skip
 
 
 MACHINERY: Sequence[Panel] = (times, gradients, cosines, entropy, clipped, rate)

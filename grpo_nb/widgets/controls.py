@@ -21,6 +21,8 @@ from grpo_nb.run import RunError
 Row = Mapping[str, Any]
 Say = Callable[[str], None]
 
+AUTO_WIDTH = "72px"
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -37,6 +39,8 @@ class KnobControl:
 
     def __init__(self, knob: Knob, name: str, slider: w.Widget, arrow: float, say: Say) -> None:
         """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""
+        self.turned: Callable[[], None] = lambda: None
+        """Called when the knob was turned here."""
         self.knob, self.name, self.slider, self._say = knob, name, slider, say
         low, high = knob.bounds
         self.entry = w.FloatText(  # not the bounded one: that would clamp without a word
@@ -48,7 +52,7 @@ class KnobControl:
             layout=w.Layout(width="232px"),
         )
         self.auto: w.ToggleButton | None = None
-        self.label = w.HTML(layout=w.Layout(width="330px", margin="2px 0 2px 8px"))
+        self.label = w.HTML(layout=w.Layout(min_width="260px", margin="2px 0 2px 8px"))
         self._own = threading.local()  # set while this thread moves the widgets itself
         slider.observe(self._moved, names="value")
         self.entry.observe(self._moved, names="value")
@@ -56,15 +60,17 @@ class KnobControl:
     def with_auto(self, tooltip: str) -> "KnobControl":
         """Add the toggle that gives the knob back to its controller."""
         self.auto = w.ToggleButton(
-            value=False, description="auto", tooltip=f"{self.name}: {tooltip}", layout=w.Layout(width="64px")
+            value=False, description="auto", tooltip=f"{self.name}: {tooltip}", layout=w.Layout(width=AUTO_WIDTH)
         )
         self.auto.observe(self._toggled, names="value")
         return self
 
     @property
     def widget(self) -> w.HBox:
-        auto = self.auto or w.Box(layout=w.Layout(width="64px", margin="2px"))
-        return w.HBox([self.entry, self.slider, auto, self.label], layout=w.Layout(align_items="center"))
+        auto = self.auto or w.Box(layout=w.Layout(width=AUTO_WIDTH, margin="2px"))
+        level = {"align_items": "center"}
+        moved = w.HBox([self.slider, auto], layout=w.Layout(**level))  # stays in one piece where the row has to wrap
+        return w.HBox([self.entry, moved, self.label], layout=w.Layout(**level, flex_flow="row wrap"))
 
     def follow(self, asked: Setting, used: Setting | None, note: str = "") -> None:
         """Show the knob as it stands: the controller's value while it is automatic, else what was asked for."""
@@ -79,9 +85,11 @@ class KnobControl:
         try:
             if not math.isclose(self.entry.value, value, rel_tol=1e-9):
                 self.entry.value = _rounded(value) if automatic else value
-                self.slider.value = value
+            self.slider.value = value  # by itself: after a typed number it is the slider that lags
             if self.auto is not None and self.auto.value != automatic:
                 self.auto.value = automatic
+            if self.auto is not None:  # a shade of grey alone would not tell whether it is on
+                self.auto.icon = "check" if automatic else ""
         finally:
             self._own.moving = False
 
@@ -109,13 +117,15 @@ class KnobControl:
         except (RunError, OSError) as error:
             self._say(f"not changed: {error}")
             return False
+        self.turned()
         return True
 
 
 @dataclass(frozen=True)
 class Command:
-    """A button: the session's method of that name, and the states in which it makes sense."""
+    """A button: the session's method that it calls, and the states in which it makes sense."""
 
+    name: str
     method: str
     icon: str
     does: str
@@ -123,24 +133,25 @@ class Command:
 
     @property
     def label(self) -> str:
-        return self.method.capitalize()
+        return self.name.capitalize()
 
 
 COMMANDS = (
-    Command("pause", "pause", "hold before the next step", ("starting", "running")),
-    Command("step", "step-forward", "train one step, then hold", ("paused", "stopped")),
-    Command("resume", "play", "go on from where it stands", ("paused", "stopped", "dead", "failed")),
-    Command("stop", "stop", "finish this step, save, end", ("starting", "running", "paused")),
-    Command("save", "save", "write a checkpoint at the next step boundary", ("running", "paused")),
-    Command("evaluate", "check", "measure the held-out examples now", ("running", "paused", "stopped", "done")),
+    Command("pause", "pause", "pause", "hold before the next step", ("starting", "running")),
+    Command("step", "step_once", "step-forward", "train one step, then hold", ("running", "paused")),
+    Command("resume", "resume", "play", "go on from where it stands", ("paused", "stopped", "dead", "failed")),
+    Command("stop", "stop", "stop", "finish this step, save, end", ("starting", "running", "paused")),
+    Command("save", "save_now", "save", "write a checkpoint at the next step boundary", ("running", "paused")),
+    Command("evaluate", "evaluate_now", "check", "measure held-out examples at the boundary", ("running", "paused")),
 )  # fmt: skip
 
 
 class Controls:
     """Every knob and command of one session; `widget` to show, `follow` to bring up to date."""
 
-    def __init__(self, session: Any, say: Say) -> None:
-        self._session, self._say = session, say
+    def __init__(self, session: Any, say: Say, turned: Callable[[], None] = lambda: None) -> None:
+        """`turned` is called after a knob was turned or a button was pressed here."""
+        self._session, self._say, self._turned = session, say, turned
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
         self.knobs: dict[str, KnobControl] = {
@@ -149,9 +160,10 @@ class Controls:
         }
         self.knobs["temperature"] = temperature_control(knobs["temperature"], say)
         self.knobs["learning_rate"] = rate_control(knobs["learning_rate"], config.algorithm.learning_rate, say)
-        offered = [c for c in COMMANDS if callable(getattr(session, c.method, None))]
-        self.buttons = {c.method: self._button(c) for c in offered}
-        buttons = w.HBox(list(self.buttons.values()), layout=w.Layout(margin="8px 0 0 134px", flex_flow="row wrap"))
+        for control in self.knobs.values():
+            control.turned = turned
+        self.buttons = {command.name: self._button(command) for command in COMMANDS}
+        buttons = w.HBox(list(self.buttons.values()), layout=w.Layout(margin="4px 0 0 0", flex_flow="row wrap"))
         self.widget = w.VBox([control.widget for control in self.knobs.values()] + [buttons])
 
     def follow(self, state: str, row: Row) -> None:
@@ -164,8 +176,7 @@ class Controls:
         if asked.problem:
             self._say(asked.problem)
         for command in COMMANDS:
-            if command.method in self.buttons:
-                self.buttons[command.method].disabled = state not in command.states
+            self.buttons[command.name].disabled = state not in command.states
 
     def _used(self, name: str, row: Row, asked_automatic: bool) -> tuple[Setting | None, str]:
         """The knob in the newest row; the learning rate without its warm-up, which the note tells of."""
@@ -192,6 +203,7 @@ class Controls:
                 getattr(self._session, command.method)()
             except (RunError, OSError, RuntimeError) as error:
                 self._say(f"{command.label}: {error}")
+            self._turned()
 
         button.on_click(pressed)
         return button
@@ -240,7 +252,7 @@ def _naming(name: str) -> dict[str, Any]:
         "tooltip": f"{name}: drag, or move with the arrow keys",
         "readout": False,  # it would round; the box beside it is exact
         "continuous_update": False,
-        "layout": w.Layout(width="300px"),
+        "layout": w.Layout(width="240px"),
     }
 
 

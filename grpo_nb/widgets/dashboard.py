@@ -27,10 +27,18 @@ from grpo_nb.widgets.samples import SampleBrowser
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
-PICTURE = {"width": "100%", "max_width": "1100px"}
+PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
+"""Smaller, its numbers could not be read; a narrow window scrolls it sideways."""
 DRAWING_SHARE = 0.05
 """At most this share of the time goes into drawing: a slow machine gets fewer pictures, not a slower training."""
 SAMPLES = "samples"
+CLASS = "grpo-nb"
+STYLE = (
+    f"<style>.{CLASS} :is(button,input,select,summary,.noUi-handle):focus-visible"
+    "{outline:2px solid var(--jp-brand-color1,#1976d2)!important;outline-offset:1px}"
+    f'[data-jp-theme-light="false"] .{CLASS} img{{filter:invert(.91) hue-rotate(180deg)}}</style>'
+)
+"""Where the keys go is seen; in a dark theme the picture is dark too, with the hues that it has on paper."""
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
     "advantages of a group add up to nothing.",
@@ -46,13 +54,15 @@ class Dashboard:
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        self.status = w.HTML()
+        self.status = w.HTML(STYLE)
+        self.notices = w.HTML(layout=w.Layout(min_height="26px"))
         self.findings = w.HTML()
         self.message = w.HTML()
         self.bar = w.FloatProgress(min=0, max=max(session.steps, 1), layout=w.Layout(width="100%", height="12px"))
         self.picture = w.Image(format="png", layout=w.Layout(**PICTURE))
+        self._frame = w.Box([self.picture], layout=w.Layout(overflow="auto hidden", flex="0 0 auto"))
         grpo = session.stage == "grpo"
-        self.controls = Controls(session, self.say) if grpo else None
+        self.controls = Controls(session, self.say, self._wake_up) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
             options=[*report.PAGES, SAMPLES],
@@ -62,10 +72,8 @@ class Dashboard:
         )
         self.caption = w.HTML()
         self.pages.observe(self._turned, names="value")
-        shown = [self.samples.widget] if self.samples else []
-        controls = [self.controls.widget] if self.controls else []
-        parts = [self.status, self.bar, self.pages, self.caption, self.picture, *shown, self.findings, self.message]
-        self.widget = w.VBox(parts + controls)
+        self.widget = w.VBox(self._parts())
+        self.widget.add_class(CLASS)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -76,6 +84,12 @@ class Dashboard:
         self._next_drawing = 0.0
         self._lay_out()
         self.refresh(draw_now=True)
+
+    def _parts(self) -> list[w.Widget]:
+        """From top to foot: what grows and shrinks is below what the hand is on."""
+        steering = [self.controls.widget, self.message] if self.controls else [self.message]
+        shown = [self._frame, self.samples.widget] if self.samples else [self._frame]
+        return [self.status, self.bar, self.notices, *steering, self.pages, self.caption, *shown, self.findings]
 
     def watch(self) -> None:
         """Follow the run until it ends; harmless when it is followed already."""
@@ -91,7 +105,7 @@ class Dashboard:
         self.widget.close()
 
     def say(self, text: str) -> None:
-        """Show one line under the picture; an empty one takes it away."""
+        """Show one line under the controls; an empty one takes it away."""
         self.message.value = states.told("warning", text) if text else ""
 
     def refresh(self, draw_now: bool = False) -> None:
@@ -102,7 +116,8 @@ class Dashboard:
         state = self.session.state
         last: Mapping[str, Any] = self._rows.iloc[-1].to_dict() if len(self._rows) else {}
         step = int(last.get("step", 0))
-        self.status.value = _status_line(self.session, state, self._rows) + _notices(self.session, state, step)
+        self.status.value = STYLE + _status_line(self.session, state, self._rows)
+        self.notices.value = _notices(self.session, state, step)
         self.findings.value = _warnings(self.session.run)
         self.bar.value = float(step)
         if self.controls is not None:
@@ -124,14 +139,19 @@ class Dashboard:
         """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
         self._lay_out()
         self._next_drawing = 0.0
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """Have the one thread look now; where the run rests and nobody watches, it is started for one look."""
         self._wake.set()
         self.watch()
 
     def _lay_out(self) -> None:
         reading = self.pages.value if self.session.stage == "grpo" else None
-        self.caption.value = f'<span style="opacity:.8;font-size:12px">{READING[reading]}</span>' if reading else ""
+        small = "opacity:.8;font-size:12px;line-height:1.5"
+        self.caption.value = f'<div style="{small}">{READING[reading]}</div>' if reading else ""
         samples = reading == SAMPLES
-        self.picture.layout.display = "none" if samples else None
+        self._frame.layout.display = "none" if samples else None
         if self.samples is not None:
             self.samples.widget.layout.display = None if samples else "none"
 

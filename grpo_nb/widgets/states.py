@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_nb.run import Run
+from grpo_nb.workers import LAST_WORDS, LOG, WorkerFailed
 
 Severity = Literal["error", "warning", "info", "good"]
 
@@ -51,14 +52,15 @@ def told(severity: Severity, text: str, more: str = "") -> str:
 
 def notices(session: Any, state: str, step: int) -> list[Notice]:
     """What is to be said of the run in this state; the worst first."""
-    disk, about = _disk(session.run), _about(session, state, step)
-    return [notice for notice in (disk, about) if notice]
+    disk, about = _disk(session.run, state, step), _about(session, state, step)
+    ended = disk is not None and disk.severity == "error" and state in ("failed", "dead")  # the disk is why
+    return [notice for notice in (disk, None if ended else about) if notice]
 
 
 def _about(session: Any, state: str, step: int) -> Notice | None:
     run: Run = session.run
     if state == "failed":
-        return Notice("error", f"failed after step {step}: {_cause(session)}. The traceback is in events.jsonl.")
+        return Notice("error", f"failed after step {step}: {_cause(session)}")
     if state == "dead":
         owner = run.status().owner
         return Notice(
@@ -87,11 +89,13 @@ def _empty(run: Run, state: str) -> Notice | None:
 
 
 def _cause(session: Any) -> str:
-    """What ended it: this kernel's exception, else what the trainer logged."""
-    if session.error is not None:
-        return f"{type(session.error).__name__}: {session.error}".rstrip(".")
-    failed = [event for event in session.run.rows("events") if event.get("kind") == "failed"]
-    return str(failed[-1].get("error", "no cause was logged")).rstrip(".") if failed else "no cause was logged"
+    """What ended it, and where more of it stands: this kernel's exception, else what the trainer logged."""
+    error = session.error
+    if isinstance(error, WorkerFailed):  # a process's last words may be twenty lines
+        return f"{str(error).partition(LAST_WORDS)[0].rstrip('.')}. More is in events.jsonl and {LOG}."
+    if error is not None:
+        return f"{type(error).__name__}: {error}".rstrip(".") + ". The traceback is in events.jsonl."
+    return "no cause was logged."
 
 
 def _saved(run: Run) -> str:
@@ -101,7 +105,7 @@ def _saved(run: Run) -> str:
     return f"Resume goes on from the newest checkpoint, step {steps[-1]}."
 
 
-def _disk(run: Run) -> Notice | None:
+def _disk(run: Run, state: str, step: int) -> Notice | None:
     try:
         free = shutil.disk_usage(run.path).free
     except OSError as error:
@@ -110,6 +114,5 @@ def _disk(run: Run) -> Notice | None:
         return None
     if free >= FULL_DISK:
         return Notice("warning", f"the disk of {run.path} is nearly full: {free / 2**20:.0f} MiB are free.")
-    return Notice(
-        "error", f"the disk of {run.path} is full: nothing can be logged or saved. Free some space, then Resume."
-    )
+    ended = f"training ended after step {step}" if state in ("failed", "dead") else "nothing can be logged or saved"
+    return Notice("error", f"the disk of {run.path} is full: {ended}. Free some space, then Resume.")
