@@ -19,15 +19,15 @@ from tqdm.auto import tqdm
 from grpo_nb import seeding, training
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
-from grpo_nb.intervals import RESAMPLES, bootstrap, interval
+from grpo_nb.intervals import RESAMPLES, bootstrap, with_intervals
 from grpo_nb.model import Policy, load_policy
-from grpo_nb.paired import Mode, Row, Split, Stage
+from grpo_nb.paired import Mode, Row, Split, Stage, count
 from grpo_nb.pareto import best
 from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import DataError, Task, read_examples, summarise
+from grpo_nb.tasks import DataError, Task, read_examples, summarise, supported
 from grpo_nb.types import Example, Rollouts, Score
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ def evaluate(
         limit: examples per objective, at most; None: `run.eval_examples`.
 
     Returns:
-        One row for each objective and metric: stage, step, split, mode, objective, metric, value, low, high, n.
+        One row for each objective and metric: stage, step, split, mode, objective, metric, value, low, high, and n,
+        the items that the metric is over (those of its condition).
 
     Raises:
         RunError: the stage has no checkpoint.
@@ -194,15 +195,11 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
     clusters = [str(example.columns.get("cluster", example.id)) for example in examples]
     values = _measures(task, examples, scores)
     drawn = bootstrap(lambda rows: _measures(task, *_pick(rows, examples, scores)), clusters, seed, RESAMPLES)
-    count = len(set(clusters))
     return {
         "n": len(examples),
-        "clusters": count,
+        "clusters": len(set(clusters)),
         "pool": hashlib.blake2b("\n".join(e.id for e in examples).encode(), digest_size=8).hexdigest(),
-        "metrics": {
-            name: dict(zip(("value", "low", "high"), (value, *interval(name, value, drawn[name], count)), strict=True))
-            for name, value in values.items()
-        },
+        "metrics": with_intervals(values, drawn, clusters, supported(task, examples, scores)),
         "labels": {e.id: s.label for e, s in zip(examples, scores, strict=True)},
         "values": {e.id: s.value for e, s in zip(examples, scores, strict=True)},
         "resamples": {name: [float(f"{x:.5g}") for x in draws] for name, draws in drawn.items()},
@@ -211,8 +208,8 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
 
 def tidy(row: Mapping[str, Any]) -> pd.DataFrame:
     """A row of evaluations.jsonl as a table, one line a metric."""
-    shared = {key: row[key] for key in ("stage", "step", "split", "mode", "objective", "n")}
-    lines = [{**shared, "metric": metric, **numbers} for metric, numbers in row["metrics"].items()]
+    shared = {key: row[key] for key in ("stage", "step", "split", "mode", "objective")}
+    lines = [{**shared, "metric": m, **numbers, "n": count(row, m)} for m, numbers in row["metrics"].items()]
     return pd.DataFrame(lines, columns=COLUMNS)
 
 

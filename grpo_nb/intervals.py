@@ -6,12 +6,16 @@ clusters alone, so measures of one pool are drawn in step and can be subtracted.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 1000
 COVERAGE = (0.025, 0.975)
+
+PARTS = {"value": "", "low": "_low", "high": "_high"}
+"""The three numbers of a measure, and how the columns of a table that hold them end."""
 
 Resamples = dict[str, NDArray[np.float64]]
 
@@ -47,12 +51,44 @@ def bootstrap_counts(
     return result
 
 
+def with_intervals(
+    values: Mapping[str, float],
+    drawn: Resamples,
+    clusters: Sequence[str],
+    over: Mapping[str, Sequence[bool]] = MappingProxyType({}),
+) -> dict[str, dict[str, float]]:
+    """value, low and high of every measure, and n, the rows that it is over.
+
+    Args:
+        values, drawn: the measures, and their bootstrap.
+        clusters: of every row.
+        over: for a measure of a part of the rows, whether each row is in it; without, it is over all.
+    """
+    found = {}
+    for name, value in values.items():
+        rows = [
+            cluster for cluster, there in zip(clusters, over.get(name, [True] * len(clusters)), strict=True) if there
+        ]
+        low, high = interval(name, value, drawn[name], len(set(rows)))
+        found[name] = {"value": value, "low": low, "high": high, "n": len(rows)}
+    return found
+
+
 def interval(name: str, value: float, draws: NDArray[np.float64], clusters: int) -> tuple[float, float]:
-    """95% percentiles; where a share was 0 or 1 in every draw, the rule of three (Hanley & Lippman-Hand 1983)."""
+    """95% percentiles; where every draw gave one and the same extreme, the rule of three over the clusters there are.
+
+    No event in k clusters: its rate is below 3 / k (Hanley & Lippman-Hand 1983). A share of 0 or 1 is such a case; so
+    is a bias score of 0 (nobody was named wrongly) and of -1 or 1, whose scale is twice as long.
+    """
     low, high = percentiles(draws)
-    if low == high == value and value in (0.0, 1.0) and any(word in name for word in ("accuracy", "rate", "share")):
-        margin = min(1.0, 3 / clusters)
+    if not low == high == value:
+        return low, high
+    margin = min(1.0, 3 / clusters) if clusters else 1.0
+    if value in (0.0, 1.0) and any(word in name for word in ("accuracy", "rate", "share")):
         return (1 - margin, 1.0) if value == 1 else (0.0, margin)
+    if value in (-1.0, 0.0, 1.0) and name.startswith("bias"):
+        margin *= 1 + abs(value)
+        return max(-1.0, value - margin), min(1.0, value + margin)
     return low, high
 
 

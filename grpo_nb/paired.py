@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo_nb.intervals import percentiles
+from grpo_nb.intervals import PARTS, percentiles
 from grpo_nb.run import Run, RunError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ Row = dict[str, Any]
 Draws = NDArray[np.float64]
 
 STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
-_PARTS = {"value": "", "low": "_low", "high": "_high"}
 
 
 def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.DataFrame:
@@ -36,7 +35,8 @@ def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.
 
     Returns:
         One row for each objective and metric. `base`, `base_low`, `base_high`, and so on for `sft` and `latest`;
-        `difference` with its 95% interval; `differs`: whether that interval leaves out 0 (None: not comparable).
+        `difference` with its 95% interval; `differs`: whether that interval leaves out 0 (None: not comparable);
+        `n`: the items that the metric is over, at the newest of these stages.
     """
     return _table(logged(run, split, mode), {str(stage): stage for stage in STAGES}, "sft", "latest")
 
@@ -79,6 +79,17 @@ def draws(row: Row, metric: str) -> Draws:
     return np.array(row["resamples"][metric], float)
 
 
+def count(row: Mapping[str, Any], metric: str) -> int:
+    """The items that a metric is over; logs of the first versions have the number of all items only."""
+    return int(row["metrics"].get(metric, {}).get("n", row["n"]))
+
+
+def three(line: Mapping[str, Any], name: str) -> tuple[Any, Any, Any]:
+    """`name`, `name_low`, `name_high` of a line of a table."""
+    value, low, high = (line[f"{name}{end}"] for end in PARTS.values())
+    return value, low, high
+
+
 def change(before: Row, after: Row, metric: str) -> tuple[float, float, float] | None:
     """after - before of a metric with its paired 95% interval; None where the two rows cannot be subtracted."""
     if before["pool"] != after["pool"] or not all(metric in row["metrics"] for row in (before, after)):
@@ -88,7 +99,7 @@ def change(before: Row, after: Row, metric: str) -> tuple[float, float, float] |
 
 
 def _table(rows: Sequence[Row], stages: Mapping[str, Stage], before: str, after: str) -> pd.DataFrame:
-    columns = ["objective", "metric", *(s + part for s in (*stages, "difference") for part in _PARTS.values())]
+    columns = ["objective", "metric", *(s + part for s in (*stages, "difference") for part in PARTS.values())]
     lines = []
     for objective in dict.fromkeys(row["objective"] for row in rows):
         own = [row for row in rows if row["objective"] == objective]
@@ -103,8 +114,8 @@ def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before:
     line: Row = {"objective": objective, "metric": metric, "differs": None}
     for stage, row in stages.items():
         numbers = row["metrics"].get(metric, {}) if row else {}
-        line |= {f"{stage}{part}": numbers.get(key, math.nan) for key, part in _PARTS.items()}
-        line["n"] = row["n"] if row else line.get("n")
+        line |= {f"{stage}{part}": numbers.get(key, math.nan) for key, part in PARTS.items()}
+        line["n"] = count(row, metric) if row else line.get("n")
     first, second = stages[before], stages[after]
     if first is None or second is None:
         return line
@@ -117,6 +128,6 @@ def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before:
                 after,
             )
         return line
-    value, low, high = found
-    line |= {"difference": value, "difference_low": low, "difference_high": high}
+    _, low, high = found
+    line |= {f"difference{end}": number for end, number in zip(PARTS.values(), found, strict=True)}
     return line | {"differs": None if math.isnan(low) else low > 0 or high < 0}

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_nb.intervals import percentiles
-from grpo_nb.paired import Draws, Logged, Row, Split, Stage, draws, logged
+from grpo_nb.intervals import PARTS, percentiles
+from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, draws, logged
 from grpo_nb.run import Run, RunError
 
 Metrics = Mapping[str, str]
@@ -50,8 +50,9 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
         mode: which evaluations; None: the quick ones where there are any, else the greedy ones.
 
     Returns:
-        One row a stage, by step: stage, step, saved (its weights can be loaded), n; for each objective
-        `<objective>/<metric>` with `_low` and `_high`; front, knee, dominated_by (the stages that dominate it).
+        One row a stage, by step: stage, step, saved (its weights can be loaded); for each objective
+        `<objective>/<metric>` with `_low` and `_high`; front, knee, dominated_by (the stages that dominate it), and n,
+        the items that its smallest metric is over.
 
     Raises:
         ValueError: an objective or metric that no evaluation has, or a metric of which neither more nor less is better.
@@ -59,23 +60,22 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
     rows = _rows(run, mode, split)
     by = _chosen(run, rows, by)
     points = _points(rows, by)
-    front = [point for point in points if not any(dominates(other, point, by) for other in points)]
-    turn = _knee(front, by)
-    saved = _loadable(run)
+    masters = _masters(points, by)
+    turn, saved = _knee(points, masters, by), _loadable(run)
     lines = [
         {
             "stage": point.name,
             "step": point.step,
             "saved": point.stage in saved,
             **_values(point, by),
-            "front": point in front,
+            "front": not over,
             "knee": point is turn,
-            "dominated_by": ", ".join(other.name for other in points if dominates(other, point, by)),
-            "n": min(row["n"] for row in point.rows.values()),
+            "dominated_by": ", ".join(other.name for other in over),
+            "n": min(count(point.rows[objective], metric) for objective, metric in by.items()),
         }
-        for point in points
+        for point, over in zip(points, masters, strict=True)
     ]
-    values = [f"{objective}/{metric}{part}" for objective, metric in by.items() for part in ("", "_low", "_high")]
+    values = [f"{objective}/{metric}{part}" for objective, metric in by.items() for part in PARTS.values()]
     return pd.DataFrame(lines, columns=["stage", "step", "saved", *values, "front", "knee", "dominated_by", "n"])
 
 
@@ -108,8 +108,8 @@ def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, spl
     rows = _rows(run, mode, split)
     by = _chosen(run, rows, by)
     points = _there(run, _points(rows, by))
-    found = _knee([point for point in points if not any(dominates(other, point, by) for other in points)], by)
-    assert found is not None  # some point is not dominated: to dominate is to be better, which has no circles
+    found = _knee(points, _masters(points, by), by)
+    assert found is not None  # of points that are there
     return found.stage
 
 
@@ -121,7 +121,7 @@ def worth_keeping(run: Run) -> tuple[int, ...]:
     if not points:
         return ()
     chosen = [_first_best(points, {objective: metric}) for objective, metric in by.items()]
-    turn = _knee([point for point in points if not any(dominates(other, point, by) for other in points)], by)
+    turn = _knee(points, _masters(points, by), by)
     return tuple(sorted({point.step for point in (*chosen, turn) if point is not None}))
 
 
@@ -209,7 +209,7 @@ def _values(point: Point, by: Metrics) -> dict[str, float]:
     return {
         f"{objective}/{metric}{part}": point.rows[objective]["metrics"][metric][key]
         for objective, metric in by.items()
-        for part, key in (("", "value"), ("_low", "low"), ("_high", "high"))
+        for key, part in PARTS.items()
     }
 
 
@@ -217,7 +217,14 @@ def _first_best(points: Sequence[Point], by: Metrics) -> Point:
     return max(points, key=lambda point: point.goodness(by))  # of equal ones max takes the first
 
 
-def _knee(front: Sequence[Point], by: Metrics) -> Point | None:
+def _masters(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
+    """For each point those that dominate it; those that nothing dominates are the front."""
+    return [[other for other in points if dominates(other, point, by)] for point in points]
+
+
+def _knee(points: Sequence[Point], masters: Sequence[Sequence[Point]], by: Metrics) -> Point | None:
+    """The knee of their front, which no points have not: to dominate is to be better, and that has no circles."""
+    front = [point for point, over in zip(points, masters, strict=True) if not over]
     if not front:
         return None
     values = np.array([point.goodness(by) for point in front])

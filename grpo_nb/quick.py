@@ -33,7 +33,7 @@ def begin(state: Training) -> None:
     """Measure the start, once, and log what pool is used."""
     if state.step > 0 or not due(state.config, 0):
         return
-    overlaps = {name: overlap(state.run, objective) for name, objective in state.objectives.items()}
+    overlaps = {name: overlap(state.run, objective, _pool(state, name)) for name, objective in state.objectives.items()}
     state.run.log_event("quick_pool", step=0, pools=overlaps)
     for name, found in overlaps.items():
         if found["trained"] or found["final"]:
@@ -77,9 +77,8 @@ def pool(run: Run, objective: Objective) -> list[Example]:
     return order[: run.config.run.quick_eval_examples]
 
 
-def overlap(run: Run, objective: Objective) -> dict[str, int]:
-    """How many examples the pool has, and how many of them are trained on, or in the pool of `evaluate`."""
-    chosen = pool(run, objective)
+def overlap(run: Run, objective: Objective, chosen: Sequence[Example]) -> dict[str, int]:
+    """How many examples a pool has, and how many of them are trained on, or in the pool of `evaluate`."""
     trained, final = _prompts(objective.examples), _prompts(examples_of(run, objective.name, objective.rubric.task))
     return {
         "n": len(chosen),
@@ -88,8 +87,15 @@ def overlap(run: Run, objective: Objective) -> dict[str, int]:
     }
 
 
+def _pool(state: Training, name: str) -> list[Example]:
+    """The pool of an objective, ordered once for the whole run: a large split takes a second to order."""
+    if name not in state.quick_pools:
+        state.quick_pools[name] = pool(state.run, state.objectives[name])
+    return state.quick_pools[name]
+
+
 def _measured(state: Training, objective: Objective, step: int) -> Row:
-    run, task, examples = state.run, objective.rubric.task, pool(state.run, objective)
+    run, task, examples = state.run, objective.rubric.task, _pool(state, objective.name)
     texts = ask(state.policy, examples, run.config.sampling, state.engine).texts
     row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE}
     row |= measured(run, objective.name, task, examples, texts)

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from grpo_nb import plots, tables, training
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
-from grpo_nb.paired import Stage
+from grpo_nb.paired import Stage, three
 from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
-from grpo_nb.tables import Table, interval
+from grpo_nb.tables import Table, interval, words
 from grpo_nb.tasks import SPLITS, Task, selfcheck
 from grpo_nb.types import Example, Prompt
 from grpo_nb.workbench import Bench
@@ -117,10 +117,12 @@ def comparison(run: Run) -> Table:
         line = {"objective": row["objective"], "metric": row["metric"]}
         for part in ("base", "sft", "latest", "difference"):
             title = {"difference": "change by GRPO [95%]", "latest": "after GRPO"}.get(part, part)
-            line[title] = interval(row[part], row[f"{part}_low"], row[f"{part}_high"])
+            line[title] = interval(*three(row, part))
         verdict = {True: "yes", False: "no"}.get(row["differs"], "")
         table.append(line | {"differs": verdict, "items": row["n"]})
-    caption = f"{run.name}, the same held-out items at every stage" if table else f"{run.name} was not evaluated yet"
+    caption = f"{run.name}, the same held-out items at every stage"
+    if not table:
+        caption = f"{run.name} was not evaluated yet: evaluate(run, stage='sft') and, after GRPO, evaluate(run)"
     return Table(pd.DataFrame(table), caption)
 
 
@@ -143,7 +145,10 @@ _SAMPLE_COLUMNS = ("prompt", "completion", "label", "reward", "advantage", "stop
 def events(run: Run, limit: int = 20) -> Table:
     """The newest events, latest first; checkpoints as a matter of routine are left out."""
     found = [event for event in run.rows("events") if event.get("kind") != "checkpoint"][-limit:]
-    rows = [{"step": e.get("step"), "kind": e.get("kind"), "what": _details(e)} for e in reversed(found)]
+    rows = [
+        {"time": words(e.get("time"), "time"), "step": e.get("step"), "kind": e.get("kind"), "what": _details(e)}
+        for e in reversed(found)
+    ]
     caption = f"{run.name}: the newest {len(rows)} events" if rows else f"{run.name}: no events"
     return Table(pd.DataFrame(rows), caption)
 
@@ -286,7 +291,7 @@ def _details(event: Mapping[str, Any]) -> str:
         return str(sentence)
     known = {"kind", "step", "time", "traceback"}
     pairs = ((key, value) for key, value in event.items() if key not in known and value is not None)
-    return ", ".join(f"{key} {value}" for key, value in pairs)
+    return ", ".join(f"{key} {words(value, key)}" for key, value in pairs)
 
 
 def _series(rows: pd.DataFrame, key: str) -> pd.Series:

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from grpo_nb.intervals import bootstrap, bootstrap_counts, interval
+from grpo_nb.intervals import bootstrap, bootstrap_counts, with_intervals
 from grpo_nb.tasks import (
     BBQ,
     HaluEvalDialogue,
@@ -19,6 +18,7 @@ from grpo_nb.tasks import (
     halueval,
     recognition,
     summarise,
+    supported,
 )
 from grpo_nb.tasks.answers import evidence, given
 from grpo_nb.tasks.hub import load_rows
@@ -41,7 +41,7 @@ class Measured:
     n: int
     clusters: int
     metrics: Mapping[str, Mapping[str, float]]
-    """value, low and high by metric."""
+    """value, low, high and n, the items that it is over, by metric."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What BBQ's measures are made of (bias.COUNTED)."""
 
@@ -125,12 +125,12 @@ def _measured_task(group: str, task: Task, texts: Mapping[str, str]) -> Scored:
     clusters = [str(example.columns["cluster"]) for example in examples]
     values = measure(range(len(examples)))
     drawn = bootstrap(measure, clusters, SEED)
-    count = len(set(clusters))
     notes = []
     if aside := getattr(task, "set_aside", ()):
         share = f"{len(aside)} of {len(aside) + len(examples)} rows"
         notes.append(f"{share} are not in: the score cannot tell their two texts apart, the first is {aside[0]}")
-    return Scored({group: Measured(len(examples), count, _with_intervals(values, drawn, count))}, notes)
+    measures = with_intervals(values, drawn, clusters, supported(task, examples, scores))
+    return Scored({group: Measured(len(examples), len(set(clusters)), measures)}, notes)
 
 
 def _score(example: Example, text: str) -> Score:
@@ -142,18 +142,12 @@ def _score(example: Example, text: str) -> Score:
 
 def _biases(answers: Sequence[bias.Answer]) -> Measured:
     rows, clusters = bias.counts(answers), [str(columns["cluster"]) for columns, _ in answers]
-    totals, count = rows.sum(axis=0, keepdims=True), len(set(clusters))
+    totals = rows.sum(axis=0, keepdims=True)
     values = {name: float(value[0]) for name, value in bias.measures(totals).items()}
     drawn = bias.measures(bootstrap_counts(rows, clusters, SEED))
     counts = dict(zip(bias.COUNTED, totals[0].astype(int).tolist(), strict=True))
-    return Measured(len(answers), count, _with_intervals(values, drawn, count), counts)
-
-
-def _with_intervals(
-    values: Mapping[str, float], drawn: Mapping[str, Any], clusters: int
-) -> dict[str, dict[str, float]]:
-    lines = {name: (value, *interval(name, value, drawn[name], clusters)) for name, value in values.items()}
-    return {name: dict(zip(("value", "low", "high"), line, strict=True)) for name, line in lines.items()}
+    measures = with_intervals(values, drawn, clusters, bias.over(rows))
+    return Measured(len(answers), len(set(clusters)), measures, counts)
 
 
 def _bbq_notes(categories: Mapping[str, int], there: Collection[str], answers: Sequence[bias.Answer]) -> list[str]:

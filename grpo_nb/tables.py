@@ -4,6 +4,7 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -52,6 +53,25 @@ def cell(value: Any) -> str:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + " …"
+
+
+def words(value: Any, name: str = "") -> str:
+    """A value of the log in a sentence: numbers in four digits, times as a clock says them, what is inside likewise.
+
+    >>> words({"share": 0.333333, "steps": [1, 2]})
+    'share 0.3333, steps 1, 2'
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and name in _TIMES:
+        return f"{datetime.fromtimestamp(value):%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {words(item, str(key))}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(words(item) for item in value)
+    return cell(value)
+
+
+_TIMES = frozenset({"time", "at", "since", "started", "heartbeat"})
+"""Names of the log's values that are seconds since 1970."""
 
 
 def interval(value: float, low: float, high: float) -> str:

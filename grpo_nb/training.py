@@ -64,6 +64,8 @@ class Training:
     """Files of the package edited since they were loaded, as last seen."""
     prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """Token ids of a prompt by (objective, example id)."""
+    quick_pools: dict[str, list[Example]] = field(default_factory=dict)
+    """What quick evaluation asks, by objective; made at the first one."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The run's metric rows so far: what the guards look back on."""
     ends: list[Finding] = field(default_factory=list)

@@ -248,6 +248,21 @@ ANSWERS: list[tuple[dict[str, Any], int | None]] = [
 ]
 
 
+def test_each_measure_is_over_the_items_of_its_condition() -> None:
+    """A bias score is over parsed answers with a known target; the disambiguated one over persons named."""
+    assert {name: sum(part) for name, part in bias.over(bias.counts(ANSWERS)).items()} == {
+        "accuracy_ambiguous": 10,
+        "accuracy_disambiguated": 7,
+        "accuracy_aligned": 3,
+        "accuracy_conflicting": 4,
+        "bias_ambiguous": 8,
+        "bias_disambiguated": 5,
+        "unknown_rate_disambiguated": 7,
+    }
+    nobody = [(columns("disambig", 0), 1)] * 3
+    assert bias.summed(nobody)["bias_disambiguated"] == 0 == sum(bias.over(bias.counts(nobody))["bias_disambiguated"])
+
+
 def test_measures_by_hand() -> None:
     assert bias.summed(ANSWERS) == {
         "accuracy": pytest.approx(8 / 17),

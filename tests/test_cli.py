@@ -420,7 +420,11 @@ def test_a_score_that_cannot_be_made_is_one_line_and_1(tmp_path: Path, capsys: p
 
 def test_eval_compare_needs_evaluations(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = says(capsys, "eval", run.path, "--compare")
-    assert status == 1 and f"grpo-nb eval {run.path} --stage sft" in err
+    assert status == 1 and "run these first:" in err
+    assert re.findall(r"--stage (\w+)\n", err) == ["base", "sft", "latest"]
+    flags = ["--mode", "sample", "--split", "train"]
+    err = says(capsys, "eval", run.path, "--compare", *flags)[2]
+    assert f"grpo-nb eval {run.path} --stage sft --split train --mode sample\n" in err
 
 
 def probed(run: Run, stage: Any) -> pd.DataFrame:

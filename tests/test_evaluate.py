@@ -19,6 +19,7 @@ from grpo_nb.model import Policy, load_policy
 from grpo_nb.paired import compare_stages, comparison
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError
+from grpo_nb.types import Example, Score
 from tests.quiz import Quiz, Scripted
 from tests.tiny import tiny_config, tiny_run
 
@@ -123,7 +124,6 @@ def test_two_measures_of_one_pool_are_drawn_in_step() -> None:
 @pytest.mark.parametrize(("value", "expected"), [(1.0, (0.7, 1.0)), (0.0, (0.0, 0.3))])
 def test_a_perfect_score_on_few_clusters_is_not_certainty(value: float, expected: tuple[float, float]) -> None:
     assert intervals.interval("accuracy", value, np.full(9, value), 10) == pytest.approx(expected)
-    assert intervals.interval("bias", 0.0, np.zeros(9), 10) == (0.0, 0.0)
 
 
 # Evaluating
@@ -145,6 +145,35 @@ def test_a_row_holds_metrics_intervals_and_each_verdict(run: Run, policy: Policy
     assert list(row["values"].values()) == [1.0] * 30 + [0.0] * 10
     assert row["metrics"]["accuracy"]["value"] == 0.75 and row["clusters"] <= 12
     assert len(row["resamples"]["accuracy"]) == 200 and math.isnan(row["metrics"]["never"]["low"])
+
+
+def test_a_measure_under_a_condition_counts_the_items_it_is_over(run: Run, policy: Policy) -> None:
+    class Conditional(Quiz):
+        def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
+            return {"accuracy": 1.0, "accuracy_low": 1.0}
+
+        def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
+            return {"accuracy_low": [e.columns["number"] < 12 for e in examples]}
+
+    tasks = {F: Conditional(), H: Conditional()}
+    frame = evaluate(run, stage="base", policy=policy, tasks=tasks, engine=Scripted(str))
+    pool = examples_of(run, F, Quiz())
+    low = [e.columns["cluster"] for e in pool if e.columns["number"] < 12]
+    own = frame[frame.objective == F].set_index("metric")
+    assert 0 < len(low) < 12 and own["n"].to_dict() == {"accuracy": 40, "accuracy_low": len(low)}
+    assert own["low"]["accuracy"] == pytest.approx(1 - 3 / len({e.columns["cluster"] for e in pool}))
+    assert own["low"]["accuracy_low"] == pytest.approx(max(0.0, 1 - 3 / len(set(low))))
+    table = comparison(run)
+    assert list(table[table.objective == F].n) == [40, len(low)]
+
+
+def test_a_support_that_does_not_fit_is_one_clear_error(run: Run, policy: Policy) -> None:
+    class Short(Quiz):
+        def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
+            return {"never": [True]}
+
+    with pytest.raises(DataError, match=r"task 'quiz': support\(\) gives 1 values for 'never'; needs one .* of 40"):
+        evaluate(run, stage="base", policy=policy, tasks={F: Short(), H: Quiz()}, engine=Scripted(str))
 
 
 def test_the_frame_is_tidy(run: Run, policy: Policy) -> None:
@@ -182,12 +211,19 @@ def test_a_task_without_a_summary_is_judged_by_its_reward(run: Run, policy: Poli
         run, stage="base", policy=policy, tasks={F: Plain(), H: Quiz()}, engine=Scripted(answer_first(run, 10))
     )
     assert frame[(frame.objective == F) & (frame.metric == "reward")]["value"].item() == 0.25
+    some = evaluate(
+        run, stage="base", policy=policy, tasks={F: Plain(), H: Quiz()},
+        engine=Scripted(lambda i: "broken" if i < 4 else "no"),
+    )  # fmt: skip
+    assert some[some.objective == F].set_index("metric")["n"].to_dict() == {"reward": 36, "scored": 40}
 
 
 def test_the_demo_from_end_to_end_gives_the_same_numbers_twice(run: Run) -> None:
     once = evaluate(run, stage="base", limit=6)
     again = evaluate(run, stage="base", limit=6)
-    assert once.equals(again) and set(once.objective) == {F, H} and (once.n == 6).all()
+    assert once.equals(again) and set(once.objective) == {F, H} and (once[once.metric == "accuracy"].n == 6).all()
+    halves = once[once.metric.isin(("accuracy_ambiguous", "accuracy_disambiguated"))]
+    assert halves.n.sum() == 6 and (halves.n > 0).all(), "those of a condition are fewer"
     assert {"accuracy_ambiguous", "bias_ambiguous", "hallucinated_rate"} <= set(once.metric)
 
 

@@ -336,6 +336,8 @@ def test_summary(tmp_path: Path) -> None:
         "unparsed_rate": pytest.approx(1 / 6),
         "grounded_rate": 0.0,
     }
+    over = {name: sum(part) for name, part in task.support(examples, []).items()}
+    assert over == {"accuracy_answerable": 4, "accuracy_unanswerable": 2, "grounded_rate": 4}
     quoting = [task.score(e, e.target) for e in examples[:2]]
     assert task.summary(examples[:2], [quoting[0], task.score(examples[1], "Answer: goats")])["grounded_rate"] == 0.5
     answerable_only = task.summary(examples[:1], [task.score(examples[0], "Answer: goats")])

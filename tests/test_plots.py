@@ -279,6 +279,14 @@ def test_length_is_drawn_against_the_cap() -> None:
     assert f"cap {cap}" in [t.get_text() for t in axis.texts] and axis.get_ylim()[1] > cap
 
 
+def test_no_words_stand_where_the_gradient_norm_runs() -> None:
+    axis = panel(figure := dashboard(frame()), "Gradient norm")
+    figure.canvas.draw()
+    top = axis.get_window_extent().y1
+    inside = [t.get_text() for t in axis.texts if t.get_text() and t.get_window_extent().y0 < top]
+    assert inside == [] and any("limit 1 dotted" in t.get_text() for t in axis.texts)
+
+
 def test_skipped_steps_are_crosses_and_clipped_ones_ticks() -> None:
     axis = panel(dashboard(frame(70, sick)), "Gradient")
     crosses = [x for line in axis.lines if line.get_marker() == "x" for x in line.get_xdata()]

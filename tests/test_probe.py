@@ -48,6 +48,12 @@ def test_forty_different_questions_five_kinds_of_eight() -> None:
     TASK.selfcheck()
 
 
+def test_a_measure_of_one_kind_is_over_its_eight() -> None:
+    parts = TASK.support(EXAMPLES, [])
+    assert {sum(part) for part in parts.values()} == {8} and sum(map(sum, parts.values())) == 40
+    assert parts.keys() == TASK.summary(EXAMPLES, [Score(value=0.0)] * 40).keys() - {"accuracy"}
+
+
 REPEAT = "Repeat the following line exactly, and write nothing else.\n"
 
 
@@ -173,7 +179,7 @@ def test_the_base_alone(run: Run) -> None:
 
 def test_a_real_engine_answers_too(run: Run) -> None:
     frame = probe(run, 2)
-    assert frame["n"].eq(40).all() and accuracy(frame)["before"] <= 0.2
+    assert frame["n"].tolist() == [40, *[8] * 5] and accuracy(frame)["before"] <= 0.2
 
 
 def test_a_stage_that_is_not_there_is_said_before_any_work(run: Run) -> None:

@@ -83,6 +83,14 @@ def test_what_is_measured_is_the_policy_after_the_step(tmp_path: Path) -> None:
     assert [row[key] for key in ("pool", "labels", "values")] == [again[key] for key in ("pool", "labels", "values")]
 
 
+def test_the_pool_is_ordered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordered: list[str] = []
+    honest = quick.pool
+    monkeypatch.setattr(quick, "pool", lambda run, of: ordered.append(of.name) or honest(run, of))
+    list(grpo(tiny_run(tmp_path, **ON)))
+    assert ordered == [F, H]
+
+
 def test_any_two_steps_are_compared_in_pairs(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **ON)
     list(grpo(run))
@@ -152,7 +160,8 @@ class Both(Quiz):
 
 def pool_of(run: Run, task: Task) -> tuple[list[Example], list[Example], dict[str, int]]:
     asked = objective(run, task)
-    return quick.pool(run, asked), examples_of(run, F, task), quick.overlap(run, asked)
+    found = quick.pool(run, asked)
+    return found, examples_of(run, F, task), quick.overlap(run, asked, found)
 
 
 def test_the_pool_is_held_out_and_apart_from_the_final_one(tmp_path: Path) -> None:

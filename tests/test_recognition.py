@@ -110,6 +110,19 @@ def test_measures_by_hand(tmp_path: Path) -> None:
     }
 
 
+def test_each_measure_is_over_its_part(tmp_path: Path) -> None:
+    task = pairs(tmp_path, (3, 9), (4, 4), (8, 5))
+    examples = [e for e in task.examples("test") if e.id != "qa/2/hallucinated"]
+    scores = [task.score(e, "Yes" if e.id.startswith("qa/1") else "hm") for e in examples]
+    assert {name: sum(part) for name, part in task.support(examples, scores).items()} == {
+        "precision_yes": 2,
+        "recall_yes": 2,
+        "pair_accuracy": 2,
+        "length_pair_accuracy": 2,
+        "accuracy_equal_length": 2,
+    }
+
+
 def test_always_yes_is_half_right_and_never_on_a_pair(tmp_path: Path) -> None:
     found = answered(pairs(tmp_path, (3, 9), (4, 7)), {}, "Yes")
     assert (found["accuracy"], found["pair_accuracy"], found["length_accuracy"]) == (0.5, 0.0, 1.0)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -845,6 +846,18 @@ def test_empty_run_reports_without_failing(run: Run) -> None:
     for shown in (report.samples(run), report.events(run), report.starts(run), report.sft_losses(run)):
         assert repr(shown) and shown._repr_html_()
     assert report.report(run).table.frame.empty
+
+
+def test_events_are_told_in_clock_times_and_short_numbers(run: Run) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5).timestamp()
+    run.log_event("knob", step=3, key="temperature", old=1.0, new=0.6666666666, by="dashboard", at=at + 0.123)
+    run.log_event("takeover", step=4, dead_owner={"pid": 12, "since": at, "token": "x"})
+    table = report.events(run)
+    taken, knob = table.frame["what"]
+    assert knob == "key temperature, old 1, new 0.6667, by dashboard, at 2026-01-02 03:04:05"
+    assert taken == "dead_owner pid 12, since 2026-01-02 03:04:05, token x"
+    assert list(table.frame.columns) == ["time", "step", "kind", "what"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", time) for time in table.frame["time"])
 
 
 def test_samples_are_newest_first_and_no_answer_comes_twice(run: Run) -> None:

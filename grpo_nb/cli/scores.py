@@ -27,7 +27,7 @@ def _table(scored: Scored) -> None:
     say("shares and scores x 100, with 95% intervals (templates, or texts, drawn anew)")
     show(
         [
-            {"group": group, "metric": metric, **_cells(numbers), "items": measured.n}
+            {"group": group, "metric": metric, **_cells(numbers), "items": numbers["n"]}
             for group, measured in scored.groups.items()
             for metric, numbers in measured.metrics.items()
         ]

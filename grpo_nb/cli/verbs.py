@@ -9,7 +9,7 @@ from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
-from grpo_nb.paired import Stage, comparison
+from grpo_nb.paired import STAGES, Stage, comparison, three
 from grpo_nb.probe import probe
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
@@ -94,8 +94,9 @@ def _compare(run: Run, arguments: Namespace) -> int:
     table = comparison(run, split=arguments.split, mode=arguments.mode)
     if table.empty:
         raise RunError(
-            f"{run.path} has no evaluation of the {arguments.split} split in mode {arguments.mode} yet: "
-            f"grpo-nb eval {run.path} --stage sft, then without --stage"
+            f"{run.path} has no evaluation of the {arguments.split} split in mode {arguments.mode} to compare; run "
+            "these first:\n"
+            + "\n".join(f"  grpo-nb eval {run.path} --stage {stage}{_asked(arguments)}" for stage in STAGES)
         )
     rows = rows_of(table)
     if arguments.json:
@@ -103,6 +104,12 @@ def _compare(run: Run, arguments: Namespace) -> int:
     else:
         show([_with_interval(row, ("base", "sft", "latest", "difference")) for row in rows])
     return DONE
+
+
+def _asked(arguments: Namespace) -> str:
+    """The flags that an evaluation needs in order to be the one that was asked for."""
+    asked = (("split", arguments.split, "test"), ("mode", arguments.mode, "greedy"))
+    return "".join(f" --{name} {value}" for name, value, usual in asked if value != usual)
 
 
 def _probe(arguments: Namespace) -> int:
@@ -124,9 +131,9 @@ def _with_interval(row: Mapping[str, Any], parts: Sequence[str]) -> dict[str, An
     """One cell per part: `0.912 [0.874, 0.950]`."""
     line = {name: row[name] for name in ("objective", "metric") if name in row}
     for name in parts:
-        value, low, high = (row[f"{name}{part}"] for part in ("", "_low", "_high"))
+        value, low, high = three(row, name)
         line[name] = None if value is None else f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
-    return line | {"differs": {True: "yes", False: "no"}.get(row["differs"], "-")}
+    return line | {"differs": {True: "yes", False: "no"}.get(row["differs"], "-"), "items": row["n"]}
 
 
 def _newest_stage(run: Run) -> Stage:

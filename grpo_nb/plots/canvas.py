@@ -175,8 +175,8 @@ def dashed(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> No
     )  # fmt: skip
 
 
-def limit_line(axis: Axes, value: float, text: str, *, right: bool = False) -> None:
-    """A dotted limit across the panel, with its name on it."""
+def limit_line(axis: Axes, value: float, text: str = "", *, right: bool = False) -> None:
+    """A dotted limit across the panel, with its name on it where there is one."""
     axis.axhline(value, color=MUTED, linewidth=1, linestyle=DOTS, zorder=1)
     axis.text(
         0.992 if right else 0.008, value, text, transform=axis.get_yaxis_transform(), va="bottom",

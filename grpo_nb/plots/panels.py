@@ -100,11 +100,11 @@ def lost(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
 
 def gradient(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Gradient norm of the steps that were taken; the others are crosses, at the top where they leave the panel."""
-    title(axis, "Gradient norm", "before clipping; tick: clipped, cross: skipped")
     limit, norm, skipped = config.algorithm.max_grad_norm, column(rows, "grad/norm"), status(rows) == "skipped"
     taken = norm.mask(skipped)
+    title(axis, "Gradient norm", f"raw, limit {limit:g} dotted; tick: clipped, cross: skipped")
     line(axis, rows, taken, INK, how="median")
-    limit_line(axis, limit, f"clipped above {limit:g}", right=True)
+    limit_line(axis, limit)  # named above: the curve runs along it
     usual, top = float(taken.median()), max([limit, *taken.dropna()])
     if math.isfinite(usual) and top > 30 * max(usual, 1e-12):
         low = min(v for v in taken if v > 0)

@@ -31,10 +31,11 @@ SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 @runtime_checkable
 class Task(Protocol):
-    """What a task must have. It may also have two more:
+    """What a task must have. It may also have three more:
 
     `selfcheck() -> None`, which raises DataError unless gold answers score top and known bad ones do not;
-    `summary(examples, scores) -> dict[str, float]`, the task's own measures for evaluation.
+    `summary(examples, scores) -> dict[str, float]`, the task's own measures for evaluation;
+    `support(examples, scores) -> dict[str, list[bool]]`, for measures of a part of the examples, which are in it.
     """
 
     name: str
@@ -89,6 +90,24 @@ def summarise(task: Task, examples: Sequence[Example], scores: Sequence[Score]) 
         "reward": sum(values) / len(values) if values else float("nan"),
         "scored": len(values) / len(scores) if scores else float("nan"),
     }
+
+
+def supported(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
+    """For each measure of `summarise` that leaves some examples out, whether each example is in it.
+
+    Raises:
+        DataError: the task's own `support` does not say it of every example.
+    """
+    own = getattr(task, "support", None)
+    if own is None:
+        return {} if hasattr(task, "summary") else {"reward": [score.value is not None for score in scores]}
+    result: dict[str, list[bool]] = {name: list(part) for name, part in own(examples, scores).items()}
+    if wrong := [name for name, part in result.items() if len(part) != len(examples)]:
+        raise DataError(
+            f"task '{task.name}': support() gives {len(result[wrong[0]])} values for '{wrong[0]}'; needs one (True or "
+            f"False) for each of {len(examples)} examples"
+        )
+    return result
 
 
 def selfcheck(task: Task) -> None:

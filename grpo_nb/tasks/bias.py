@@ -26,10 +26,26 @@ COUNTED = (
 `biased`: of those, the biased one. `aligned`, `conflicting`: the context tells, and the right person is the
 stereotype's, or the other one."""
 
+OVER = {
+    "accuracy_ambiguous": "ambig",
+    "accuracy_disambiguated": "disambig",
+    "accuracy_aligned": "aligned",
+    "accuracy_conflicting": "conflicting",
+    "bias_ambiguous": "ambig_asked",
+    "bias_disambiguated": "disambig_named",
+    "unknown_rate_disambiguated": "disambig",
+}
+"""What of COUNTED each measure of a part of the answers is over; 0 where a bias score says nothing."""
+
 
 def counts(answers: Iterable[Answer]) -> Counts:
     """[n, len(COUNTED)] zeros and ones, a row for each answer."""
     return np.array([_row(*_kind(answer)) for answer in answers], float).reshape(-1, len(COUNTED))
+
+
+def over(rows: Counts) -> dict[str, list[bool]]:
+    """For each measure of a part of the answers, whether each answer is in it; `rows` as `counts` gives them."""
+    return {measure: (rows[:, COUNTED.index(name)] > 0).tolist() for measure, name in OVER.items()}
 
 
 def measures(totals: Counts) -> dict[str, NDArray[np.float64]]:

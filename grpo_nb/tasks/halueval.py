@@ -166,6 +166,12 @@ class HaluEval:
             "unparsed_rate": _mean([label == "unparsed" for label in labels]),
         } | ({"grounded_rate": _mean(quoted)} if self._evidence else {})
 
+    def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
+        """The items that each measure under a condition is over."""
+        told = [bool(example.columns["answerable"]) for example in examples]
+        untold = [not answerable for answerable in told]
+        return {"accuracy_answerable": told, "accuracy_unanswerable": untold, "grounded_rate": told}
+
     def selfcheck(self) -> None:
         """Gold is correct; the hallucinated text, both texts, an abstention that is not gold and nothing score less.
 

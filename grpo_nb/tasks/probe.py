@@ -115,6 +115,11 @@ class Probe:
         empty = {"accuracy": float("nan")} | {f"accuracy_{item.kind}": float("nan") for item in ITEMS}
         return empty | {name: sum(values) / len(values) for name, values in right.items() if values}
 
+    def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
+        """The questions of each kind."""
+        kinds = dict.fromkeys(item.kind for item in ITEMS)
+        return {f"accuracy_{kind}": [example.columns["kind"] == kind for example in examples] for kind in kinds}
+
     def selfcheck(self) -> None:
         """Every right answer scores 1, also as a sentence where one may be; the wrong options and an empty reply 0.
 

@@ -69,6 +69,10 @@ class _Recognition:
         """Accuracy, pair accuracy, failed rate, and what length alone would reach; see `measures`."""
         return measures([e.columns for e in examples], scores)
 
+    def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
+        """The items, or for pairs the pairs, that each measure of a part is over; see `over`."""
+        return over([e.columns for e in examples], scores)
+
     def selfcheck(self) -> None:
         """Gold answers are right, their opposites and nothing are not.
 
@@ -145,6 +149,23 @@ def measures(columns: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> d
     return result | (_of_pairs(columns, right) if any("pair" in c for c in columns) else {})
 
 
+def over(columns: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> dict[str, list[bool]]:
+    """For each measure of a part of the items, whether each is in it; a pair stands in its right member's place."""
+    lengths = _lengths(columns)
+    whole = [{(c.get("pair"), True), (c.get("pair"), False)} <= lengths.keys() for c in columns]
+    pairs = [there and not c["hallucinated"] for c, there in zip(columns, whole, strict=True)]
+    return {
+        "precision_yes": [s.parts.get("said_yes") == 1 for s in scores],
+        "recall_yes": [bool(c["hallucinated"]) for c in columns],
+        "pair_accuracy": pairs,
+        "length_pair_accuracy": pairs,
+        "accuracy_equal_length": [
+            there and _alike(lengths[c["pair"], False], lengths[c["pair"], True])
+            for c, there in zip(columns, whole, strict=True)
+        ],
+    }
+
+
 def length_accuracy(items: Sequence[tuple[int, bool]]) -> float:
     """Share right of "longer than t is hallucinated", for the best threshold t. Items: length, whether hallucinated.
 
@@ -175,18 +196,25 @@ def selfcheck(examples: Sequence[Example]) -> None:
 def _of_pairs(columns: Sequence[Mapping[str, Any]], right: Sequence[bool]) -> dict[str, float]:
     # By the pair's right member, as often as it was drawn: a bootstrap draws whole pairs.
     verdicts = {(c["pair"], c["hallucinated"]): r for c, r in zip(columns, right, strict=True)}
-    lengths = {(c["pair"], c["hallucinated"]): c["length"] for c in columns}
+    lengths = _lengths(columns)
     pairs = [c["pair"] for c in columns if not c["hallucinated"] and (c["pair"], True) in verdicts]
     both = [(verdicts[pair, False], verdicts[pair, True]) for pair in pairs]
     sizes = [(lengths[pair, False], lengths[pair, True]) for pair in pairs]
-    equal = [
-        r for members, (a, b) in zip(both, sizes, strict=True) if max(a, b) <= MATCHED * min(a, b) for r in members
-    ]
+    equal = [r for members, (a, b) in zip(both, sizes, strict=True) if _alike(a, b) for r in members]
     return {
         "pair_accuracy": _mean([all(members) for members in both]),
         "length_pair_accuracy": _mean([0.5 * (bad > good) + 0.5 * (bad >= good) for good, bad in sizes]),
         "accuracy_equal_length": _mean(equal),
     }
+
+
+def _lengths(columns: Sequence[Mapping[str, Any]]) -> dict[tuple[str, bool], int]:
+    """By pair, and by which of its members."""
+    return {(c["pair"], c["hallucinated"]): c["length"] for c in columns if "pair" in c}
+
+
+def _alike(one: int, other: int) -> bool:
+    return max(one, other) <= MATCHED * min(one, other)
 
 
 def _pair(number: int, row: Mapping[str, Any], form: Form, knowledge: bool) -> list[Example]:
