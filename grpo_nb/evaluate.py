@@ -7,6 +7,7 @@ answers the same questions with the same luck, so that differences between stage
 import hashlib
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,7 +66,7 @@ def evaluate(
         RunError: the stage has no checkpoint.
         DataError: a split without examples.
         RewardError: a task raised, or gave something that is no score.
-        ValueError: an unknown split or mode.
+        ValueError: an unknown split or mode, or a limit below 1.
     """
     _check_words(split, mode)
     built = engine_named(engine) if isinstance(engine, str) else engine
@@ -169,9 +170,17 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
     Examples that share a `pair` column stay together, so that both members are in the pool.
 
     Raises:
-        DataError: the split is empty.
+        DataError: the split is empty, or an example id is used twice.
+        ValueError: a limit below 1.
     """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit}; needs 1 or more, or None for run.eval_examples")
     examples = read_examples(task, split)
+    if repeated := [name for name, times in Counter(example.id for example in examples).items() if times > 1]:
+        raise DataError(
+            f"task '{task.name}' of objective '{objective}' has {len(repeated)} ids of {split} examples more than "
+            f"once, the first is '{repeated[0]}'; give each example its own id: an evaluation is kept by them"
+        )
     if not examples:
         other = "train" if split == "test" else "test"
         raise DataError(
@@ -183,7 +192,7 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
     for example in (examples[i] for i in order):
         pairs.setdefault(str(example.columns.get("pair", example.id)), []).append(example)
     pool = [example for members in pairs.values() for example in members]
-    return pool[: run.config.run.eval_examples if limit is None else max(1, limit)]
+    return pool[: run.config.run.eval_examples if limit is None else limit]
 
 
 def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> Row:

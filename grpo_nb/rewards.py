@@ -78,7 +78,7 @@ def score(
     if not texts_B:
         return []
     own_scores = task_scores(rubric.task, examples_B, texts_B)
-    values = _function_values(rubric.functions, _arguments(examples_B, texts_B, completion_ids_B), len(texts_B))
+    values = _function_values(rubric.functions, lambda: _arguments(examples_B, texts_B, completion_ids_B), len(texts_B))
     return [
         _total(own, [(entry, values[entry.name][i]) for entry in rubric.functions]) for i, own in enumerate(own_scores)
     ]
@@ -101,7 +101,7 @@ def function_name(function: RewardFunction) -> str:
 
 
 def _weighted(entry: Any) -> Weighted:
-    function, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
+    function, weight = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, 1.0)
     if not callable(function):
         raise RewardError(
             f"{_kind(function)} is no reward function; needs f(prompts, completions, **columns) -> list, alone or with "
@@ -133,10 +133,11 @@ def _verdict(task: Task, example: Example, text: str) -> Score:
 def _arguments(
     examples_B: Sequence[Example], texts_B: Sequence[str], completion_ids_B: Sequence[Sequence[int]]
 ) -> dict[str, list[Any]]:
+    """What functions may name: lists, prompts and messages of the caller's own, so that none can spoil the examples."""
     columns = dict.fromkeys(name for example in examples_B for name in example.columns)
     return {
         **{name: [example.columns.get(name) for example in examples_B] for name in columns},
-        "prompts": [example.prompt for example in examples_B],
+        "prompts": [e.prompt if isinstance(e.prompt, str) else [dict(turn) for turn in e.prompt] for e in examples_B],
         "completions": [_completion(e, text) for e, text in zip(examples_B, texts_B, strict=True)],
         "completion_ids": [list(ids) for ids in completion_ids_B],
     }
@@ -147,10 +148,10 @@ def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
 
 
 def _function_values(
-    functions: Sequence[Weighted], arguments: Mapping[str, list[Any]], count: int
+    functions: Sequence[Weighted], arguments: Callable[[], Mapping[str, list[Any]]], count: int
 ) -> dict[str, list[Score]]:
-    """Every function's values, checked. Async functions run side by side."""
-    results = {entry.name: _call(entry, arguments) for entry in functions}
+    """Every function's values, checked; each with arguments of its own. Async functions run side by side."""
+    results = {entry.name: _call(entry, arguments()) for entry in functions}
     pending = {name: result for name, result in results.items() if inspect.isawaitable(result)}
     results |= _run(_gather(pending)) if pending else {}
     return {name: _checked(name, result, count) for name, result in results.items()}
@@ -206,9 +207,13 @@ def _run(coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
 
 def _checked(name: str, result: Any, count: int) -> list[Score]:
     needed = f"needs a list of {count} numbers (or None), one for each completion"
-    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+    scalar = getattr(result, "ndim", 1) == 0  # a tensor without dimensions says that it can be iterated
+    if scalar or isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         raise RewardError(f"reward function '{name}' returned {_kind(result)}; {needed}")
-    values = list(result)
+    try:
+        values = list(result)
+    except Exception as error:  # a generator runs only now
+        raise RewardError(f"reward function '{name}' raised {_said(error)}") from error
     if len(values) != count:
         raise RewardError(f"reward function '{name}' returned {len(values)} values; {needed}")
     return [_given(name, f"completion {i}", value) for i, value in enumerate(values)]

@@ -332,6 +332,8 @@ def test_selfcheck_finds_options_that_cannot_be_told_apart(tmp_path: Path) -> No
     ("changes", "message"),
     [
         ({"label": 3}, r"line 1: label is 3, needs 0, 1 or 2"),
+        ({"context": " \n"}, r"line 1: field 'context' is blank, needs text"),
+        ({"ans2": ""}, r"line 1: field 'ans2' is blank, needs text"),
         ({"label": -1}, r"label is -1"),
         ({"label": "1"}, r"field 'label' is str '1', needs int"),
         ({"label": True}, r"field 'label' is bool True"),
@@ -364,6 +366,7 @@ def test_a_missing_field_says_which_and_where(tmp_path: Path) -> None:
         ("[" * 100_000, r"line 1: brackets are nested too deep to be read, needs one flat object: \[{60}\.\.\.$"),
         ('\n{"example_id": 0,', r"line 2: not JSON \(.*column.*\): \{"),
         ("[1, 2]\n", r"line 1: found a JSON list, needs one object a line"),
+        ('{"example_id": ' + "9" * 5000 + "}", r"line 1: cannot be read \(.*4300 digits.*\): \{"),
     ],
 )
 def test_a_broken_file_says_file_line_and_what(tmp_path: Path, text: str, message: str) -> None:

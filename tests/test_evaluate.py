@@ -67,6 +67,21 @@ def test_the_pool_is_fixed_by_the_seed_and_a_smaller_one_is_its_head(run: Run, t
     assert len(examples_of(run, F, Quiz(3))) == 3
 
 
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_refused(run: Run, limit: int) -> None:
+    with pytest.raises(ValueError, match=rf"limit={limit}; needs 1 or more, or None for run\.eval_examples"):
+        examples_of(run, F, Quiz(), limit=limit)
+
+
+def test_an_id_that_comes_twice_is_refused(run: Run) -> None:
+    class Twice(Quiz):
+        def examples(self, split: Literal["train", "test"]) -> list[Example]:
+            return [*super().examples(split), super().examples(split)[3]]
+
+    with pytest.raises(DataError, match=r"'quiz' of objective 'fairness' has 1 ids of test .* the first is 'test/3'"):
+        examples_of(run, F, Twice())
+
+
 def test_a_split_without_examples_is_refused(run: Run) -> None:
     with pytest.raises(DataError, match=r"'quiz' of objective 'fairness' has no test examples; .* split='train'"):
         examples_of(run, F, Quiz(0))

@@ -417,6 +417,10 @@ def test_style_and_length_around_an_answer_leave_its_class(kind: str, before: st
         ({k: v for k, v in RIGHT.items() if k != "knowledge"}, r"line 1: field 'knowledge' is missing"),
         (RIGHT | {"question": 5}, r"field 'question' is int 5, needs str"),
         (RIGHT | {"right_answer": "  "}, r"field 'right_answer' is blank"),
+        (
+            RIGHT | {"question": "Who \ud800?"},
+            r"line 1: field 'question' has half a character in it .*'Who \\ud800\?'",
+        ),
     ],
 )
 def test_a_wrong_row_is_one_clear_error(tmp_path: Path, row: dict[str, Any], message: str) -> None:

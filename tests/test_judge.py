@@ -22,10 +22,12 @@ from grpo_nb.judge import FILE, Judge, ledger, prompts
 from grpo_nb.judge.prompts import RUBRICS, UnreadableVerdict, evidence_of, fence, messages, parse_verdict
 from grpo_nb.judge.tally import Tally, quantile, spearman
 from grpo_nb.rewards import Rubric, score
+from grpo_nb.tasks.halueval import FORMS
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import Body, JudgeServer, by_reference, by_text, completion, parts_of, serving
+from tests.test_halueval import ROWS, TASKS
 from tests.tiny import small_tasks
 
 KEY, VARIABLE = "sk-never-to-be-seen-4711", "GRPO_NB_TEST_KEY"
@@ -107,6 +109,31 @@ def test_the_evidence_reaches_the_judge_whole(tmp_path: Path, server: JudgeServe
                 assert parts["RIGHT OPTION"].endswith(columns["options"][columns["label"]])
                 assert parts["OPTION OF THE STEREOTYPE"].endswith(columns["options"][columns["biased"]])
                 assert all(option in parts["OPTIONS"] for option in columns["options"])
+
+
+@pytest.mark.parametrize("kind", ["dialogue", "summarization"])
+def test_replies_and_summaries_are_judged_beside_their_source_and_both_references(
+    tmp_path: Path, server: JudgeServer, kind: str
+) -> None:
+    (tmp_path / f"{kind}_data.json").write_text(json.dumps(ROWS[kind]))
+    task = TASKS[kind](tmp_path)
+    (item,) = [*task.examples("train"), *task.examples("test")]
+    name = f"halueval_{kind}"
+    config = JudgeConfig.model_validate({"providers": [provider(server.url)], "retries": 0})
+    function = Judge(H, name, config, Journal(tmp_path / FILE))
+    function.check([item])
+    (verdict,) = score(Rubric(task, [(function, 0.04)]), [item], ["Answer: It says so."], [[1]])
+    parts, form = parts_of(server.bodies[-1]), FORMS[kind]
+    titles = {"KNOWLEDGE": form.source, "CONVERSATION": form.asked} if form.asked else {"DOCUMENT": form.source}
+    titles |= {"RIGHT REFERENCE": form.right, "HALLUCINATED REFERENCE": form.hallucinated}
+    plain = str.maketrans("<>[]", "‹›⟦⟧")
+    for title, column in titles.items():
+        assert parts[title] == item.columns[column].translate(plain)
+    assert verdict.parts["judge"] == given_by(server)["Answer: It says so."]
+    for column in (form.source, form.right, form.hallucinated):
+        blank = Example(id="b", prompt="p", columns={**item.columns, str(column): ""})
+        with pytest.raises(DataError, match=r"example b: [A-Z ]+ is blank"):
+            function.check([blank])
 
 
 def test_evidence_that_is_blank_or_missing_is_an_error_before_any_request(tmp_path: Path, server: JudgeServer) -> None:

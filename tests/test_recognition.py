@@ -171,6 +171,11 @@ def test_general_is_read_and_refused_for_training(tmp_path: Path) -> None:
         HaluEvalGeneral(written(path, [MARKS[0] | {"hallucination": "maybe"}]))
 
 
+def test_an_id_of_general_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 3: ID 7 is there already \(.*line 1\); remove one copy"):
+        HaluEvalGeneral(written(tmp_path / "general_data.json", [*MARKS, MARKS[0]]))
+
+
 def test_recognition_is_refused_for_training(tmp_path: Path) -> None:
     task = pairs(tmp_path, (3, 9))
     with pytest.raises(DataError, match="learns the length of hallucinated texts"):

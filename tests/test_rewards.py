@@ -140,6 +140,20 @@ def test_each_function_gets_only_what_it_names() -> None:
     }
 
 
+def test_no_function_can_spoil_the_examples_or_what_the_others_get() -> None:
+    def spoils(prompts: list[Any], completions: list[Any], colour: list[Any]) -> list[float]:
+        prompts[0][0]["content"] = completions[0][0]["content"] = "give 10"
+        for given in (prompts, completions, colour):
+            given.clear()
+        return [0.0, 0.0]
+
+    def sees(prompts: list[Any], completions: list[Any], colour: list[Any]) -> list[float]:
+        assert (prompts, colour) == ([CHAT, "plain"], ["red", None])
+        return lengths(completions)
+
+    assert [s.parts["sees"] for s in run(spoils, sees)] == [3.0, 5.0] and CHAT[0]["content"] == "Who?"
+
+
 def test_none_leaves_one_completion_unscored_with_its_cause() -> None:
     first, second = run(Colour())
     assert first.value == pytest.approx(4.0) and first.cause == ""
@@ -183,6 +197,7 @@ def test_numbers_of_any_kind_are_taken(values: Any) -> None:
         (None, r"'bad' returned NoneType None; needs a list of 2 numbers"),
         (1.0, r"'bad' returned float 1.0"),
         ("ab", r"'bad' returned str 'ab'"),
+        (torch.tensor(1.0), r"'bad' returned Tensor tensor\(1.\); needs a list of 2"),
         ({"a": 1, "b": 2}, r"'bad' returned dict"),
         (
             [1.0, math.inf],
@@ -221,6 +236,15 @@ def test_a_function_that_raises_is_named(kind: str) -> None:
     with pytest.raises(RewardError, match=rf"'{bad.__name__}' raised KeyError: 'speed'") as caught:
         run(bad)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_generator_that_raises_is_named() -> None:
+    def bad(completions: list[Any]) -> Any:
+        yield 1.0
+        raise TypeError("late")
+
+    with pytest.raises(RewardError, match="'bad' raised TypeError: late"):
+        run(bad)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
@@ -267,6 +291,8 @@ def test_numbers_of_any_kind_are_taken_from_a_task_and_texts_made_of_labels() ->
 def test_a_wrong_rubric_is_refused_at_once() -> None:
     with pytest.raises(RewardError, match="'lengths' is used twice"):
         Rubric(Fixed(), [lengths, (lengths, 0.5)])
+    with pytest.raises(RewardError, match=r"tuple \(.* is no reward function; needs f"):
+        _weighted((lengths, 0.5, "per token"))
     with pytest.raises(RewardError, match="3 is no reward function"):
         _weighted(3)
     for bare in (lengths, Colour()):

@@ -155,6 +155,9 @@ def verdict(columns: Mapping[str, Any], answer: str) -> tuple[str, int | None]:
 def check(row: Row) -> None:
     """Raises DataError unless the values of a BBQ row are possible ones."""
     data = row.data
+    for field in ("context", "question", *OPTIONS):
+        if not data[field].strip():
+            raise DataError(f"{row.where}: field '{field}' is blank, needs text")
     for field, known in (("question_polarity", ("neg", "nonneg")), ("context_condition", ("ambig", "disambig"))):
         if data[field] not in known:
             raise DataError(f"{row.where}: {field} is {data[field]!r}, needs {' or '.join(known)}")

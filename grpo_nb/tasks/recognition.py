@@ -117,6 +117,7 @@ class HaluEvalGeneral(_Recognition):
 
     def __init__(self, path: str | Path, seed: int = 0) -> None:
         rows = load_rows(path, ("general_data.json*", "*.json*"), GENERAL_FIELDS)
+        _refuse_repeats(rows)
         super().__init__([_general(row) for row in rows], seed)
 
 
@@ -230,6 +231,14 @@ def _pair(number: int, row: Mapping[str, Any], form: Form, knowledge: bool) -> l
             ("hallucinated", True, row[form.hallucinated].strip()),
         )
     ]
+
+
+def _refuse_repeats(rows: Sequence[Row]) -> None:
+    seen: dict[str, str] = {}
+    for row in rows:
+        if (name := row.data["ID"]) in seen:
+            raise DataError(f"{row.where}: ID {name} is there already ({seen[name]}); remove one copy")
+        seen[name] = row.where
 
 
 def _general(row: Row) -> Example:

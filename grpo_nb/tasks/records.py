@@ -62,6 +62,11 @@ def checked_row(where: str, data: Mapping[str, Any], fields: Mapping[str, type])
         if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
             found = f"{type(data[name]).__name__} {_short(repr(data[name]))}"
             raise DataError(f"{where}: field '{name}' is {found}, needs {kind.__name__}")
+        if kind is str and not _is_text(data[name]):
+            raise DataError(
+                f"{where}: field '{name}' has half a character in it (a lone surrogate), which no tokenizer can read: "
+                f"{_short(ascii(data[name]))}; write the file anew as UTF-8"
+            )
     return Row(where, data)
 
 
@@ -97,6 +102,8 @@ def _row(where: str, line: str, fields: Mapping[str, type]) -> Row:
         data = json.loads(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}): {_short(line)}") from None
+    except ValueError as error:  # a number of more digits than Python takes
+        raise DataError(f"{where}: cannot be read ({error}): {_short(line)}") from None
     except RecursionError:
         raise DataError(
             f"{where}: brackets are nested too deep to be read, needs one flat object: {_short(line)}"
@@ -104,6 +111,14 @@ def _row(where: str, line: str, fields: Mapping[str, type]) -> Row:
     if not isinstance(data, dict):
         raise DataError(f"{where}: found a JSON {type(data).__name__}, needs one object a line: {_short(line)}")
     return checked_row(where, data, fields)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(text: str, limit: int = 60) -> str:
