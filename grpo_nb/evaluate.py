@@ -202,8 +202,8 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
     resamples (drawn with one seed) subtracted from each other are the paired bootstrap of the difference.
     """
     clusters = [str(example.columns.get("cluster", example.id)) for example in examples]
-    values = _measures(task, examples, scores)
-    drawn = bootstrap(lambda rows: _measures(task, *_pick(rows, examples, scores)), clusters, seed, RESAMPLES)
+    values = summarise(task, examples, scores)
+    drawn = bootstrap(lambda rows: summarise(task, *_pick(rows, examples, scores)), clusters, seed, RESAMPLES)
     return {
         "n": len(examples),
         "clusters": len(set(clusters)),
@@ -246,10 +246,6 @@ def _progress(objective: str, total: int) -> Iterator[Callable[[int, int], None]
     disable = None if threading.current_thread() is threading.main_thread() else True
     with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=disable) as bar:
         yield lambda finished, rows: bar.update(finished - bar.n) and None
-
-
-def _measures(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-    return {name: float(value) for name, value in summarise(task, examples, scores).items()}
 
 
 def _pick(

@@ -121,8 +121,10 @@ def known_bad(task: Task, example: Example) -> Iterator[tuple[str, str]]:
     yield "empty", ""
     yield "the prompt again", _text(example)
     columns = example.columns
-    if "hallucinated_answer" in columns:
-        yield "made up", f"Answer: {columns['hallucinated_answer']}"
+    invented = next((text for name, text in columns.items() if str(name).startswith("hallucinated_")), None)
+    if invented is not None:
+        yield "made up", f"Answer: {invented}"
+        yield from (("abstaining", "Answer: Not stated") for told in [columns.get("answerable")] if told)
     elif "options" in columns and "label" in columns:
         wrong = (option for i, option in enumerate(columns["options"]) if i != columns["label"])
         yield from (("another option", f"Answer: {option}") for option in wrong)

@@ -182,6 +182,14 @@ def test_a_measure_under_a_condition_counts_the_items_it_is_over(run: Run, polic
     assert list(table[table.objective == F].n) == [40, len(low)]
 
 
+@pytest.mark.parametrize("given", [[1.0], {"accuracy": "high"}, {"accuracy": None}, None])
+def test_a_summary_without_numbers_is_one_clear_error(run: Run, policy: Policy, given: Any) -> None:
+    task = Quiz()
+    task.summary = lambda examples, scores: given  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"task 'quiz': summary\(\) gives .*; needs a dict of numbers by name"):
+        evaluate(run, stage="base", policy=policy, tasks={F: task, H: Quiz()}, engine=Scripted(str))
+
+
 def test_a_support_that_does_not_fit_is_one_clear_error(run: Run, policy: Policy) -> None:
     class Short(Quiz):
         def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:

@@ -98,7 +98,7 @@ def test_a_request_asks_for_the_same_bits_and_a_strict_form(tmp_path: Path, serv
 def test_the_evidence_reaches_the_judge_whole(tmp_path: Path, server: JudgeServer) -> None:
     for objective in (H, F):
         for item in small_tasks()[objective].examples("train")[:6]:
-            ask(judge(tmp_path, server.url, objective=objective), [item], ["Answer: x"])
+            ask(judge(tmp_path, server.url, objective=objective, timeout_s=30), [item], ["Answer: x"])
             parts, columns = parts_of(server.bodies[-1]), item.columns
             if objective == H:
                 assert parts["KNOWLEDGE"] == columns["knowledge"] and parts["QUESTION"] == columns["question"]
@@ -455,6 +455,24 @@ def test_a_torn_last_line_costs_one_verdict(tmp_path: Path, server: JudgeServer)
     scores = ask(judge(tmp_path, server.url), [example()] * 4, TEXTS)
     assert all(s.parts["judge"] is not None for s in scores) and len(server.bodies) == 5
     assert [row["score"] for row in Journal(path).read()].count(None) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"tokens_in": "many"}, {"usd": "1.5"}, {"tokens_out": -5}, {"usd": [1]}])
+def test_an_account_that_cannot_be_read_is_one_clear_error(
+    tmp_path: Path, server: JudgeServer, wrong: dict[str, Any]
+) -> None:
+    ask(judge(tmp_path, server.url, timeout_s=30), [example()], TEXTS[:1])
+    Journal(tmp_path / FILE).append({"objective": F, **wrong})
+    assert judge(tmp_path, server.url).tally.tokens == 110, "rows of other judges are none of its business"
+    Journal(tmp_path / FILE).append({"objective": H, **wrong})
+    with pytest.raises(ConfigError, match=r"judge\.jsonl has a row of 'hallucination' that spent \[.*; mend or remove"):
+        judge(tmp_path, server.url)
+
+
+def test_a_reason_without_end_is_kept_short(tmp_path: Path, server: JudgeServer) -> None:
+    server.says = lambda body: json.dumps({"reason": "x" * 100_000, "score": 3})
+    (verdict,) = ask(judge(tmp_path, server.url, timeout_s=30), [example()], TEXTS[:1])
+    assert verdict.parts["judge"] == 0.75 and (tmp_path / FILE).stat().st_size < 2000
 
 
 def test_the_key_of_the_cache_is_all_that_a_verdict_hangs_on(

@@ -156,6 +156,14 @@ def test_a_task_of_ones_own_gets_another_question_s_answer() -> None:
     ]  # fmt: skip
 
 
+def test_a_made_up_reply_is_a_bad_one_and_so_is_abstaining_where_the_text_tells() -> None:
+    columns = {"hallucinated_response": "She made none.", "answerable": True}
+    found = dict(known_bad(TASK, Example(id="x", prompt="p", target="t", columns=columns)))
+    assert found["made up"] == "Answer: She made none." and found["abstaining"] == "Answer: Not stated"
+    untold = Example(id="x", prompt="p", target="t", columns={**columns, "answerable": False})
+    assert "abstaining" not in dict(known_bad(TASK, untold))
+
+
 # On a run
 
 

@@ -10,6 +10,8 @@ from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.judge.prompts import TOP, VERSION, Messages
 
 FILE = "judge.jsonl"
+LONGEST_REASON = 1000
+"""Characters of a reason that are kept: `max_tokens` binds a server only if it wants to be bound."""
 
 
 @runtime_checkable
@@ -39,6 +41,9 @@ class Ledger:
     """The verdicts known so far and the tokens and dollars spent, of one objective over the whole run.
 
     Every reply is written down as it comes, readable or not, so neither a kill nor a rewind forgets what was paid.
+
+    Raises:
+        ConfigError: a row whose tokens or price are no numbers, so that what was spent is not known.
     """
 
     def __init__(self, objective: str, config: JudgeConfig, store: Store) -> None:
@@ -70,7 +75,7 @@ class Ledger:
             "provider": provider.label,
             "answer": answer,
             "score": verdict.score if verdict else None,
-            "reason": verdict.reason if verdict else "",
+            "reason": verdict.reason[:LONGEST_REASON] if verdict else "",
             "cause": cause,
             "tokens_in": tokens[0],
             "tokens_out": tokens[1],
@@ -104,8 +109,14 @@ class Ledger:
             )
 
     def _take(self, row: Mapping[str, Any]) -> None:
-        self.tokens += int(row.get("tokens_in") or 0) + int(row.get("tokens_out") or 0)
-        self.usd += float(row.get("usd") or 0)
+        spent = [row.get(name) or 0 for name in ("tokens_in", "tokens_out", "usd")]
+        if not all(isinstance(number, int | float) and number >= 0 for number in spent):
+            raise ConfigError(
+                f"{FILE} has a row of '{self._objective}' that spent {spent} (tokens in, tokens out, dollars), so the "
+                "budget cannot be kept; mend or remove that line"
+            )
+        self.tokens += int(spent[0]) + int(spent[1])
+        self.usd += float(spent[2])
         score, key = row.get("score"), row.get("key")
         if isinstance(key, str) and type(score) is int and 0 <= score <= TOP:
             self._known.setdefault(key, Verdict(score, str(row.get("reason", ""))))

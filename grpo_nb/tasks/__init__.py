@@ -80,16 +80,28 @@ def read_examples(task: Task, split: Literal["train", "test"]) -> list[Example]:
 
 
 def summarise(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-    """The task's own measures, or mean reward and share scored for a task that has none."""
+    """The task's own measures, or mean reward and share scored for a task that has none.
+
+    Raises:
+        DataError: its `summary` gives something else than numbers by name.
+    """
     own = getattr(task, "summary", None)
     if own is not None:
-        result: dict[str, float] = own(examples, scores)
-        return result
+        return _numbers(task, own(examples, scores))
     values = [score.value for score in scores if score.value is not None]
     return {
         "reward": sum(values) / len(values) if values else float("nan"),
         "scored": len(values) / len(scores) if scores else float("nan"),
     }
+
+
+def _numbers(task: Task, given: object) -> dict[str, float]:
+    if isinstance(given, Mapping):
+        try:
+            return {str(name): float(value) for name, value in given.items()}
+        except (TypeError, ValueError):
+            pass
+    raise DataError(f"task '{task.name}': summary() gives {given!r:.80}; needs a dict of numbers by name, nan for none")
 
 
 def supported(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
