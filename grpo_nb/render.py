@@ -84,6 +84,7 @@ def _execute(notebook: Any, folder: Path, progress: Callable[[int, int], None], 
     def count(cell: Any, cell_index: int, execute_reply: Any) -> None:
         nonlocal done
         done += execute_reply["content"]["status"] == "ok"
+        assert client.km is not None
         cost.peak = _peak(getattr(client.km.provisioner, "pid", None))
         progress(done, cells)
 
