@@ -4,6 +4,7 @@ The names in a row are keys of `losses.ADVANTAGES`, `losses.SURROGATES`, `losses
 what they compute is written there. Any row can be changed in one of its choices: `algorithm("grpo", kl="k2")`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -130,7 +131,23 @@ def usual_clip(surrogate: SurrogateName) -> tuple[float, float]:
     return next(row.clip for row in ALGORITHMS.values() if row.surrogate == surrogate)
 
 
+def widest_log_ratio(row: Algorithm) -> float:
+    """|log ratio| at which the row's clip acts, the farther of its sides; 0 for SAPO, which has none."""
+    low, high = row.clip
+    if row.surrogate == "sapo":
+        return 0.0
+    if row.surrogate == "gmpo":
+        return max(low, high)
+    return math.log(high) if row.surrogate == "cispo_cap" else max(-math.log1p(-low), math.log1p(high))
+
+
 def _check(row: Algorithm) -> None:
+    if row.surrogate == "cispo_cap" and row.clip[1] < 1:
+        raise ValueError(
+            f"clip_high={row.clip[1]:g}: for 'cispo_cap' it is the cap of the weight itself, and would cut every "
+            f"gradient to {row.clip[1]:.0%}; needs 1 or more, {usual_clip('cispo_cap')[1]:g} is usual; for a bound around "
+            "1 use 'cispo'"
+        )
     if row.surrogate in SEQUENCE_LEVEL and row.advantage == "reinforce_pp" and row.kl_in_reward:
         raise ValueError(
             f"surrogate '{row.surrogate}' has one ratio a completion, but advantage 'reinforce_pp' with "

@@ -90,9 +90,9 @@ def mgda(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     """m · argmin ‖Σᵢ αᵢ gᵢ‖ over α ≥ 0, Σᵢ αᵢ = 1: the shortest gradient of the convex hull.  Désidéri 2012.
 
     By hand: gᵢ·g ≥ ‖g‖² / m for every i, so no objective gets worse; where g = 0 none can gain without another's loss.
-    It favours short gradients: a larger weight, which makes its gradient wᵢgᵢ longer, gets that objective *less*,
-    and an objective with hardly any signal slows all the others. Frank-Wolfe finds α: exactly for two objectives,
-    for more until ‖g‖² is within about 1e-3 Σᵢ ‖gᵢ‖² of its minimum.
+    It favours short gradients: a larger weight, which makes its gradient wᵢgᵢ longer, gets that objective *less*, and
+    an objective with hardly any signal slows all the others. Frank-Wolfe finds α: exactly for two objectives, for more
+    until ‖g‖² is within about 1e-3 Σᵢ ‖gᵢ‖² of its minimum, so that one may lose that much.
     """
     from torchjd.aggregation import MGDAWeighting
 

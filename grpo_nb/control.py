@@ -137,6 +137,11 @@ def set_auto(state: BetaState) -> BetaState:
     return replace(state, mode="auto")
 
 
+def forget(state: BetaState) -> BetaState:
+    """The KLs seen so far were measured otherwise than those to come; beta stays."""
+    return replace(state, window=())
+
+
 def _rests(state: BetaState, kl: float) -> bool:
     return state.mode == "manual" or not math.isfinite(kl)
 
@@ -152,11 +157,11 @@ def _move(state: BetaState, kl: float, wanted: float, aim: Aim) -> tuple[BetaSta
     if value == state.value and pinned in (None, state.pinned):
         return after, None
     side, edge = ("above", high) if above else ("below", low)
-    return after, f"KL {kl:.3g} {side} {edge:g}, {_change(state.value, value, pinned)}"
+    return after, f"KL {kl:.3g} {side} {edge:g}, {_change(state.value, value, pinned, aim)}"
 
 
 def _raise(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
-    """Next beta when KL is too high. From 0, which no factor can leave, it starts at the floor, whatever the limit."""
+    """Next beta when KL is too high. From below the floor, 0 included, it starts there, whatever the limit."""
     floor, ceiling = aim.bounds
     limited = max(min(wanted, value * (1 + aim.limit)), floor)
     reached = max(value, min(limited, ceiling))  # a beta set above the ceiling is not lowered by a KL that is too high
@@ -171,10 +176,15 @@ def _lower(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
     return reached, "floor" if limited < floor else None
 
 
-def _change(before: float, after: float, pinned: Bound | None) -> str:
+def _change(before: float, after: float, pinned: Bound | None, aim: Aim) -> str:
     if after == before:
+        limit = aim.bounds[0] if pinned == "floor" else aim.bounds[1]
+        if after != limit:
+            return f"beta stays at {_number(after)}, beyond its {pinned} of {_number(limit)}"
         return f"beta stays at its {pinned}: {_number(after)}"
-    percent = f" {_percent(abs(after / before - 1))}" if before > 0 else ""
+    if before < aim.bounds[0]:
+        return f"beta up to its floor: {_number(before)} -> {_number(after)}"
+    percent = f" {_percent(abs(after / before - 1))}"
     bound = f" to its {pinned}" if pinned else ""
     return f"beta {'up' if after > before else 'down'}{percent}{bound}: {_number(before)} -> {_number(after)}"
 

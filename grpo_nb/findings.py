@@ -68,6 +68,12 @@ def number(row: Row, key: str) -> float | None:
     return None if value is None else float(value)
 
 
+def in_use(row: Row, key: str, setting: float) -> float:
+    """A knob as the row has it, 0 included; the setting it started from where the row does not say."""
+    value = number(row, key)
+    return setting if value is None else value
+
+
 def series(rows: Iterable[Row], key: str) -> list[float]:
     """The finite values of a key, oldest first."""
     values = (number(row, key) for row in rows)

@@ -27,7 +27,8 @@ def gradient_report(
     max_completion: int,
 ) -> Row:
     """Flat metrics of one update's gradients before weights and combination: `grad/norm/<objective>`,
-    `grad/norm/<objective>/<term>` (policy, kl, entropy), and for two objectives or more `grad/cosine/<a>/<b>`.
+    `grad/norm/<objective>/<term>` (policy, kl, entropy), and for two objectives or more `grad/cosine/<a>/<b>` and
+    the smallest of these, `grad/cosine`.
 
     Takes one forward and backward pass a term, holds one gradient a term and objective, and leaves `.grad` alone.
     A cosine with a zero gradient, which has no direction, is None.
@@ -69,9 +70,10 @@ def _by_term(
 def _cosines(gradients: Gradients) -> Row:
     names, gram = list(gradients), combine.gram(list(gradients.values()))
     cosine, alive = combine.cosine(gram), combine.norms(gram) > 0
-    return {
+    pairs: Row = {
         f"grad/cosine/{a}/{b}": float(cosine[i, j]) if alive[i] and alive[j] else None
         for i, a in enumerate(names)
         for j, b in enumerate(names)
         if i < j
     }
+    return pairs | {"grad/cosine": combine.min_cosine(gram)} if pairs else pairs

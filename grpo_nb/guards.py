@@ -68,7 +68,8 @@ def watch(state: Training, row: metrics.Row) -> None:
     Raises:
         TrainingError: a finding whose action is to stop.
     """
-    skip = rules.before_update([*state.rows, row], state.config) if row["status"] == "skipped" else None
+    left_out = row["status"] == "skipped" or row["grad/skipped"]
+    skip = rules.before_update([*state.rows, row], state.config) if left_out else None
     state.rows.append(row)
     found = ([skip] if skip else []) + rules.after_step(state.rows, state.config)
     act_on(state.run, found)

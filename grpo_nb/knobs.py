@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from grpo_nb.config import Config, ConfigError
+from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
 
 log = logging.getLogger(__name__)
@@ -332,6 +332,22 @@ def check_start(config: Config) -> None:
             _number(name, record.value)
         except RunError as error:
             raise ConfigError(f"{_setting(name)} starts the knob '{name}': {error}") from None
+    for name, objective in config.objectives.items():
+        if objective.controlled:
+            _check_bounds(name, objective)
+
+
+def _check_bounds(name: str, objective: ObjectiveConfig) -> None:
+    (floor, ceiling), highest = objective.beta_bounds, BOUNDS["beta"][1]
+    if ceiling > highest:
+        raise ConfigError(
+            f"objectives.{name}.beta_bounds={objective.beta_bounds}: the knob ends at {highest:g}; lower the second"
+        )
+    if objective.beta > 0 and not floor <= objective.beta <= ceiling:
+        raise ConfigError(
+            f"objectives.{name}.beta={objective.beta:g} is outside its beta_bounds, {floor:g} to {ceiling:g}, between "
+            "which the controller moves it; change one of them, or set kl_band to null to hold beta"
+        )
 
 
 def bounds(name: str) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from statistics import fmean, stdev
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_nb import losses
@@ -50,15 +50,19 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
-    """Loss, ratio, clipping and gradient over the step's optimizer updates; the ratio is the first update's."""
+    """Loss, ratio, clipping and gradient over the step's optimizer updates; the ratio is the first update's.
+
+    The status is `skipped` where no update was applied, `empty` where none had anything to learn from.
+    """
     if not updates:
-        return {"status": "skipped", "loss": None, "grad/norm": None, "grad/update": 0.0}
+        return {"status": "skipped", "loss": None, "grad/norm": None, "grad/update": 0.0, "grad/skipped": 0}
     first = updates[0][0]
     tokens = max(sum(g.tokens for g, _ in updates), 1)
     statuses = [u.status for _, u in updates]
     cosines = [g.cosine for g, _ in updates if g.cosine is not None]
     return {
-        "status": next((s for s in ("skipped", "clipped") if s in statuses), "ok"),
+        "status": statuses[0] if len(set(statuses)) == 1 else "clipped" if "clipped" in statuses else "ok",
+        "grad/skipped": statuses.count("skipped"),
         "loss": fmean(g.loss for g, _ in updates),
         **{f"loss/{term}": fmean(g.terms.get(term, 0.0) for g, _ in updates) for term in first.terms},
         "ratio/max_dev": first.ratio_deviation,
@@ -76,15 +80,16 @@ def reward_row(
     objective: str,
     scores: Sequence[Score],
     rewards: Float[Tensor, "prompt group"],
-    advantages: Float[Tensor, "prompt group #token"],
+    learns: Bool[Tensor, "prompt group"],
 ) -> Row:
     """Rewards of one objective as given: mean, spread inside the groups, unscored groups, labels; each part's too.
 
-    A dead group teaches nothing: it was scored, and every advantage in it is 0.
+    A dead group teaches nothing: it was scored, and none of its answers `learns`, has a trained token with an
+    advantage that is not 0.
     """
     scored = [s for s in scores if s.value is not None]
     complete = ~rewards.isnan().any(dim=1)
-    whole, dead = rewards[complete], (advantages == 0).flatten(1).all(dim=1)[complete]
+    whole, dead = rewards[complete], ~learns.any(dim=1)[complete]
     labels = Counter(s.label for s in scores if s.label)
     return {
         f"reward/{objective}": _mean([s.value for s in scored if s.value is not None]),

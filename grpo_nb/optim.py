@@ -20,7 +20,8 @@ class Update:
     """Global L2 norm of the gradient before clipping."""
     moved: float
     """Relative size of the change, ||new - old|| / ||old||; 0 where the step was skipped."""
-    status: Literal["ok", "clipped", "skipped"]
+    status: Literal["ok", "clipped", "skipped", "empty"]
+    """`empty`: the gradient was exactly 0, so there was nothing to learn."""
 
 
 def adamw(parameters: Parameters, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
@@ -38,16 +39,18 @@ def apply(
 ) -> Update:
     """Guard, clip and step once on what `.grad` has accumulated, then clear it.
 
-    A gradient that is not finite, or whose norm is above `skip_above`, changes nothing but the status.
+    A gradient that is not finite, or whose norm is above `skip_above`, changes nothing but the status. Nor does one
+    of exactly 0 (every answer masked, or all groups alike and no penalty): AdamW's momentum alone would move the
+    weights as far as any step before it.
 
     Raises:
         FloatingPointError: a parameter is not finite after the step; nothing must be saved from here on.
     """
     gradients = [p.grad for p in parameters.values() if p.grad is not None]
     norm = global_norm(gradients)
-    if gradient_refused(norm, skip_above):
+    if norm == 0 or gradient_refused(norm, skip_above):
         optimizer.zero_grad(set_to_none=True)
-        return Update(norm=norm, moved=0.0, status="skipped")
+        return Update(norm=norm, moved=0.0, status="skipped" if norm else "empty")
     if norm > max_norm:
         torch._foreach_mul_(gradients, max_norm / norm)
     before = [p.detach().clone() for p in parameters.values()]

@@ -22,12 +22,14 @@ from grpo_nb.findings import (
     Row,
     Rows,
     Rule,
+    in_use,
     level,
     newest,
     number,
     series,
     start,
 )
+from grpo_nb.knobs import bounds
 from grpo_nb.optim import gradient_refused
 
 SKIPS_TO_STOP = 3
@@ -97,7 +99,8 @@ def repeated_skips(rows: Rows, config: Config) -> Finding | None:
         "repeated_skips",
         "error",
         newest(rows),
-        f"the last {SKIPS_TO_STOP} updates were all skipped: nothing is learnt, and the cause does not go by itself.",
+        f"every update of the last {SKIPS_TO_STOP} steps was skipped: nothing is learnt, and the cause does not go by "
+        "itself.",
         {"norms": [str(number(row, "grad/norm")) for row in tail]},
         f"go on from the checkpoint before the first skip with half the learning rate (now {_rate(rows[-1], config):g})"
         if any(number(row, "grad/norm") is not None for row in tail)
@@ -182,7 +185,7 @@ def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
     values = series(rows[-BASELINE:], f"kl/{objective}")
     if len(values) < ENOUGH or (kl := statistics.median(values)) <= limit:
         return None
-    beta = number(rows[-1], f"beta/{objective}") or config.objectives[objective].beta
+    beta = in_use(rows[-1], f"beta/{objective}", config.objectives[objective].beta)
     return Finding(
         "kl_exploded",
         "error" if kl > 3 * limit else "warning",
@@ -190,8 +193,17 @@ def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
         f"KL of {objective} is {kl:.3g} nats per token ({f'its band ends at {band[1]:g}' if band else 'no band'})"
         ": that far from the reference, text falls apart and rewards are easily tricked.",
         {"objective": objective, "kl": kl, "limit": limit, "beta": beta},
-        f"raise the knob beta/{objective} from {beta:.3g} to {4 * beta or 0.04:.3g}, halve the learning rate (now "
-        f"{_rate(rows[-1], config):g}), and read the newest samples",
+        f"{_more_beta(objective, beta)}halve the learning rate (now {_rate(rows[-1], config):g}), and read the newest "
+        "samples",
+    )
+
+
+def _more_beta(objective: str, beta: float) -> str:
+    if beta == 0:
+        return f"beta/{objective} is 0, so nothing holds the policy: set it, 0.04 is usual; "
+    highest = bounds("beta")[1]
+    return (
+        f"raise the knob beta/{objective} from {beta:.3g} to {min(4 * beta, highest):.3g}, " if beta < highest else ""
     )
 
 
@@ -233,7 +245,9 @@ def policy_static(rows: Rows, config: Config) -> Finding | None:
         f"after {len(rows)} steps every KL is below a tenth of its band and no reward has changed by {STATIC_REWARD:g}"
         ": the policy hardly moves.",
         {"steps": len(rows), "learning_rate": rate, "kl": {o: level(rows, f"kl/{o}") for o in config.objectives}},
-        f"raise the learning rate (now {rate:g}) about five-fold; LoRA usually wants 1e-5 or more",
+        f"raise the learning rate (now {rate:g}) about five-fold; LoRA usually wants 1e-5 or more"
+        if rate
+        else f"the learning rate is 0, so nothing is learnt: set it, {config.algorithm.learning_rate:g} was planned",
     )
 
 
@@ -254,7 +268,7 @@ def _meant_to_move(row: Row) -> bool:
 
 
 def _rate(row: Row, config: Config) -> float:
-    return number(row, "lr") or config.algorithm.learning_rate
+    return in_use(row, "lr", config.algorithm.learning_rate)
 
 
 # Asking the rules

@@ -8,7 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_nb.config import Config
-from grpo_nb.findings import ENOUGH, WINDOW, Finding, ObjectiveRule, Rows, Rule, level, newest, number, series, start
+from grpo_nb.findings import (
+    ENOUGH,
+    WINDOW,
+    Finding,
+    ObjectiveRule,
+    Rows,
+    Rule,
+    in_use,
+    level,
+    newest,
+    number,
+    series,
+    start,
+)
 from grpo_nb.paired import change
 
 DEAD_SHARE = 0.7
@@ -57,7 +70,7 @@ def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
         if solved
         else "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts"
         if failed
-        else f"raise sampling.temperature (now {number(rows[-1], 'temperature') or config.sampling.temperature:g}) or "
+        else f"raise sampling.temperature (now {in_use(rows[-1], 'temperature', config.sampling.temperature):g}) or "
         f"batch.group_size (now {config.batch.group_size}), or make the reward finer"
     )
     return Finding(
@@ -87,7 +100,7 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
         {"objective": objective, "share": share, "cap": cap, "p95": level(rows, f"length/{objective}/p95")},
         f"raise sampling.max_completion from {cap} to {2 * cap}"
         + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
-        + "; algorithm.mask_truncated=true leaves such answers out of the loss",
+        + ("" if config.algorithm.mask_truncated else "; algorithm.mask_truncated=true leaves them out of the loss"),
     )
 
 
@@ -194,25 +207,39 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     values = series(rows[-WINDOW:], "sampler_gap")
     if len(values) < ENOUGH or (gap := statistics.median(values)) <= SAMPLER_GAP:
         return None
-    shaped = _shaping(config)
+    shaped, kind = _shaping(config), config.algorithm.correction
     why, advice = (
         (f"{', '.join(shaped)} shape{'s' if len(shaped) == 1 else ''} the sampler only", "set them back to neutral")
         if shaped
         else ("nothing in `sampling` explains it", "see that the engine has the newest weights and the same precision")
     )
+    stale = not shaped and gap > SAMPLER_GAP_STALE
+    bias = (
+        "the gradient is biased by that much"
+        if kind == "none"
+        else f"algorithm.correction='{kind}' weighs against it (mean weight {_known(rows, 'weight/mean')}, "
+        f"{_known(rows, 'weight/zero')} of the tokens at 0)"
+    )
     return Finding(
         "sampler_mismatch",
-        "error" if not shaped and gap > SAMPLER_GAP_STALE else "warning",
+        ("error" if stale else "warning") if kind == "none" else ("warning" if stale else "info"),
         newest(rows),
-        f"sampled tokens differ by {gap:.3g} nats from the scored policy: {why}. The gradient is biased by that much.",
-        {"gap": gap, "settings": shaped},
-        f"{advice}; a little of it only costs accuracy of the gradient",
+        f"sampled tokens differ by {gap:.3g} nats from the scored policy: {why}; {bias}.",
+        {"gap": gap, "settings": shaped, "correction": kind},
+        advice
+        + ("; where the engine must differ, algorithm.correction='tis' weighs against it" if kind == "none" else ""),
+        "warn" if kind == "none" or stale else "none",
     )
+
+
+def _known(rows: Rows, key: str) -> str:
+    value = level(rows, key)
+    return "unknown" if value is None else f"{value:.3g}"
 
 
 def gradient_conflict(rows: Rows, config: Config) -> Finding | None:
     """The objectives' gradients point against each other most of the time."""
-    cosines = series(rows[-CONFLICT_ROWS:], "grad/cosine")
+    cosines = series(rows, "grad/cosine")[-CONFLICT_ROWS:]  # a report every N steps has one every N rows
     against = [c for c in cosines if c < CONFLICT_COSINE]
     if len(cosines) < CONFLICT_ROWS or len(against) < CONFLICT_SHARE * len(cosines):
         return None
@@ -221,7 +248,7 @@ def gradient_conflict(rows: Rows, config: Config) -> Finding | None:
         "gradient_conflict",
         "info" if surgery else "warning",
         newest(rows),
-        f"in {len(against)} of the last {len(cosines)} steps the objectives pulled apart (median cosine "
+        f"in {len(against)} of the last {len(cosines)} measured steps the objectives pulled apart (median cosine "
         f"{statistics.median(cosines):.2f}): what one gains the other loses.",
         {"cosine": statistics.median(cosines), "share": len(against) / len(cosines)},
         f"{config.algorithm.combine} already acts against it; weigh the objectives by what matters"

@@ -162,6 +162,8 @@ def _obey(state: Training) -> KnobSnapshot:
         time.sleep(POLL_SECONDS)
     for turn in now.changes_since(before):
         run.log_event("knob", step=state.step + 1, **turn)
+    if now.values["temperature"] != before.values["temperature"]:
+        _measured_anew(state)
     if now.problem and now.problem != before.problem:
         run.log_event("knobs_unreadable", step=state.step + 1, problem=now.problem)
     state.knobs = now
@@ -172,6 +174,15 @@ def _obey(state: Training) -> KnobSnapshot:
         elif objective.beta.mode == "manual":
             objective.beta = control.set_auto(objective.beta)
     return now
+
+
+def _measured_anew(state: Training) -> None:
+    """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
+    for objective in state.objectives.values():
+        objective.beta = control.forget(objective.beta)
+    if any(objective.config.controlled for objective in state.objectives.values()):
+        message = "KL is measured at the sampling temperature: its level changes here, and what its band means"
+        state.run.log_event("beta", step=state.step + 1, message=message)
 
 
 def _settings(state: Training, knobs: KnobSnapshot) -> Settings:
@@ -292,8 +303,8 @@ def _row(
     row: metrics.Row = {"step": step} | metrics.update_row(updates)
     for name, objective in state.objectives.items():
         rows, group = experience.drawn_for(name), rollouts.group_size
-        own, advantages = [scores[i] for i in rows], experience.advantages[rows].unflatten(0, (-1, group))
-        row |= metrics.reward_row(name, own, reward_matrix(own, group), advantages)
+        own, learns = [scores[i] for i in rows], experience.learns()[rows].view(-1, group)
+        row |= metrics.reward_row(name, own, reward_matrix(own, group), learns)
         if state.config.shaping.active:
             row |= metrics.shaped_row(name, rewards[name])
         row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)

@@ -127,7 +127,8 @@ class StepStats:
     step: int
     metrics: Mapping[str, float | int | str | None]
     """Flat keys `group/name` or `group/name/objective`, exactly the row in metrics.jsonl."""
-    status: Literal["ok", "clipped", "skipped"] = "ok"
+    status: Literal["ok", "clipped", "skipped", "empty"] = "ok"
+    """`skipped`: no update was applied; `empty`: there was nothing to learn from, the gradient was exactly 0."""
 
     def __getitem__(self, key: str) -> float | int | str | None:
         return self.metrics[key]
@@ -171,6 +172,10 @@ class Experience:
     def rows_of(self, objective: str) -> list[int]:
         """Kept rows of one objective."""
         return [i for i in self.drawn_for(objective) if self.kept[i]]
+
+    def learns(self) -> Bool[Tensor, "batch"]:
+        """Rows with a trained token whose advantage is not 0."""
+        return ((self.advantages != 0) & self.mask()).any(dim=1)
 
     def advantage_of(self, row: int) -> float:
         """The row's advantage, mean over its trained tokens where they differ."""

@@ -138,7 +138,7 @@ def test_the_baseline_form_whitens_what_is_centred_and_leaves_dead_groups_out() 
 
 @pytest.mark.parametrize("name", GROUPWISE)
 @pytest.mark.parametrize(
-    "group", [[NAN] * 4, [NAN, NAN, 3.0, NAN], [0.1] * 4, [0.3, NAN, 0.3, 0.3], [1.0, 1 + 1e-7, 1.0, 1.0]]
+    "group", [[NAN] * 4, [NAN, NAN, 3.0, NAN], [0.1] * 4, [0.3, NAN, 0.3, 0.3], [1.0, 1 + 1e-12, 1.0, 1.0]]
 )
 def test_a_group_with_nothing_to_compare_gives_exactly_zero(group: list[float], name: str) -> None:
     assert advantages(group, [0.0, 1.0, 2.0, 3.0], name=name)[0].tolist() == [0, 0, 0, 0]
@@ -305,8 +305,18 @@ def test_rewards_that_differ_by_rounding_are_equal(name: Any, reward: float) -> 
     assert losses.advantages(Outcomes(rewards, torch.ones(1, 4, dtype=torch.long)), name).eq(0).all()
 
 
-def test_a_spread_is_seen_on_top_of_a_large_reward() -> None:
-    assert advantages([10_000.0, 10_001.0], name="mean_only").tolist() == [[-0.5, 0.5]]
+@pytest.mark.parametrize("group", [[1e4, 1e4 + 1], [1e7, 1e7 + 1], [1e-6, 2e-6]])
+def test_a_spread_is_seen_however_large_or_small_the_rewards(group: list[float]) -> None:
+    half = (group[1] - group[0]) / 2
+    assert advantages(group, name="mean_only").tolist() == [pytest.approx([-half, half])]
+
+
+def test_a_penalty_in_float32_has_the_rounding_of_float32() -> None:
+    """Equal rewards, and a KL that is 0 but for the last bits of its log-probs: nothing to compare."""
+    penalty = torch.full((1, 2, 3), 1e-8)
+    penalty[0, 1] *= -1
+    outcomes = Outcomes(torch.ones(1, 2, dtype=float64), torch.tensor([[3, 3]]), penalty)
+    assert losses.advantages(outcomes, "group_std").tolist() == [[[0], [0]]]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -85,7 +85,7 @@ CHANGES = [
     ("cpgd_drift", {"cpgd_drift": 0.5}, {"loss": "cpgd"}),
     ("cpgd_drift_clip", {"cpgd_drift_clip": 0.01}, {"loss": "cpgd"}),
     ("entropy_coef", {"entropy_coef": 0.1}, {}),
-    ("log_ratio_clamp", {"log_ratio_clamp": 0.1}, {}),
+    ("log_ratio_clamp", {"log_ratio_clamp": 0.3}, {}),
     ("combine", {"combine": "pcgrad"}, {}),
     ("cagrad_c", {"cagrad_c": 0.9}, {"combine": "cagrad"}),
 ]

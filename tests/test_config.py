@@ -322,7 +322,7 @@ def test_the_geometry_counts_the_passes_of_each_objective() -> None:
         ),
         (
             {"objectives.fairness.controller": "fixed", "objectives.fairness.controller_limit": 0.1},
-            "objectives.fairness.controller_limit=0.1 does nothing here; it needs a kl_band and a controller",
+            "objectives.fairness.controller_limit=0.1 does nothing here; it needs a controller that moves beta",
         ),
     ],
 )
@@ -332,3 +332,66 @@ def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any
     assert note.startswith(idle)
     steering = {"objectives.fairness.controller": "proportional", "objectives.fairness.controller_gain": 0.2}
     assert not [n for n in presets.demo().replace(**steering).idle() if "objectives." in n]
+
+
+def test_the_clamp_acts_after_the_clip() -> None:
+    said = refused(algorithm__log_ratio_clamp=0.1)
+    assert "log_ratio_clamp=0.1 would act before the clip" in said and "needs more than 0.247" in said
+    assert "needs more than 1.1" in refused(algorithm__log_ratio_clamp=1.0, algorithm__dual_clip=3.0)
+    assert "needs more than 1.61" in refused(algorithm__loss="cispo_cap", algorithm__log_ratio_clamp=1.0)
+    assert "needs more than 0.4" in refused(algorithm__loss="gmpo", algorithm__log_ratio_clamp=0.3)
+    presets.demo().replace(**{"algorithm.loss": "sapo", "algorithm.log_ratio_clamp": 0.1})
+
+
+def test_a_cap_is_no_offset() -> None:
+    said = refused(algorithm__loss="cispo_cap", algorithm__clip_high=0.28)
+    assert "would cut every gradient to 28%; needs 1 or more, 5 is usual" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "loss"),
+    [
+        ({"clip_low": 0.1}, "dapo"),
+        ({"clip_high": 0.5}, "dapo"),
+        ({"dual_clip": 3.0}, "dapo"),
+        ({"sapo_tau_positive": 3.0}, "sapo"),
+        ({"cpgd_drift": 0.1}, "cpgd"),
+        ({"kl_weight": "none"}, "dapo"),
+    ],
+)
+def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -> None:
+    dotted = {"algorithm.loss": loss} | {f"algorithm.{name}": value for name, value in change.items()}
+    (note,) = presets.demo().replace(**dotted).idle()
+    assert note.startswith(f"algorithm.{next(iter(change))}=") and "it needs two updates a rollout" in note
+    assert presets.demo().replace(**dotted | {"batch.inner_epochs": 2}).idle() == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        ("dapo", "nothing but what shaping.clip cuts"),
+        ("dr_grpo", "the size of the step only"),
+        ("reinforce_pp", "what the reward weighs against the KL penalty"),
+        ("rloo", "what the reward weighs against the KL penalty"),
+    ],
+)
+def test_what_normalising_changes(loss: str, says: str) -> None:
+    (note,) = presets.demo().replace(**{"algorithm.loss": loss, "shaping.normalise": True}).idle()
+    assert says in note
+
+
+def test_a_clip_that_is_skipped_first_is_said() -> None:
+    (note,) = presets.demo().replace(**{"algorithm.skip_grad_norm": 0.5}).idle()
+    assert "max_grad_norm=1 does nothing here: skip_grad_norm=0.5 leaves out what it would scale down" in note
+
+
+@pytest.mark.parametrize("preset", ["demo", "cpu_small", "gpu_24gb", "gpu_40gb", "gpu_80gb"])
+def test_presets_have_no_idle_settings(preset: str) -> None:
+    assert getattr(presets, preset)().idle() == []
+
+
+def test_a_setting_of_several_types_is_refused_in_one_line() -> None:
+    assert refused(algorithm__kl="k4") == (
+        "algorithm.kl: Input should be 'k1_in_reward', 'k2', 'k3' or 'k3_k2' or 'auto' (found 'k4')"
+    )
+    assert refused(model__lora_targets=3).startswith("model.lora_targets: Input should be a valid tuple or 'auto'")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_nb.config import ObjectiveConfig
-from grpo_nb.control import CONTROLLERS, Aim, BetaState, set_auto, set_manual
+from grpo_nb.control import CONTROLLERS, Aim, BetaState, proportional, set_auto, set_manual
 
 BAND, BOUNDS = (0.02, 0.06), (0.01, 1.0)
 AIM = Aim(band=BAND, bounds=BOUNDS, target=0.04)
@@ -113,7 +113,7 @@ def test_a_beta_that_starts_at_its_bound_is_reported_as_pinned() -> None:
 
 def test_beta_zero_starts_from_the_floor_when_kl_is_too_high() -> None:
     state, said = drive(BetaState(0.0), [0.5] * 5)
-    assert said == ["KL 0.5 above 0.06, beta up: 0.0000 -> 0.0100"]
+    assert said == ["KL 0.5 above 0.06, beta up to its floor: 0.0000 -> 0.0100"]
     assert (state.value, state.pinned) == (0.01, None)
     assert drive(BetaState(0.0), [0.0] * 5)[0].pinned == "floor"
 
@@ -368,3 +368,14 @@ def test_resuming_decides_as_if_never_stopped(
 
 def test_settings_and_table_agree() -> None:
     assert set(get_args(ObjectiveConfig.model_fields["controller"].annotation)) == set(CONTROLLERS)
+
+
+def test_a_beta_beyond_its_bound_is_told_with_the_bound() -> None:
+    aim = Aim(band=(0.01, 0.1), bounds=(0.1, 1.0), target=0.055)
+    assert proportional(BetaState(5.0), 0.5, aim)[1] == (
+        "KL 0.5 above 0.1, beta stays at 5.0000, beyond its ceiling of 1.0000"
+    )
+    assert proportional(BetaState(0.0), 0.001, aim)[1] == (
+        "KL 0.001 below 0.01, beta stays at 0.0000, beyond its floor of 0.1000"
+    )
+    assert proportional(BetaState(1e-5), 0.5, aim)[1] == "KL 0.5 above 0.1, beta up to its floor: 1.00e-05 -> 0.1000"

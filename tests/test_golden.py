@@ -87,9 +87,9 @@ def ours(case: dict[str, Any], dtype: torch.dtype) -> tuple[float, Tensor]:
     if s["top_entropy_quantile"] < 1:
         weight = weight * losses.top_entropy(entropy, mask, s["top_entropy_quantile"])
     sequence = {"surrogate": "gspo"} if s["importance_sampling_level"] == "sequence" else {}
-    row = algorithm(NAMES[s["loss_type"]], clip_low=s["epsilon"], clip_high=s["epsilon_high"], kl="k3", **sequence)
+    row = algorithm(NAMES[s["loss_type"]], kl="k3", **sequence)
     taus = {ours: s[theirs] for ours, theirs in TAUS.items() if theirs in s}
-    limits = Limits(row.clip[0], row.clip[1], dual=s["delta"], **taus)
+    limits = Limits(s["epsilon"], s["epsilon_high"], dual=s["delta"], **taus)  # also caps that our settings refuse
     through = "ratio_through" if s["use_bias_correction_kl"] else "none"
     tokens = losses.Tokens(
         logp=logp,

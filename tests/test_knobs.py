@@ -438,3 +438,13 @@ def test_knobs_written_before_there_were_orders_are_read(knobs: Knobs) -> None:
     del content["orders"]
     knobs.path.write_text(json.dumps(content))
     assert knobs.snapshot().problem is None
+
+
+def test_a_beta_starts_within_the_bounds_of_its_controller() -> None:
+    config = presets.demo().replace(**{"objectives.fairness.beta": 2.0})
+    with pytest.raises(ConfigError, match=r"objectives.fairness.beta=2 is outside its beta_bounds, 0.0001 to 1"):
+        check_start(config)
+    check_start(config.replace(**{"objectives.fairness.kl_band": None}))
+    check_start(config.replace(**{"objectives.fairness.beta": 0.0}))
+    with pytest.raises(ConfigError, match=r"beta_bounds=.*: the knob ends at 10"):
+        check_start(config.replace(**{"objectives.fairness.beta_bounds": [1.0, 30.0]}))

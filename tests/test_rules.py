@@ -329,3 +329,47 @@ def test_every_finding_reads_as_a_sentence_with_numbers_and_advice() -> None:
         assert re.search(r"\d", finding.message) and finding.advice, finding
         assert finding.message.endswith(".") and not finding.advice.endswith("."), finding
         assert str(finding).startswith(f"{finding.severity}: {finding.rule} at step ")
+
+
+# ---- knobs at 0, settings already on
+
+
+def far(row: Row) -> Row:
+    return {f"kl/{F}": 5.0}
+
+
+def test_a_beta_of_0_is_named_as_the_cause() -> None:
+    rows = ill(lambda row: far(row) | {f"beta/{F}": 0.0})
+    assert f"beta/{F} is 0, so nothing holds the policy: set it" in found(rows)["kl_exploded"].advice
+    at_its_end = ill(lambda row: far(row) | {f"beta/{F}": 10.0})
+    assert "raise the knob" not in found(at_its_end)["kl_exploded"].advice
+    near_it = ill(lambda row: far(row) | {f"beta/{F}": 9.0})
+    assert "from 9 to 10" in found(near_it)["kl_exploded"].advice
+
+
+def test_a_learning_rate_of_0_is_named_as_the_cause() -> None:
+    still = {f"kl/{o}": 1e-5 for o in CONFIG.objectives} | {f"reward/{o}": 0.5 for o in CONFIG.objectives}
+    rows = ill(lambda row: still | {"lr": 0.0})
+    assert "the learning rate is 0, so nothing is learnt" in found(rows)["policy_static"].advice
+
+
+def test_a_conflict_is_seen_in_reports_every_few_steps() -> None:
+    """With `sum` the cosine is known in the steps of a gradient report only."""
+    rows = ill(lambda row: {"grad/cosine": -0.6 if row["step"] % 2 == 0 else None})
+    assert "algorithm.combine='pcgrad'" in found(rows)["gradient_conflict"].advice
+
+
+def test_a_correction_is_known_to_the_mismatch() -> None:
+    config = CONFIG.replace(**{"algorithm.correction": "tis"})
+    rows = ill(lambda row: {"sampler_gap": 0.08, "weight/mean": 0.97, "weight/zero": 0.0})
+    finding = found(rows, config)["sampler_mismatch"]
+    assert finding.severity == "info" and "correction='tis' weighs against it (mean weight 0.97" in finding.message
+    assert "algorithm.correction='tis' weighs against it" in found(rows)["sampler_mismatch"].advice
+
+
+def test_masking_is_no_advice_where_it_is_on() -> None:
+    rows = ill(lambda row: {f"truncation/{F}": 0.4})
+    assert "mask_truncated" in found(rows)["truncation"].advice
+    assert (
+        "mask_truncated" not in found(rows, CONFIG.replace(**{"algorithm.mask_truncated": True}))["truncation"].advice
+    )

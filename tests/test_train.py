@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb import metrics, train, training
+from grpo_nb import metrics, optim, train, training
 from grpo_nb.combine import COMBINERS
 from grpo_nb.config import ConfigError
+from grpo_nb.gradients import GradientStats
 from grpo_nb.rewards import RewardError
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import sft
@@ -180,6 +181,53 @@ def test_parameters_that_do_not_move_stop_the_run(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
     with pytest.raises(TrainingError, match=r"grad/update|no weight"):
         list(grpo(tiny_run(tmp_path)))
+
+
+def update(status: Any, norm: float = 1.0) -> Any:
+    return GradientStats(loss=0.0, tokens=4), optim.Update(norm=norm, moved=0.0, status=status)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "skipped"),
+    [
+        (["skipped", "skipped"], "skipped", 2),
+        (["skipped", "ok"], "ok", 1),
+        (["ok", "clipped", "skipped"], "clipped", 1),
+        (["empty", "empty"], "empty", 0),
+        (["empty", "ok"], "ok", 0),
+        (["ok"], "ok", 0),
+    ],
+)
+def test_a_step_is_skipped_when_none_of_its_updates_was_applied(statuses: list[str], status: str, skipped: int) -> None:
+    row = metrics.update_row([update(one) for one in statuses])
+    assert (row["status"], row["grad/skipped"]) == (status, skipped)
+
+
+def test_an_outlier_a_step_is_logged_and_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the updates are applied: three such steps are no run in which nothing is learnt."""
+    own, calls = optim.apply, []
+
+    def every_second(*given: Any, **more: Any) -> Any:
+        calls.append(1)
+        return own(*given, **more | ({"skip_above": 1e-12} if len(calls) % 2 else {}))
+
+    monkeypatch.setattr(optim, "apply", every_second)
+    run = tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=4)
+    steps = rows(list(grpo(run)))
+    assert [row["grad/skipped"] for row in steps] == [1] * 4 and {row["status"] for row in steps} <= {"ok", "clipped"}
+    assert all(row["grad/update"] > 0 for row in steps)
+
+
+def test_a_turn_of_the_temperature_empties_the_controllers_window(tmp_path: Path) -> None:
+    """KL is measured at the sampling temperature; a median over two of them is of nothing."""
+    run = tiny_run(tmp_path, run__steps=3)
+    for step in grpo(run):
+        if step.step == 1:
+            run.knobs["temperature"].set(0.5)
+    (said,) = [e for e in run.rows("events") if e["kind"] == "beta" and "sampling temperature" in e["message"]]
+    assert said["step"] == 2 and "what its band means" in said["message"]
+    states = run.checkpoints.load(3).state()["betas"]
+    assert all(len(state["window"]) <= 2 for state in states.values()), "the KL of step 1 is forgotten"
 
 
 def test_every_update_has_its_share_of_each_objective_and_an_order_of_its_own(
@@ -359,7 +407,7 @@ def test_each_reward_function_has_a_spread_inside_its_groups() -> None:
         return [Score(0.0, parts={"task": 0.0, "own": value}) for value in values]
 
     rewards = torch.zeros(3, 2)
-    row = metrics.reward_row("a", scored(0.0, 2.0, 5.0, 5.0, None, 9.0), rewards, rewards[..., None])
+    row = metrics.reward_row("a", scored(0.0, 2.0, 5.0, 5.0, None, 9.0), rewards, torch.ones(3, 2, dtype=torch.bool))
     assert row["reward_part_std/a/own"] == pytest.approx(2**0.5 / 2)  # of the two whole groups
     assert row["reward_part/a/own"] == pytest.approx(21 / 5) and row["reward_part_std/a/task"] == 0
 

@@ -5,6 +5,7 @@ while a run trains (each beta, temperature, learning rate) start from here and t
 """
 
 import difflib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -263,7 +264,7 @@ class Config(Settings):
             objectives.append(
                 f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives"
             )
-        return [*objectives, *self.algorithm.idle(), *self.shaping.idle(self.algorithm.row.advantage)]
+        return [*objectives, *self.algorithm.idle(self.batch.on_policy), *self.shaping.idle(self.algorithm.row)]
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.
@@ -292,7 +293,10 @@ def parse(tree: Any) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        wrong: dict[tuple[str, ...], list[Any]] = {}
+        for item in error.errors():
+            wrong.setdefault(_path(item), []).append(item)
+        raise ConfigError("\n".join(_explain(".".join(path), items) for path, items in wrong.items())) from None
 
 
 def check_data_size(config: Config, examples: dict[str, int]) -> None:
@@ -342,11 +346,19 @@ def _unknown(dotted: str, name: str, known: list[str]) -> str:
     return f"unknown setting '{dotted}' ('{name}'): {hint}"
 
 
-def _explain(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"])
+def _path(item: Any) -> tuple[str, ...]:
+    """The setting an error is about; a setting of several types has one error for each, with the type at the end."""
+    *parts, last = (str(part) for part in item["loc"]) if item["loc"] else ("",)
+    return tuple(parts) if "[" in last or last in ("bool", "int", "float", "str") else (*parts, last)
+
+
+def _explain(where: str, items: Sequence[Any]) -> str:
+    item = items[0]
     if item["type"] == "extra_forbidden":
         return f"unknown setting '{where}': remove it or correct its name"
+    needed = "Input should be "
     message = item["msg"].removeprefix("Value error, ")
+    message += "".join(f" or {other['msg'].removeprefix(needed)}" for other in items[1:])
     # a key in the wrong place would be repeated: what stands under `judge` is never shown
     silent = item["type"] == "value_error" or "judge" in item["loc"]
     found = "" if silent else f" (found {item['input']!r})"

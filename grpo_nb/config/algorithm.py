@@ -1,5 +1,6 @@
 """The settings of the mathematics: which algorithm, with which numbers, and what a reward is before it is compared."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,7 @@ from grpo_nb.algorithms import (
     ReductionName,
     SurrogateName,
     algorithm,
+    widest_log_ratio,
 )
 from grpo_nb.config.base import Positive, Settings
 
@@ -46,9 +48,9 @@ class AlgorithmConfig(Settings):
     kl_weight: Literal["none", "ratio", "ratio_through"] = "ratio"
     """What corrects the KL off-policy: the ratio as a constant, the ratio with its gradient, or nothing."""
     clip_low: Positive | None = None
-    """Lower clip: the ratio's gain stops at 1 - clip_low; null: the algorithm's own (0.2 for most, 3e-4 for gspo)."""
+    """Lower clip: the ratio's gain stops at 1 - clip_low (gmpo: at log-ratio -clip_low); null: the algorithm's own."""
     clip_high: Positive | None = None
-    """Upper clip, 1 + clip_high; null: the algorithm's own (0.2 for most, 0.28 for dapo)."""
+    """Upper clip, 1 + clip_high (gmpo: a log-ratio; cispo_cap: the cap itself); null: the algorithm's own."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """PPO's and GSPO's third bound: where the advantage is negative, a ratio above this pulls no more; 3 is usual."""
     sapo_tau_positive: Positive = 1.0
@@ -102,22 +104,40 @@ class AlgorithmConfig(Settings):
         """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
         return self.row.kl_in_reward or self.entropy_top_share < 1 or self.correction != "none"
 
-    def idle(self) -> list[str]:
-        """Settings that were changed and do nothing beside the others, each with what they would need."""
+    def idle(self, on_policy: bool) -> list[str]:
+        """Settings that were changed and do nothing beside the others, each with what they would need.
+
+        With one update a rollout every ratio is 1, and whatever holds a ratio rests.
+        """
         row = self.row
-        needs = {
-            "sapo_tau_positive": ("surrogate 'sapo'", row.surrogate == "sapo"),
-            "sapo_tau_negative": ("surrogate 'sapo'", row.surrogate == "sapo"),
-            "cpgd_drift": ("surrogate 'cpgd'", row.surrogate == "cpgd"),
-            "cpgd_drift_clip": ("surrogate 'cpgd'", row.surrogate == "cpgd"),
-            "clip_low": ("a surrogate with a lower clip", row.surrogate not in ("sapo", "cispo_cap")),
-            "clip_high": ("a surrogate with a clip", row.surrogate != "sapo"),
-            "kl_weight": ("a KL in the loss", not row.kl_in_reward),
-            "cagrad_c": ("combine 'cagrad'", self.combine == "cagrad"),
-            "correction_level": ("correction 'tis' or 'mis'", self.correction != "none"),
-            "correction_bounds": ("correction 'tis' or 'mis'", self.correction != "none"),
-        }
-        return self._idle("algorithm", needs)
+        moves = ("two updates a rollout (batch.train_batch or batch.inner_epochs)", not on_policy)
+        sapo, cpgd = ("surrogate 'sapo'", row.surrogate == "sapo"), ("surrogate 'cpgd'", row.surrogate == "cpgd")
+        corrects = ("correction 'tis' or 'mis'", self.correction != "none")
+        notes = self._idle(
+            "algorithm",
+            {
+                "clip_low": [("a surrogate with a lower clip", row.surrogate not in ("sapo", "cispo_cap")), moves],
+                "clip_high": [("a surrogate with a clip", row.surrogate != "sapo"), moves],
+                "dual_clip": [moves],
+                "sapo_tau_positive": [sapo, moves],
+                "sapo_tau_negative": [sapo, moves],
+                "cpgd_drift": [cpgd, moves],
+                "cpgd_drift_clip": [cpgd, moves],
+                "kl_weight": [
+                    ("a KL in the loss", not row.kl_in_reward),
+                    *([moves] if self.kl_weight == "none" else []),
+                ],
+                "cagrad_c": [("combine 'cagrad'", self.combine == "cagrad")],
+                "correction_level": [corrects],
+                "correction_bounds": [corrects],
+            },
+        )
+        if self.skip_grad_norm is not None and self.skip_grad_norm < self.max_grad_norm:
+            notes.append(
+                f"algorithm.max_grad_norm={self.max_grad_norm:g} does nothing here: skip_grad_norm="
+                f"{self.skip_grad_norm:g} leaves out what it would scale down"
+            )
+        return notes
 
     def _weighs_tokens(self) -> tuple[str, str] | None:
         """The setting that gives the tokens of one completion different weights, and its value that does not."""
@@ -157,11 +177,28 @@ class AlgorithmConfig(Settings):
             raise ValueError(
                 f"dual_clip={self.dual_clip:g} does nothing to surrogate '{row.surrogate}'; set it to null"
             )
+        if (needed := math.log(max(self.dual_clip or 1, 1))) > self.log_ratio_clamp or (
+            needed := widest_log_ratio(row)
+        ) > self.log_ratio_clamp:
+            raise ValueError(
+                f"log_ratio_clamp={self.log_ratio_clamp:g} would act before the clip, and silence tokens that the clip "
+                f"lets learn; needs more than {needed:.3g} (log-ratio at the clip), 20 is usual"
+            )
         if self.dual_clip is not None and self.dual_clip <= 1 + row.clip[1]:
             raise ValueError(
                 f"dual_clip={self.dual_clip:g} lies inside the upper clip, 1 + {row.clip[1]:g}; needs more, 3 is usual"
             )
         return self
+
+
+def _left_to_normalise(row: Algorithm) -> str:
+    if row.kl_in_reward:
+        return "what the reward weighs against the KL penalty, and little else"
+    return (
+        "nothing but what shaping.clip cuts"
+        if row.advantage in SCALE_FREE
+        else ("the size of the step only, as a shift cancels")
+    )
 
 
 class ShapingConfig(Settings):
@@ -182,13 +219,14 @@ class ShapingConfig(Settings):
     def active(self) -> bool:
         return self != ShapingConfig()
 
-    def idle(self, advantage: AdvantageName) -> list[str]:
+    def idle(self, row: Algorithm) -> list[str]:
         """What does nothing here, or less than it seems: a group's mean takes any shift away, its std any scale."""
         notes = []
         if self.overlong_penalty != 1.0 and not self.overlong_buffer:
             notes.append(f"shaping.overlong_penalty={self.overlong_penalty:g} does nothing; it needs overlong_buffer")
         if self.normalise:
-            free = advantage in SCALE_FREE
-            left = "nothing but what shaping.clip cuts" if free else "the size of the step only, as a shift cancels"
-            notes.append(f"shaping.normalise with advantage '{advantage}' changes {left}: answers meet their own group")
+            notes.append(
+                f"shaping.normalise with advantage '{row.advantage}' changes {_left_to_normalise(row)}: answers meet "
+                "their own group"
+            )
         return notes

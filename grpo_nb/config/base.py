@@ -1,6 +1,6 @@
 """What every settings group is built from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,11 +18,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    def _idle(self, prefix: str, needs: Mapping[str, tuple[str, bool]]) -> list[str]:
-        """A sentence for each changed setting whose need, (in words, whether it is met), is not met."""
+    def _idle(self, prefix: str, needs: Mapping[str, Sequence[tuple[str, bool]]]) -> list[str]:
+        """A sentence for each changed setting with a need, (in words, whether it is met), that is not met."""
         fields = type(self).model_fields
         return [
-            f"{prefix}.{name}={value} does nothing here; it needs {what}"
-            for name, (what, met) in needs.items()
-            if not met and (value := getattr(self, name)) != fields[name].default
+            f"{prefix}.{name}={value} does nothing here; it needs {', and '.join(missing)}"
+            for name, all_needs in needs.items()
+            if (missing := [what for what, met in all_needs if not met])
+            and (value := getattr(self, name)) != fields[name].default
         ]

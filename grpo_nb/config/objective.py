@@ -34,7 +34,7 @@ class ObjectiveConfig(Settings):
     controller_gain: Positive = 0.1
     """`proportional`: change of beta per error of KL, both relative; `dual_ascent`: beta per nat; else unused."""
     controller_limit: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """No controller changes beta by more than this share at once."""
+    """No controller changes beta by more than this share at once, but for the way up to the first of `beta_bounds`."""
 
     @property
     def controlled(self) -> bool:
@@ -43,15 +43,17 @@ class ObjectiveConfig(Settings):
 
     def idle(self, prefix: str) -> list[str]:
         """Settings that were changed and do nothing beside the others, each with what it would need."""
-        steers = self.controller in ("proportional", "dual_ascent")
+        banded = ("a kl_band", self.kl_band is not None)
+        moves = ("a controller that moves beta", self.controller != "fixed")
+        steers = ("controller 'proportional' or 'dual_ascent'", self.controller in ("proportional", "dual_ascent"))
         return self._idle(
             prefix,
             {
-                "beta_bounds": ("a kl_band and a controller that moves beta", self.controlled),
-                "controller": ("a kl_band", self.kl_band is not None),
-                "controller_gain": ("controller 'proportional' or 'dual_ascent'", self.controlled and steers),
-                "controller_limit": ("a kl_band and a controller that moves beta", self.controlled),
-                "kl_target": ("controller 'proportional' or 'dual_ascent'", steers),
+                "beta_bounds": [banded, moves],
+                "controller": [banded],
+                "controller_gain": [banded, steers],
+                "controller_limit": [banded, moves],
+                "kl_target": [steers],
             },
         )
 

@@ -20,9 +20,11 @@ TokenGroups = Float[Tensor, "prompt group #token"]
 
 STD_EPS = 1e-4
 """Added to a group's std before dividing, as TRL does; it matters: rewards .50001, .5, .5, .5 give A = .07, not 1.5."""
-DEGENERATE_STD = 1e-6
-"""A std below this, or below this share of the largest |reward| if that is above 1, is rounding: eight times 1000.1
-in float32 have a mean of 1000.0999. Nothing can be compared there, and noise is not blown up to advantages."""
+ROUNDING, NARROW_ROUNDING = 1e-10, 1e-6
+"""A std below this share of the largest |reward|, in float64 and in narrower types, is rounding: a sum of parts has
+other last bits in another order. Nothing can be compared there, and noise is not blown up to advantages."""
+ROUNDING_FLOOR = 0.01
+"""Rewards this small and smaller are measured against this, for parts that cancel leave the noise of what they were."""
 WHITEN_EPS = 1e-8
 """Added to the variance of a whole batch before its root, as OpenRLHF does."""
 CPGD_MAX_WEIGHT = 3.0
@@ -43,10 +45,15 @@ class Outcomes:
     """Trained tokens of each answer."""
     penalty: Float[Tensor, "prompt group token"] | None = None
     """What each token costs, in units of the reward: beta · k1, with KL in the reward; 0 beyond the length."""
+    rounding: float = 0.0
+    """Relative spread that is rounding, where that is more than the type of the rewards has."""
 
     def double(self) -> "Outcomes":
-        """The same in float64."""
-        return Outcomes(self.rewards.double(), self.lengths, None if self.penalty is None else self.penalty.double())
+        """The same in float64, with the rounding of the types it came in."""
+        tables = [self.rewards] if self.penalty is None else [self.rewards, self.penalty]
+        rounding = max(self.rounding, *map(_rounding, tables))
+        penalty = None if self.penalty is None else self.penalty.double()
+        return Outcomes(self.rewards.double(), self.lengths, penalty, rounding)
 
     def totals(self) -> Groups:
         """Rᵢ − Σₜ penaltyᵢₜ: an answer's reward less what its tokens cost."""
@@ -57,6 +64,10 @@ class Outcomes:
         if self.penalty is None:
             return self.rewards[..., None]
         return self.rewards[..., None] - self.penalty.flip(-1).cumsum(-1).flip(-1)
+
+    def comparable(self) -> Bool[Tensor, "prompt 1"]:
+        """Whether each group has something to compare."""
+        return comparable(self.totals(), self.rounding)[:, None]
 
     def weights(self) -> TokenGroups:
         """Tokens that each entry of `returns` stands for; 0 for unscored answers."""
@@ -75,10 +86,11 @@ def group_std(rewards: Groups) -> Float[Tensor, "prompt"]:
     return torch.where(n >= 2, variance.sqrt(), torch.nan)
 
 
-def comparable(rewards: Groups) -> Bool[Tensor, "prompt"]:
-    """Whether a group has something to compare: two scored answers or more, with rewards that differ."""
+def comparable(rewards: Groups, rounding: float = 0.0) -> Bool[Tensor, "prompt"]:
+    """Whether a group has something to compare: two scored answers or more, with rewards that differ by more than
+    rounding, that of their own type or `rounding`, of the largest."""
     wide = rewards.double()
-    return group_std(wide) >= _rounding(wide.nan_to_num().abs().amax(-1))
+    return group_std(wide) > _noise(wide.nan_to_num().abs().amax(-1), max(rounding, _rounding(rewards)))
 
 
 def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = None) -> TokenGroups:
@@ -124,18 +136,18 @@ def _check(outcomes: Outcomes, name: str) -> None:
 
 def grpo(outcomes: Outcomes) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄) / (s + 1e-4) with mean and std of the answer's own group. Shao et al. 2024, section 4.1.2."""
-    centred, std = _centred(outcomes.totals())
+    centred, std = _centred(outcomes)
     return (centred / (std + STD_EPS))[..., None]
 
 
 def mean_only(outcomes: Outcomes) -> TokenGroups:
     """Aᵢ = Rᵢ − R̄: a group's spread does not reweigh it. Liu et al. 2025 (Dr. GRPO)."""
-    return _centred(outcomes.totals())[0][..., None]
+    return _centred(outcomes)[0][..., None]
 
 
 def batch_std(outcomes: Outcomes) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄) / (S + 1e-4): the group's mean, the std S over all scored answers. Liu et al., arXiv:2508.08221."""
-    centred, _ = _centred(outcomes.totals())
+    centred, _ = _centred(outcomes)
     return (centred / (group_std(outcomes.totals().reshape(1, -1)) + STD_EPS))[..., None]
 
 
@@ -143,7 +155,7 @@ def rloo(outcomes: Outcomes) -> TokenGroups:
     """Aᵢ = Rᵢ − mean_{j≠i} Rⱼ = n/(n−1) · (Rᵢ − R̄) over the n scored answers. Ahmadian et al. 2024, eq. 9."""
     totals = outcomes.totals()
     n = (~totals.isnan()).sum(-1, keepdim=True)
-    return (_centred(totals)[0] * n / (n - 1).clamp(min=1))[..., None]
+    return (_centred(outcomes)[0] * n / (n - 1).clamp(min=1))[..., None]
 
 
 def opo(outcomes: Outcomes) -> TokenGroups:
@@ -151,7 +163,7 @@ def opo(outcomes: Outcomes) -> TokenGroups:
     totals = outcomes.totals()
     lengths = torch.where(totals.isnan(), 0.0, outcomes.lengths.to(totals.dtype))
     baseline = (lengths * totals).nansum(-1, keepdim=True) / lengths.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(comparable(totals)[:, None], totals - baseline, torch.nan)[..., None]
+    return torch.where(outcomes.comparable(), totals - baseline, torch.nan)[..., None]
 
 
 def cpgd(outcomes: Outcomes) -> TokenGroups:
@@ -159,9 +171,8 @@ def cpgd(outcomes: Outcomes) -> TokenGroups:
 
     Liu et al. 2025 (CPGD), section 3.3, the weight like a clip-filter's.
     """
-    totals = outcomes.totals()
-    alive = comparable(totals).sum().clamp(min=1)
-    return (_centred(totals)[0] * (len(totals) / alive).clamp(max=CPGD_MAX_WEIGHT))[..., None]
+    alive = outcomes.comparable()
+    return (_centred(outcomes)[0] * (len(alive) / alive.sum().clamp(min=1)).clamp(max=CPGD_MAX_WEIGHT))[..., None]
 
 
 def reinforce_pp(outcomes: Outcomes) -> TokenGroups:
@@ -169,13 +180,14 @@ def reinforce_pp(outcomes: Outcomes) -> TokenGroups:
 
     No group: an answer is compared with the whole batch, so a group of equal rewards still learns.
     """
-    return _whitened(outcomes.returns(), outcomes.weights())
+    return _whitened(outcomes.returns(), outcomes.weights(), outcomes.rounding)
 
 
 def reinforce_pp_baseline(outcomes: Outcomes) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄, whitened over the tokens of all groups that can be compared). Hu et al. 2025."""
-    centred = _centred(outcomes.totals())[0][..., None]
-    return _whitened(centred, torch.where(centred.isnan(), 0.0, outcomes.lengths[..., None].to(centred.dtype)))
+    centred = _centred(outcomes)[0][..., None]
+    weights = torch.where(centred.isnan(), 0.0, outcomes.lengths[..., None].to(centred.dtype))
+    return _whitened(centred, weights, outcomes.rounding)
 
 
 ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
@@ -190,21 +202,26 @@ ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
 }
 
 
-def _rounding(largest: Tensor) -> Tensor:
-    return DEGENERATE_STD * largest.clamp(min=1.0)
+def _rounding(rewards: Tensor) -> float:
+    return ROUNDING if rewards.dtype == torch.float64 else NARROW_ROUNDING
 
 
-def _centred(totals: Groups) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
+def _noise(largest: Tensor, rounding: float) -> Tensor:
+    return rounding * largest.clamp(min=ROUNDING_FLOOR)
+
+
+def _centred(outcomes: Outcomes) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
     """(Rᵢ − R̄, s) of each group; NaN throughout a group that cannot be compared."""
+    totals = outcomes.totals()
     centred = totals - totals.nanmean(-1, keepdim=True)
-    return torch.where(comparable(totals)[:, None], centred, torch.nan), group_std(totals)[:, None]
+    return torch.where(outcomes.comparable(), centred, torch.nan), group_std(totals)[:, None]
 
 
-def _whitened(values: TokenGroups, weights: TokenGroups) -> TokenGroups:
+def _whitened(values: TokenGroups, weights: TokenGroups, rounding: float) -> TokenGroups:
     """(x − mean) / √(var + 1e-8) under the weights; NaN where the weight is 0 or nothing differs."""
     held = torch.where(weights > 0, values, 0.0)
     total = weights.sum()
     mean = (weights * held).sum() / total
     variance = (weights * (held - mean).square()).sum() / total
-    known = (weights > 0) & (variance.sqrt() >= _rounding(held.abs().max()))
+    known = (weights > 0) & (variance.sqrt() > _noise(held.abs().max(), rounding))
     return torch.where(known, (held - mean) / (variance + WHITEN_EPS).sqrt(), torch.nan)

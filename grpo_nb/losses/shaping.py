@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_nb.losses.advantages import DEGENERATE_STD
+from grpo_nb.losses.advantages import ROUNDING, ROUNDING_FLOOR
 from grpo_nb.losses.tokens import same_shape
 
 Groups = Float[Tensor, "prompt group"]
@@ -65,7 +65,7 @@ class Moments:
 
     def normalise(self, rewards: Groups) -> Groups:
         """(R − mean) / std, in what has been seen so far; only centred while nothing differs yet."""
-        spread = self.std if self.std >= DEGENERATE_STD * max(1.0, abs(self.mean)) else 1.0  # rounding is no spread
+        spread = self.std if self.std > ROUNDING * max(ROUNDING_FLOOR, abs(self.mean)) else 1.0  # rounding is no spread
         return (rewards - self.mean) / spread
 
     def to_dict(self) -> dict[str, float]:

@@ -154,7 +154,7 @@ def cpgd(
     """L = −A min(δ, ln(1+high)) where A > 0, −A max(δ, ln(1−low)) where A < 0; plus the drift term.
 
     The log of the ratio in place of the ratio: a token's gradient is −A or 0, and cannot explode. The drift term
-    drift · sg(clip(r − 1, ±drift_clip)) · logp has the gradient of KL(policy that sampled ‖ policy), clipped.
+    drift · sg(clip(r − 1, ±drift_clip)) · δ has the gradient of KL(policy that sampled ‖ policy), clipped.
     Liu et al. 2025 (CPGD), eqs. 5 to 8.
     """
     delta = log_ratio(logp, logp_old, mask)

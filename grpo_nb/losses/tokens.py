@@ -58,7 +58,8 @@ def log_ratio(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask | None 
             "old or reference log-probs carry a gradient; they are constants of the step: "
             "compute them under torch.no_grad(), or .detach() them"
         )
-    delta = (logp - logp_base).clamp(-FAR, FAR)
+    forbidden = logp.isneginf() & logp_base.isneginf()  # by both alike: inf - inf would be no number
+    delta = torch.where(forbidden, 0.0, logp - logp_base).clamp(-FAR, FAR)
     return delta if mask is None else torch.where(mask, delta, 0.0)
 
 
