@@ -51,7 +51,7 @@ def provider(url: str, model: str = "rules") -> dict[str, Any]:
 
 
 def judge(folder: Path, *urls: str, objective: str = H, **changes: Any) -> Judge:
-    given = {"providers": [provider(url) for url in urls], "timeout_s": 0.5, "retries": 0, **changes}
+    given = {"providers": [provider(url) for url in urls], "timeout_s": 30, "retries": 0, **changes}
     return Judge(objective, TASK[objective], JudgeConfig.model_validate(given), Journal(folder / FILE))
 
 
@@ -98,7 +98,7 @@ def test_a_request_asks_for_the_same_bits_and_a_strict_form(tmp_path: Path, serv
 def test_the_evidence_reaches_the_judge_whole(tmp_path: Path, server: JudgeServer) -> None:
     for objective in (H, F):
         for item in small_tasks()[objective].examples("train")[:6]:
-            ask(judge(tmp_path, server.url, objective=objective, timeout_s=30), [item], ["Answer: x"])
+            ask(judge(tmp_path, server.url, objective=objective), [item], ["Answer: x"])
             parts, columns = parts_of(server.bodies[-1]), item.columns
             if objective == H:
                 assert parts["KNOWLEDGE"] == columns["knowledge"] and parts["QUESTION"] == columns["question"]
@@ -309,7 +309,7 @@ def test_a_failure_is_none_with_its_cause(tmp_path: Path, server: JudgeServer, f
         "half": "the body is no JSON",
     }
     with serving(FaultProxy(server.url, share=1.0, slow=1.0, faults=(fault,))) as proxy:
-        function = judge(tmp_path, proxy.url)
+        function = judge(tmp_path, proxy.url, **({"timeout_s": 0.5} if fault == "slow" else {}))
         scores = ask(function, [example()] * 2, TEXTS[:2])
     assert [(s.value, s.parts["judge"]) for s in scores] == [(None, None)] * 2
     for s in scores:
@@ -327,9 +327,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 def test_retries_bring_what_a_passing_fault_held_back(tmp_path: Path, server: JudgeServer) -> None:
     with serving(FaultProxy(server.url, share=0.5, faults=("429", "500"))) as proxy:
-        scores = ask(
-            judge(tmp_path, proxy.url, retries=8, timeout_s=5), [example()] * 12, [f"a {i}" for i in range(12)]
-        )
+        scores = ask(judge(tmp_path, proxy.url, retries=8), [example()] * 12, [f"a {i}" for i in range(12)])
     assert proxy.done["429"] and proxy.done["500"]
     assert [s.parts["judge"] for s in scores] == [given_by(server)[f"a {i}"] for i in range(12)]
 
@@ -363,7 +361,7 @@ def test_the_deadline_ends_a_step(tmp_path: Path, server: JudgeServer) -> None:
 
 def test_no_more_requests_at_a_time_than_allowed(tmp_path: Path, server: JudgeServer) -> None:
     server.delay = 0.05
-    ask(judge(tmp_path, server.url, concurrency=3, timeout_s=5), [example()] * 12, [f"a {i}" for i in range(12)])
+    ask(judge(tmp_path, server.url, concurrency=3), [example()] * 12, [f"a {i}" for i in range(12)])
     assert server.busiest == 3
 
 
@@ -461,7 +459,7 @@ def test_a_torn_last_line_costs_one_verdict(tmp_path: Path, server: JudgeServer)
 def test_an_account_that_cannot_be_read_is_one_clear_error(
     tmp_path: Path, server: JudgeServer, wrong: dict[str, Any]
 ) -> None:
-    ask(judge(tmp_path, server.url, timeout_s=30), [example()], TEXTS[:1])
+    ask(judge(tmp_path, server.url), [example()], TEXTS[:1])
     Journal(tmp_path / FILE).append({"objective": F, **wrong})
     assert judge(tmp_path, server.url).tally.tokens == 110, "rows of other judges are none of its business"
     Journal(tmp_path / FILE).append({"objective": H, **wrong})
@@ -471,7 +469,7 @@ def test_an_account_that_cannot_be_read_is_one_clear_error(
 
 def test_a_reason_without_end_is_kept_short(tmp_path: Path, server: JudgeServer) -> None:
     server.says = lambda body: json.dumps({"reason": "x" * 100_000, "score": 3})
-    (verdict,) = ask(judge(tmp_path, server.url, timeout_s=30), [example()], TEXTS[:1])
+    (verdict,) = ask(judge(tmp_path, server.url), [example()], TEXTS[:1])
     assert verdict.parts["judge"] == 0.75 and (tmp_path / FILE).stat().st_size < 2000
 
 
