@@ -23,7 +23,7 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.intervals import RESAMPLES, bootstrap, with_intervals
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.paired import Mode, Row, Split, Stage, count
-from grpo_nb.pareto import best
+from grpo_nb.pareto import Metrics, best, knee
 from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
@@ -126,6 +126,15 @@ def load_best(run: Run, objective: str, metric: str | None = None) -> Policy:
         RunError: no stage that can still be loaded was evaluated.
     """
     return restore_policy(run, best(run, objective, metric))
+
+
+def load_knee(run: Run, by: Metrics | None = None) -> Policy:
+    """The run's model with the weights of the stage between its objectives, as `pareto.knee` finds it.
+
+    Raises:
+        RunError: no stage that can still be loaded was evaluated.
+    """
+    return restore_policy(run, knee(run, by))
 
 
 def restore_policy(run: Run, stage: Stage) -> Policy:

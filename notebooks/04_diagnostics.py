@@ -64,7 +64,7 @@ plots.before_after(report.stages_compared(run))
 # ## Which checkpoint
 # The quick evaluations made while it trained, on questions that neither training nor the table above has. A stage is
 # off the front only where another is better in every objective, beyond chance. `pareto.best(run, "fairness")` and
-# `pareto.knee(run)` name a stage, and `evaluate.load_best(run, "fairness")` loads its weights.
+# `pareto.knee(run)` name a stage; `evaluate.load_best(run, "fairness")` and `evaluate.load_knee(run)` load its weights.
 
 # %%
 front = pareto.pareto(run)

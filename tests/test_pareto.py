@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo_nb import evaluate as evaluation
-from grpo_nb.evaluate import load_best, measured
+from grpo_nb.evaluate import load_best, load_knee, measured
 from grpo_nb.model import load_policy
 from grpo_nb.pareto import best, better, knee, pareto, worth_keeping
 from grpo_nb.run import Run, RunError
@@ -179,9 +179,9 @@ def test_the_best_and_the_knee_are_worth_keeping(run: Run) -> None:
     assert worth_keeping(run) == (2, 4, 6), "only quick evaluations count"
 
 
-def test_one_call_loads_the_best(run: Run) -> None:
+def test_one_call_loads_the_best_and_one_the_knee(run: Run) -> None:
     policy = load_policy(run.config.model, 0)
-    for number, right in ((2, 50), (4, 10)):
+    for number, right in ((2, 50), (4, 10), (6, 31)):
         state = {name: tensor + number for name, tensor in policy.state().items()}
         run.checkpoints.save(number, {"policy": state}, {"step": number})
         step(run, number, right, 60 - right)
@@ -189,3 +189,4 @@ def test_one_call_loads_the_best(run: Run) -> None:
     for objective, number in ((F, 2), (H, 4)):
         loaded = load_best(run, objective).state()[name]
         assert torch.allclose(loaded, policy.state()[name] + number)
+    assert torch.allclose(load_knee(run).state()[name], policy.state()[name] + 6)
