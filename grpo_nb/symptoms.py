@@ -61,7 +61,7 @@ def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     why = (
         f"{right:.0%} of answers are correct, so there is little left to learn"
         if solved
-        else f"only {right:.0%} of answers are correct: no answer is better than its neighbours"
+        else f"{f'only {right:.0%}' if right else 'none'} of their answers are correct: none beats its neighbours"
         if failed
         else "the answers of a group all earn the same, right or wrong"
     )

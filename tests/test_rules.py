@@ -176,7 +176,7 @@ def labels(correct: float, unparsed: float = 0.0) -> Row:
     ("correct", "severity", "word"),
     [
         (0.97, "info", "little left to learn"),
-        (0.02, "warning", "better than its neighbours"),
+        (0.02, "warning", "only 2% of their answers are correct: none beats its neighbours"),
         (0.5, "warning", "the same"),
     ],
 )
@@ -193,7 +193,7 @@ def test_all_groups_dead_is_an_error_unless_solved() -> None:
 def test_a_label_nobody_got_counts_as_zero() -> None:
     rows = [{k: v for k, v in row.items() if k != f"label/{F}/correct"} for row in healthy(20)]
     finding = found([row | {f"dead_groups/{F}": 0.9} for row in rows])["dead_groups"]
-    assert finding.evidence["correct_share"] == 0.0
+    assert finding.evidence["correct_share"] == 0.0 and "none of their answers are correct" in finding.message
 
 
 def test_truncation_names_the_cap_and_what_to_set() -> None:
