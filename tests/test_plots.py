@@ -295,6 +295,13 @@ def test_skipped_steps_are_crosses_and_clipped_ones_ticks() -> None:
     assert axis.get_ylim()[1] < 10  # the skipped 1.1e8 does not flatten the rest
 
 
+@pytest.mark.parametrize("norms", [[0.0], [0.0, 0.0, 0.4], [None], [0.0, None]])
+def test_a_run_that_learns_nothing_is_drawn_all_the_same(norms: list[float | None]) -> None:
+    quiet = frame(12, lambda row: {"grad/norm": norms[row["step"] % len(norms)], "grad/update": 0.0})
+    for draw in (plots.dashboard, plots.machinery, plots.rewards):
+        draw(quiet, CONFIG).canvas.draw()
+
+
 def test_gradients_over_decades_get_a_log_axis() -> None:
     axis = panel(dashboard(frame(47, lambda row: {"grad/norm": 10.0 ** (row["step"] % 5)})), "Gradient")
     assert axis.get_yscale() == "log"

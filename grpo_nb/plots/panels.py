@@ -105,10 +105,10 @@ def gradient(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFram
     title(axis, "Gradient norm", f"raw, limit {limit:g} dotted; tick: clipped, cross: skipped")
     line(axis, rows, taken, INK, how="median")
     limit_line(axis, limit)  # named above: the curve runs along it
-    usual, top = float(taken.median()), max([limit, *taken.dropna()])
-    if math.isfinite(usual) and top > 30 * max(usual, 1e-12):
-        low = min(v for v in taken if v > 0)
-        log_axis(axis, low / 2, 3 * top)
+    seen = [v for v in taken if v > 0]  # 0 where no group taught anything: such a step has no place on a log axis
+    usual, top = float(taken.median()), max([limit, *seen])
+    if seen and top > 30 * max(usual, 1e-12):
+        log_axis(axis, min(seen) / 2, 3 * top)
     else:
         axis.set_ylim(0, 1.25 * top)
     marks(axis, rows["step"][status(rows) == "clipped"], "|", MUTED, height=0.025, width=1)
