@@ -1,7 +1,13 @@
-"""The type checker that tests run under: beartype, reading hints as mypy does."""
+"""The type checkers that tests run under: beartype, hints read as mypy does, and jaxtyping where there are axes."""
 
+import functools
+import inspect
 import typing
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any
 
+import jaxtyping
 from beartype import BeartypeConf, FrozenDict, beartype
 
 check = beartype(
@@ -10,3 +16,55 @@ check = beartype(
         hint_overrides=FrozenDict({typing.Self: typing.Any}),  # Self needs a whole class, hooks see methods
     )
 )
+shaped = jaxtyping.jaxtyped
+
+
+def install(package: str) -> None:
+    """Check every call of the package, of the modules that are imported from now on.
+
+    jaxtyping's hook decorates each function with `jaxtyping.jaxtyped`, which binds the arguments to names in Python
+    at every call, to have the sizes of their axes. That was half of the suite's time, so `jaxtyped` here does it for
+    the functions that have axes only; `check` is told the hints of the others as they are.
+    """
+    jaxtyping.install_import_hook(package, f"{__name__}.check")
+    jaxtyping.jaxtyped = jaxtyped
+
+
+def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
+    """Takes the place of `jaxtyping.jaxtyped` in the hook: a decorator of functions and, by `__init__`, dataclasses."""
+    if target is None:
+        return functools.partial(jaxtyped, typechecker=typechecker)
+    if not inspect.isclass(target):
+        return (shaped if _needs_jaxtyping(target) else _plain)(target, typechecker=typechecker)
+    if is_dataclass(target):
+        target.__init__ = jaxtyped(target.__init__, typechecker=typechecker)
+    return target
+
+
+def _plain(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
+    checked = typechecker(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+
+    return call
+
+
+def _needs_jaxtyping(function: Callable[..., Any]) -> bool:
+    """A hint has axes, or cannot be read (jaxtyping then passes over it alone), or the call runs in parts."""
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        return True
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except Exception:
+        return True
+    return any(map(_has_axes, hints.values()))
+
+
+def _has_axes(hint: Any) -> bool:
+    if isinstance(hint, list):  # the parameters of a Callable
+        return any(map(_has_axes, hint))
+    if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    return any(map(_has_axes, typing.get_args(hint)))

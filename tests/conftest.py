@@ -1,5 +1,6 @@
 """Every shape in a signature is checked while testing; property tests draw the same examples each time."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from hypothesis import settings
 from tests import checker
 
 # Before anything imports the package: modules loaded earlier would go unchecked.
-jaxtyping.install_import_hook("grpo_nb", f"{checker.__name__}.check")
+checker.install("grpo_nb")
 
-torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings where cores are shared
+# Tiny models: a second thread costs more than it brings where cores are shared. Processes that tests start inherit it.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile("grpo_nb", derandomize=True, deadline=None, database=None)
 settings.load_profile("grpo_nb")
