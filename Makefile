@@ -17,11 +17,11 @@ PEER_READY  := $(VENV)/.installed-parity
 NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test test-all check bench docs format clean
+.PHONY: help run lab test test-browser test-all check bench docs format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets and the variables
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | expand -t 14
 	@echo
 	@echo 'Variables, e.g. make test PYTHON=python3.12'
 	@echo '  PYTHON       interpreter that makes the environment      ($(PYTHON))'
@@ -40,6 +40,9 @@ lab: $(USER_READY) ## the same set-up, opened in JupyterLab
 
 test: check ## format, lint, types and the quick tests
 	$(BIN)/python -m pytest
+
+test-browser: $(DEV_READY) ## every browser test, slow or not: JupyterLab in Chromium; screenshots in build/
+	$(BIN)/python -m pytest -m browser tests
 
 test-all: check $(PEER_READY) ## the same and the slow tests, also against TRL
 	$(BIN)/python -m pytest -m 'slow or not slow'

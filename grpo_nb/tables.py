@@ -16,6 +16,8 @@ LONGEST_CELL = 600
 """Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""
 
 _STYLE = "white-space: pre-wrap; text-align: left; vertical-align: top; max-width: 44em; overflow-wrap: break-word"
+_LITERAL = ' class="mathjax_ignore"'
+"""Dollars in a model's answer are dollars: JupyterLab would typeset what stands between two of them."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Table:
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         caption = html.escape(self.caption)
         if self.frame.empty:
-            return f"<p>{caption or 'nothing to show'}</p>"
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            return f"<p{_LITERAL}>{caption or 'nothing to show'}</p>"
+        table = f"<table{_LITERAL}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         if self.folded:
-            return f"<details><summary>{caption}</summary>{table}</details>"
-        return f"<p>{caption}</p>{table}" if caption else table
+            return f"<details><summary{_LITERAL}>{caption}</summary>{table}</details>"
+        return f"<p{_LITERAL}>{caption}</p>{table}" if caption else table
 
     def __repr__(self) -> str:
         text = "nothing to show" if self.frame.empty else self.frame.to_string(index=False, max_colwidth=60)

@@ -163,6 +163,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.ux(11, at="unit")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 10)
@@ -386,6 +387,7 @@ def check_no_jump(folder: Path) -> None:
     assert {p.name for p in folder.iterdir()} == {"discarded-000010", "discarded-000020"}
 
 
+@pytest.mark.ux(11, at="unit")
 @pytest.mark.parametrize(
     ("action", "check", "at_least"),
     [
@@ -416,7 +418,7 @@ for step in range(1, 100_000):
 """
 
 
-# req 11
+@pytest.mark.ux(11, at="unit")
 def test_kill_9_while_saving_over_and_over(tmp_path: Path) -> None:
     """A busy writer killed at moments drawn at random: whatever is there afterwards is whole and consistent."""
     draw, folder, started = random.Random(0), tmp_path / "c", 0

@@ -412,6 +412,7 @@ def loaded(path: Path, **values: Any) -> ModuleType:
     return module
 
 
+@pytest.mark.ux(25, at="unit")
 def test_code_edited_after_it_was_loaded_is_found(tmp_path: Path) -> None:
     path = tmp_path / "edited.py"
     module = loaded(path)

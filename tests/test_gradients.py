@@ -42,6 +42,7 @@ def learner(gradient: float) -> tuple[dict[str, Parameter], torch.optim.AdamW]:
     return parameters, optim.adamw(parameters, 0.1, 0.0)
 
 
+@pytest.mark.ux(15, at="unit")
 @pytest.mark.parametrize("gradient", [math.nan, math.inf, 60.0])
 def test_a_refused_gradient_changes_nothing_and_is_cleared(gradient: float) -> None:
     parameters, optimizer = learner(gradient)

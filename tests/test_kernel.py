@@ -29,7 +29,7 @@ def findings(run: Run) -> list[str]:
 SHOWN = "print(repr(session))"
 
 
-# req 26
+@pytest.mark.ux(26, at="nbclient")
 def test_reload_brings_new_code_to_what_the_notebook_holds(kernel: Kernel, tmp_path: Path) -> None:
     tiny_run(tmp_path)
     kernel.run("import grpo_nb as g\nfrom grpo_nb import Run, attach, presets\nrun = Run.open('tiny')")
@@ -56,7 +56,7 @@ def test_reload_brings_new_code_to_what_the_notebook_holds(kernel: Kernel, tmp_p
 EXPLODES = "config, policy, clock = state.config, 1 / 0, metrics.Clock()"
 
 
-# req 6, 7, 8, 12, 13, 25
+@pytest.mark.ux(6, 7, 8, 12, 13, 25, at="nbclient")
 def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=5000)
     kernel.run("%load_ext autoreload\n%autoreload 2\nimport grpo_nb as g")
@@ -91,7 +91,7 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
     assert failed and "ZeroDivisionError" in failed and "failed" in kernel.run("session.state")
 
 
-# req 5
+@pytest.mark.ux(5, at="nbclient")
 def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     straight, run = tiny_run(tmp_path, "straight", run__steps=30), tiny_run(tmp_path / "runs", "killed", run__steps=30)

@@ -54,6 +54,7 @@ def test_pair_is_in_step(name: str) -> None:
 
 
 @each
+@pytest.mark.ux(30, 39, at="unit")
 def test_file_is_clean(name: str) -> None:
     book = notebook(name)
     nbformat.validate(book)
@@ -66,6 +67,7 @@ def test_file_is_clean(name: str) -> None:
 
 
 @each
+@pytest.mark.ux(30, at="unit")
 def test_every_cell_has_an_id_of_its_own(name: str) -> None:
     ids = [cell.get("id", "") for cell in notebook(name).cells]
     assert len(set(ids)) == len(ids)
@@ -73,6 +75,7 @@ def test_every_cell_has_an_id_of_its_own(name: str) -> None:
 
 
 @each
+@pytest.mark.ux(39, at="unit")
 def test_pairing_keeps_the_ids(name: str, tmp_path: Path) -> None:
     """The documented command on an edited script leaves every id as it was, so that diffs show the edit only."""
     for kind in ("py", "ipynb"):
@@ -125,6 +128,7 @@ def test_one_settings_cell(name: str) -> None:
 
 
 @each
+@pytest.mark.ux(35, at="unit")
 def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
     cells = notebook(name).cells
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith(f"# {int(name[:2])}. ")

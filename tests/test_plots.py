@@ -200,6 +200,7 @@ def test_a_name_with_dollars_is_a_name() -> None:
     plots.to_png(plots.dashboard(pd.DataFrame(), config, None, name="$x^$ run"))
 
 
+@pytest.mark.ux(16, at="unit")
 def test_threads_may_draw_at_once() -> None:
     failures: list[BaseException] = []
 
@@ -259,6 +260,7 @@ def test_kl_is_drawn_over_its_band() -> None:
     assert not panel(dashboard(frame(20), none), "KL").patches
 
 
+@pytest.mark.ux(3, at="unit")
 def test_beta_goes_in_steps_with_a_mark_where_a_person_turned_it() -> None:
     rows = frame(47, lambda row: {f"beta/{H}": 0.08, f"beta_mode/{H}": "manual"} if row["step"] >= 30 else {})
     for events in (EVENTS, None):
@@ -307,6 +309,7 @@ def test_gradients_over_decades_get_a_log_axis() -> None:
     assert axis.get_yscale() == "log"
 
 
+@pytest.mark.ux(20, at="unit")
 def test_a_resume_is_marked_in_every_panel() -> None:
     figure = dashboard(frame())
     for axis in figure.axes:
@@ -352,8 +355,8 @@ def test_time_is_told_by_phase() -> None:
     assert named == ["rollout 0.50", "score 0.00", "reference 0.10", "train 0.25", "judge 12.50", "evaluate 3.25"]
 
 
+@pytest.mark.ux(16, at="unit")
 def test_all_pages_have_one_size() -> None:
-    """req 16"""
     drawn = (plots.dashboard, plots.rewards, plots.machinery)
     assert (
         len({tuple(draw(rows, CONFIG).get_size_inches()) for draw in drawn for rows in (frame(9), pd.DataFrame())}) == 1

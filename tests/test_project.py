@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LISTED = [*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]
-TARGETS = ("run", "lab", "test", "test-all", "bench", "docs", "format", "help")
+TARGETS = ("run", "lab", "test", "test-browser", "test-all", "bench", "docs", "format", "help")
 MODULE_OF = {"pyyaml": "yaml", "py-rattler": "rattler", "markdown-it-py": "markdown_it", "pytest-xdist": "xdist"}
 COMES_WITH = {
     "IPython": "ipykernel",
@@ -162,6 +162,12 @@ def test_test_checks_format_lint_types_and_tests(tmp_path: Path) -> None:
 def test_the_peer_is_installed_for_the_slow_tests_alone(tmp_path: Path) -> None:
     recipes = {target: make("--dry-run", target, f"VENV={tmp_path}/venv") for target in ("test", "test-all")}
     assert "'.[parity]'" in recipes["test-all"] and "'.[parity]'" not in recipes["test"]
+
+
+def test_browser_tests_are_all_run_by_their_target_and_the_core_by_test(tmp_path: Path) -> None:
+    assert "pytest -m browser tests" in make("--dry-run", "test-browser", f"VENV={tmp_path}/venv")
+    slow = {path.name for path in (ROOT / "tests").glob("test_browser*.py") if "pytest.mark.slow" in path.read_text()}
+    assert slow == {"test_browser_panel.py", "test_browser_runs.py"}, "test_browser.py is the core"
 
 
 def test_an_own_torch_is_taken_as_given(tmp_path: Path) -> None:

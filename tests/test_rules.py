@@ -56,6 +56,7 @@ def test_a_row_with_nothing_measured_has_no_findings() -> None:
 # One step
 
 
+@pytest.mark.ux(15, at="unit")
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "NaN", "-Infinity"])
 @pytest.mark.parametrize("key", ["loss", "grad/norm", "grad/norm/fairness", "kl/fairness"])
 def test_a_number_that_is_not_finite_skips_the_update(key: str, bad: Any) -> None:
@@ -185,6 +186,7 @@ def test_dead_groups_are_told_apart_by_their_labels(correct: float, severity: st
     assert finding.severity == severity and word in finding.message and "90%" in finding.message
 
 
+@pytest.mark.ux(18, at="unit")
 def test_all_groups_dead_is_an_error_unless_solved() -> None:
     assert found(ill(lambda row: {f"dead_groups/{F}": 1.0} | labels(0.5)))["dead_groups"].severity == "error"
     assert found(ill(lambda row: {f"dead_groups/{F}": 1.0} | labels(1.0)))["dead_groups"].severity == "info"
@@ -196,6 +198,7 @@ def test_a_label_nobody_got_counts_as_zero() -> None:
     assert finding.evidence["correct_share"] == 0.0 and "none of their answers are correct" in finding.message
 
 
+@pytest.mark.ux(17, at="unit")
 def test_truncation_names_the_cap_and_what_to_set() -> None:
     finding = only(ill(lambda row: {f"truncation/{F}": 0.3}, since=45), "truncation")
     assert finding.severity == "warning" and "raise sampling.max_completion from 12 to 24" in finding.advice
@@ -256,6 +259,7 @@ def test_objectives_that_pull_apart_need_persistence() -> None:
     assert "gradient_conflict" not in found(ill(lambda row: {"grad/cosine": -0.5 if row["step"] % 2 else 0.0}))
 
 
+@pytest.mark.ux(19, at="unit")
 def test_zero_loss_is_explained_on_policy_only() -> None:
     finding = found(healthy())["loss_near_zero"]
     assert finding.severity == "info" and finding.action == "none" and "reward" in finding.advice

@@ -42,6 +42,7 @@ def one(*rows: dict[str, Any]) -> rollouts_view.Group:
     return group
 
 
+@pytest.mark.ux(34, at="unit")
 def test_groups_are_newest_first_and_ranked_by_reward() -> None:
     rows = [sample(1, 0.1), *(sample(2, r, completion=str(r)) for r in (0.2, None, 0.9)), sample(2, 0.4, example="e2")]
     found = groups(reversed(rows))
@@ -111,6 +112,7 @@ def test_run_without_log_probs_still_shows_its_answers() -> None:
     assert 'class="s5"' not in page(one(sample(logprobs_reference=None)))
 
 
+@pytest.mark.ux(34, at="unit")
 @pytest.mark.parametrize("colouring", ["log-ratio", "log-prob", "plain"])
 def test_text_of_models_is_data(colouring: Colouring) -> None:
     evil = "<script>alert('x')</script><img src=x onerror=\"y\">"
@@ -120,8 +122,8 @@ def test_text_of_models_is_data(colouring: Colouring) -> None:
         assert "<script" not in page(one(row), colouring) and "<img" not in page(one(row), colouring)
 
 
+@pytest.mark.ux(34, at="unit")
 def test_page_stays_small_and_long_text_is_folded() -> None:
-    """req 34"""
     long = {"token_texts": [" goats"] * 128, "logprobs_old": [-1.234] * 128, "logprobs_reference": [-2.234] * 128}
     rows = [
         sample(reward=i / 10, completion="goats " * 5000, tokens=5000, prompt="p " * 9000, **long) for i in range(8)
@@ -170,8 +172,8 @@ def test_browser_chooses_objective_group_and_colour(run: Run) -> None:
     assert 'class="s5"' in browser.text.value
 
 
+@pytest.mark.ux(22, at="unit")
 def test_every_chooser_has_a_name(run: Run) -> None:
-    """req 22"""
     browser = SampleBrowser(run)
     for chooser in (browser.step, browser.objective, browser.group, browser.colouring):
         assert chooser.description

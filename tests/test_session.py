@@ -19,6 +19,7 @@ import ipywidgets
 import nbformat
 import pandas as pd
 import pytest
+import torch
 from nbclient.exceptions import CellExecutionError
 
 import grpo_nb
@@ -123,7 +124,7 @@ def until(condition: Callable[[], object]) -> None:
 # ---- sessions
 
 
-# req 2
+@pytest.mark.ux(2, at="unit")
 def test_start_does_not_wait_for_the_model(stage: Stage, run: Run) -> None:
     live = start(run)
     assert live.live and live.step == 0 and live.state in ("starting", "running")
@@ -139,7 +140,7 @@ def test_start_makes_a_run_from_a_path_and_a_config(stage: Stage, tmp_path: Path
     assert (live.run.path, live.step) == (tmp_path / "new", 2)
 
 
-# req 12
+@pytest.mark.ux(12, at="unit")
 def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
     start(run)
     with pytest.raises(RunError, match=r"tiny is already training in this kernel.*wait.*stop.*attach"):
@@ -147,7 +148,7 @@ def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
     assert len(workers()) == 1
 
 
-# req 26
+@pytest.mark.ux(26, at="unit")
 def test_reloaded_module_still_knows_the_live_session(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     start(run)
     monkeypatch.setattr(grpo_nb, "session", session)  # to have it back afterwards
@@ -158,14 +159,14 @@ def test_reloaded_module_still_knows_the_live_session(stage: Stage, run: Run, mo
         again.refuse_if_live(run)
 
 
-# req 37
+@pytest.mark.ux(37, at="unit")
 def test_run_that_trains_elsewhere_is_refused_and_named(stage: Stage, run: Run) -> None:
     with run.lock(), pytest.raises(RunError, match=r"is running in another process \(process \d+ on"):
         start(run)
     assert not workers()
 
 
-# req 13
+@pytest.mark.ux(13, at="unit")
 def test_wait_raises_what_ended_the_worker(stage: Stage, run: Run) -> None:
     stage.error = ZeroDivisionError("of the worker")
     stage.release()
@@ -184,7 +185,7 @@ def test_wait_for_a_step_leaves_the_run_alone(stage: Stage, run: Run) -> None:
     assert live.live and live.step == 2
 
 
-# req 7
+@pytest.mark.ux(7, at="unit")
 def test_first_interrupt_stops_and_saves_in_one_line(stage: Stage, run: Run) -> None:
     stage.release(2)
     live = start(run)
@@ -239,7 +240,7 @@ def test_stop_works_when_knobs_cannot_be_written(
     assert "is closed instead" in caplog.text
 
 
-# req 8
+@pytest.mark.ux(8, at="unit")
 def test_resume_after_a_stop_goes_on(stage: Stage, run: Run) -> None:
     stage.release(2)
     live = start(run, steps=4)
@@ -269,7 +270,7 @@ def test_stop_of_an_idle_run_writes_nothing(run: Run) -> None:
     assert run.knobs.snapshot() == before
 
 
-# req 10
+@pytest.mark.ux(10, at="unit")
 def test_attach_shows_a_finished_run(stage: Stage, run: Run) -> None:
     stage.release(FOREVER)
     start(run).wait_blocking()
@@ -293,7 +294,7 @@ def test_foreground_trains_in_the_cell(stage: Stage, run: Run) -> None:
     assert not live.live and (live.state, live.where) == ("done", "foreground")
 
 
-# req 13
+@pytest.mark.ux(13, at="unit")
 def test_foreground_fails_in_its_cell(stage: Stage, run: Run) -> None:
     stage.error = ZeroDivisionError("of the worker")
     stage.release()
@@ -314,16 +315,16 @@ def controls(run: Run, said: list[str]) -> Controls:
     return Controls(attach(run), said.append)
 
 
+@pytest.mark.ux(21, at="unit")
 def test_beta_is_shown_exactly(controls: Controls) -> None:
-    """req 21"""
     controls.follow("new", {})
     control = controls.knobs["beta/fairness"]
     assert control.entry.value == 0.04 and control.slider.value == pytest.approx(0.04)
     assert not control.slider.readout, "its readout rounds"
 
 
+@pytest.mark.ux(3, at="unit")
 def test_moving_a_slider_requests_the_knob(controls: Controls, run: Run) -> None:
-    """req 3"""
     control = controls.knobs["beta/fairness"]
     control.slider.value = 0.2
     assert (run.knobs["beta/fairness"].value, run.knobs["beta/fairness"].mode) == (0.2, "manual")
@@ -332,15 +333,16 @@ def test_moving_a_slider_requests_the_knob(controls: Controls, run: Run) -> None
     assert run.knobs["beta/hallucination"].mode == "auto"
 
 
+@pytest.mark.ux(21, at="unit")
 @pytest.mark.parametrize("typed", [0.05, 0.0, 3.0, 0.0123456])
 def test_typed_beta_is_taken_exactly(controls: Controls, run: Run, typed: float) -> None:
-    """req 21"""
     controls.knobs["beta/fairness"].entry.value = typed
     assert run.knobs["beta/fairness"].value == typed
     controls.follow("running", {"beta/fairness": 0.04})
     assert controls.knobs["beta/fairness"].entry.value == typed
 
 
+@pytest.mark.ux(24, at="unit")
 @pytest.mark.parametrize(
     ("name", "typed", "bound"),
     [("temperature", 99.0, "0.05 to 5"), ("beta/fairness", -0.1, "0 to 10"), ("learning_rate", 2.0, "0 to 1")],
@@ -348,7 +350,6 @@ def test_typed_beta_is_taken_exactly(controls: Controls, run: Run, typed: float)
 def test_typed_value_beyond_the_bounds_is_refused(
     controls: Controls, run: Run, said: list[str], name: str, typed: float, bound: str
 ) -> None:
-    """req 24"""
     before = run.knobs.snapshot()
     control = controls.knobs[name]
     shown, at = control.entry.value, control.slider.value
@@ -363,8 +364,8 @@ def test_refusal_goes_away_with_the_next_turn(controls: Controls, said: list[str
     assert said[-1] == ""
 
 
+@pytest.mark.ux(3, 4, at="unit")
 def test_requested_and_in_use_are_told_apart(controls: Controls) -> None:
-    """req 3, 4"""
     for name, value, old in (("beta/fairness", 0.1, 0.04), ("temperature", 0.7, 1.0)):
         control = controls.knobs[name]
         control.entry.value = value
@@ -374,8 +375,8 @@ def test_requested_and_in_use_are_told_apart(controls: Controls) -> None:
         assert control.label.value == f"in use <b>{value:g}</b>, set by dashboard"
 
 
+@pytest.mark.ux(23, at="unit")
 def test_beta_of_the_controller_is_in_use_until_the_step_that_took_it_over(controls: Controls, run: Run) -> None:
-    """req 23"""
     control = controls.knobs["beta/fairness"]
     row = {"step": 3, "beta/fairness": 0.0523, "beta_mode/fairness": "auto"}
     control.entry.value = 0.0523
@@ -407,8 +408,8 @@ def test_name_of_who_turned_a_knob_is_data(controls: Controls, run: Run) -> None
     assert controls.knobs["temperature"].label.value.endswith("set by &lt;img&gt;")
 
 
+@pytest.mark.ux(22, at="unit")
 def test_every_control_has_a_name_and_the_keys_move_it(controls: Controls) -> None:
-    """req 22"""
     for control in controls.knobs.values():
         assert control.entry.description == control.name and control.name in control.slider.tooltip
         assert control.auto is None or control.auto.tooltip.startswith(control.name)
@@ -418,8 +419,8 @@ def test_every_control_has_a_name_and_the_keys_move_it(controls: Controls) -> No
         assert button.tooltip.startswith(button.description)
 
 
+@pytest.mark.ux(23, at="unit")
 def test_automatic_slider_follows_the_controller_and_writes_nothing(controls: Controls, run: Run) -> None:
-    """req 23"""
     before = run.knobs.snapshot()
     controls.follow("running", {"beta/fairness": 0.0523})
     control = controls.knobs["beta/fairness"]
@@ -428,8 +429,8 @@ def test_automatic_slider_follows_the_controller_and_writes_nothing(controls: Co
     assert run.knobs.snapshot() == before
 
 
+@pytest.mark.ux(23, at="unit")
 def test_auto_button_gives_the_knob_back(controls: Controls, run: Run) -> None:
-    """req 23"""
     control = controls.knobs["beta/fairness"]
     control.slider.value = 0.2
     assert control.auto is not None
@@ -490,14 +491,15 @@ def test_every_command_reaches_the_session(
     assert said[-1].startswith("Evaluate: nothing trains tiny"), "what is refused is said"
 
 
+@pytest.mark.ux(22, at="unit")
 def test_typed_number_moves_the_slider(controls: Controls) -> None:
     control = controls.knobs["temperature"]
     control.entry.value = 0.9
     assert control.slider.value == 0.9, "else its next arrow key would go on from the old number"
 
 
+@pytest.mark.ux(3, at="unit")
 def test_turn_of_a_resting_run_is_shown_at_once(run: Run) -> None:
-    """req 3"""
     run.log_metrics(row(run, 1) | {"beta_mode/fairness": "auto"})
     board = Dashboard(attach(run))
     assert board.controls is not None
@@ -566,18 +568,24 @@ def test_row_written_while_drawing_is_drawn_next(
     assert drawings == [0, 1, 2]
 
 
+@pytest.mark.ux(17, 18, at="unit")
 def test_warnings_are_shown_as_they_come_and_remarks_are_not(run: Run) -> None:
-    """req 17, 18"""
     board = Dashboard(attach(run))
     for severity in ("info", "warning", "error"):
         run.log_event("finding", step=3, severity=severity, message=f"<{severity}>", advice=f"raise {severity}_cap")
     board.refresh()
     shown = board.findings.value
     assert "step 3: &lt;warning&gt;" in shown and "raise warning_cap" in shown and "info" not in shown
-    assert shown.index("error_cap") < shown.index("warning_cap"), "newest first"
+    assert shown.index("error_cap") < shown.index("warning_cap"), "the worst first"
+    for step in (4, 5, 6):
+        run.log_event("finding", step=step, severity="warning", message="later", advice="")
+    board.refresh()
+    order = [board.findings.value.find(word) for word in ("error_cap", "step 6: later", "step 5: later", "and 2 more")]
+    assert -1 not in order and order == sorted(order) and "step 4" not in board.findings.value
     assert all(f"background:{states.BADGES[severity]}" in shown for severity in ("warning", "error"))
 
 
+@pytest.mark.ux(17, 18, at="unit")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -586,7 +594,6 @@ def test_warnings_are_shown_as_they_come_and_remarks_are_not(run: Run) -> None:
     ],
 )
 def test_findings_of_the_guards_reach_the_panel(run: Run, change: dict[str, Any], said: str) -> None:
-    """req 17, 18"""
     rows: list[dict[str, Any]] = []
     for step in range(1, 21):
         rows.append(made_rows.healthy(step)[-1] | change)
@@ -595,8 +602,8 @@ def test_findings_of_the_guards_reach_the_panel(run: Run, change: dict[str, Any]
     assert said in board.findings.value
 
 
+@pytest.mark.ux(19, at="unit")
 def test_panel_explains_the_loss_and_has_reward_for_its_headline(run: Run) -> None:
-    """req 19"""
     run.log_metrics(row(run, 1) | {"loss": 0.0})
     board = Dashboard(attach(run))
     assert "loss is left out" in board.caption.value and "Reward" in board.caption.value
@@ -631,8 +638,8 @@ def test_samples_take_the_place_of_the_picture(run: Run) -> None:
     assert board._frame.layout.display is None and board.samples.widget.layout.display == "none"
 
 
+@pytest.mark.ux(16, 36, at="unit")
 def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """req 16, 36"""
     monkeypatch.setattr(
         report, "picture", lambda run, rows, page: time.sleep(0.1) or plots.Picture(figsize=(1, 1))
     )  # slow
@@ -666,8 +673,8 @@ def test_healthy_run_needs_no_notice(stage: Stage, run: Run) -> None:
     assert told(live) == ""
 
 
+@pytest.mark.ux(13, at="unit")
 def test_trainer_that_failed_says_what_ended_it(stage: Stage, run: Run) -> None:
-    """req 13"""
     stage.error = ZeroDivisionError("of <the> worker")
     stage.release()
     live = start(run)
@@ -680,6 +687,31 @@ def test_trainer_that_failed_says_what_ended_it(stage: Stage, run: Run) -> None:
     (run.path / "worker.log").write_text("line\n" * 99)
     said = told(attach(Run.open(run.path)))
     assert "failed after step 0: ZeroDivisionError: as logged. More is in events.jsonl" in said and "line" not in said
+
+
+@pytest.mark.ux(14, at="unit")
+def test_memory_that_ran_out_is_explained_freed_and_can_be_started_again(stage: Stage, run: Run) -> None:
+    stage.error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 8 GiB of which 1 GiB is free."
+    )
+    stage.release()
+    live = start(run)
+    until(lambda: not live.live)
+    trace = live.error.__traceback__ if live.error else None
+    while trace is not None:
+        assert "goal" not in trace.tb_frame.f_locals, "frames of the training would hold the model and the batch"
+        trace = trace.tb_next
+    with pytest.raises(torch.OutOfMemoryError):
+        live.wait_blocking()
+    (notice,) = states.notices(live, live.state, live.step)
+    assert "Tried to allocate 2.50 GiB" in notice.text and "of which 1 GiB is free" in notice.text
+    for setting in ("batch.micro_batch", "model.gradient_checkpointing", "sampling.max_completion"):
+        assert setting in notice.more
+    stage.error = None
+    stage.release(FOREVER)
+    again = start(run)
+    again.wait_blocking()
+    assert again.state == "done"
 
 
 def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
@@ -698,13 +730,13 @@ def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
     assert not controls.buttons["resume"].disabled and controls.buttons["stop"].disabled
 
 
+@pytest.mark.ux(37, at="unit")
 def test_run_of_another_process_names_its_owner(run: Run) -> None:
-    """req 37"""
     run.log_metrics(row(run, 1))
     with run.lock():
         run.log_event("start", step=0)
         seen = attach(Run.open(run.path))
-        assert f"trained by process {os.getpid()}" in told(seen) and "not by this kernel" in told(seen)
+        assert f"trained by process {os.getpid()} on " in told(seen) and "not by this kernel" in told(seen)
 
 
 @pytest.mark.parametrize(
@@ -752,6 +784,7 @@ def test_badges_are_readable_on_their_own_ground() -> None:
 # ---- drawing
 
 
+@pytest.mark.ux(16, at="unit")
 def test_drawing_waits_for_its_turn(run: Run, drawings: list[int]) -> None:
     board = Dashboard(attach(run))
     for step in (1, 2, 3):
@@ -816,6 +849,7 @@ def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, draw
     until(lambda: board._thread is None)
 
 
+@pytest.mark.ux(31, at="unit")
 def test_session_shows_widget_picture_and_text(run: Run) -> None:
     run.log_metrics(row(run, 1))
     bundle = attach(run)._repr_mimebundle_()
@@ -876,6 +910,14 @@ def test_knob_trace_shows_both_sides_of_the_turn(run: Run) -> None:
     assert trace["step"].tolist() == [2, 3, 4, 5] and trace["beta/fairness"].tolist() == [0.04, 0.04, 0.1, 0.1]
 
 
+def test_dollars_in_a_table_are_dollars() -> None:
+    """JupyterLab typesets all HTML of an output but what has this class."""
+    full = Table(pd.DataFrame({"completion": ["$x$"]}), "$y$")
+    for table in (full, Table(full.frame, "$y$", folded=True), Table(pd.DataFrame(), "$y$")):
+        shown = re.sub(r"<(\w+) class=\"mathjax_ignore\">.*?</\1>", "", table._repr_html_())
+        assert "$" not in shown
+
+
 def test_long_text_is_cut() -> None:
     assert len(Table(pd.DataFrame({"completion": ["x" * 10**6]}))._repr_html_()) < 2000
 
@@ -891,6 +933,7 @@ def test_runs_live_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert project.run_path("/elsewhere/demo") == Path("/elsewhere/demo")
 
 
+@pytest.mark.ux(29, at="unit")
 def test_notebook_out_of_order_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="run notebook 01_load first") as caught:
         project.open_run(tmp_path / "none", needs="sft")
@@ -939,6 +982,7 @@ def test_parameters_replace_settings_and_nothing_else() -> None:
         render.with_parameters(book('RUN = "demo"'), {"STEP": 1})
 
 
+@pytest.mark.ux(31, at="unit")
 def test_widgets_become_their_last_picture_and_text() -> None:
     notebook = book("x = 1")
     parts = {
@@ -997,7 +1041,7 @@ def test_kernel_is_reached_without_tcp_and_progress_counts_cells_that_ended_well
 # ---- the real thing
 
 
-# req 27
+@pytest.mark.ux(27, at="unit")
 def test_finished_run_is_reused_and_can_be_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1017,7 +1061,7 @@ def test_finished_run_is_reused_and_can_be_begun_anew(
     assert run.last_step() == 3, "a run may always go further"
 
 
-# req 5, 8
+@pytest.mark.ux(5, 8, 20, at="unit")
 def test_real_run_stops_part_way_and_joins(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=4)
     start(run, stage="sft").wait_blocking()

@@ -36,6 +36,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.ux(33, at="unit")
 def test_one_seed_gives_one_run(tmp_path: Path) -> None:
     first, first_rows = straight(tmp_path, "a")
     second, second_rows = straight(tmp_path, "b")
@@ -47,6 +48,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
     assert straight(tmp_path, "a")[1] != straight(tmp_path, "b", run__seed=1)[1]
 
 
+@pytest.mark.ux(5, at="unit")
 @pytest.mark.parametrize(
     "geometry", [{}, {"batch__inner_epochs": 2}, {"batch__train_batch": 8, "batch__micro_batch": 4}]
 )
@@ -62,6 +64,7 @@ def test_a_broken_off_run_resumes_to_the_same_bits(tmp_path: Path, geometry: dic
     assert equal(weights(run), weights(broken))
 
 
+@pytest.mark.ux(20, at="unit")
 def test_rows_past_the_checkpoint_are_moved_aside(tmp_path: Path) -> None:
     run, expected = straight(tmp_path)
     newest, _ = run.checkpoints.latest()
@@ -313,6 +316,7 @@ def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:
     assert run.config.batch.updates_per_rollout == 3
 
 
+@pytest.mark.ux(3, 4, at="unit")
 def test_a_turned_knob_acts_at_the_next_step_is_logged_and_survives(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=6)
     for step in grpo(run):

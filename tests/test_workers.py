@@ -48,7 +48,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(Job, "command", lambda job: [sys.executable, "-c", code])
 
 
-# req 2, 12, 8
+@pytest.mark.ux(2, 8, 12, at="unit")
 def test_process_trains_pauses_stops_and_goes_on(run: Run) -> None:
     began = time.monotonic()
     live = start(run, where="process")
@@ -85,7 +85,8 @@ time.sleep(600)
 """
 
 
-# req 5, 10, 37: what a kernel started survives it; the next kernel attaches, steers, and may not start a second one
+# what a kernel started survives it; the next kernel attaches, steers, and may not start a second one
+@pytest.mark.ux(5, 10, 37, at="unit")
 def test_process_outlives_its_kernel(run: Run) -> None:
     command = [sys.executable, "-c", KERNEL, str(run.path), "grpo"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as first:
@@ -123,7 +124,7 @@ def test_sft_in_a_process_obeys_its_knobs(tmp_path: Path) -> None:
     assert run.sft_checkpoints.steps() == [live.step]
 
 
-# req 13
+@pytest.mark.ux(13, at="unit")
 def test_failed_process_is_said_with_its_last_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "import sys; sys.stderr.write('line\\n' * 100 + 'no such model\\n'); sys.exit(3)")
     live = start(run, where="process")
@@ -151,7 +152,8 @@ def test_stop_before_the_process_listens_is_no_failure(run: Run, monkeypatch: py
     assert live.error is None and live.state == "new" and time.monotonic() - began < 10.0
 
 
-# req 13: seen from another kernel
+# seen from another kernel
+@pytest.mark.ux(13, at="unit")
 def test_recorded_failure_is_seen_from_elsewhere(run: Run) -> None:
     assert attach(run).error is None
     run.log_event("start", step=0)
@@ -172,7 +174,8 @@ def test_python_objects_do_not_cross_into_a_process(run: Run) -> None:
     assert not (run.path / workers.LOG).exists() and not session_threads()
 
 
-# req 7: of a run that another kernel trains
+# of a run that another kernel trains
+@pytest.mark.ux(7, at="unit")
 def test_interrupt_of_a_view_leaves_the_run_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt

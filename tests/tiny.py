@@ -13,6 +13,19 @@ from grpo_nb.run import Run
 from grpo_nb.tasks import Task, load_task
 from grpo_nb.types import Example, StepStats
 
+SMALL = {
+    "run.steps": 4,
+    "run.checkpoint_every": 2,
+    "run.eval_examples": 16,
+    "run.quick_eval_every": 0,
+    "batch.prompts": 4,
+    "batch.group_size": 4,
+    "batch.micro_batch": 16,
+    "sft.steps": 3,
+    "sft.batch": 16,
+    "sft.micro_batch": 16,
+}
+"""What makes the demo tiny, by dotted names."""
 VOLATILE = ("time/", "memory/", "cost/")
 
 
@@ -43,19 +56,7 @@ def small_tasks() -> dict[str, Task]:
 
 def tiny_config(**changes: Any) -> Config:
     """The demo with 4 prompts x 4 completions, 4 steps, 3 SFT steps; dotted names with `__` for the dot."""
-    small = {
-        "run.steps": 4,
-        "run.checkpoint_every": 2,
-        "run.eval_examples": 16,
-        "run.quick_eval_every": 0,
-        "batch.prompts": 4,
-        "batch.group_size": 4,
-        "batch.micro_batch": 16,
-        "sft.steps": 3,
-        "sft.batch": 16,
-        "sft.micro_batch": 16,
-    }
-    return presets.demo().replace(**small | {key.replace("__", "."): value for key, value in changes.items()})
+    return presets.demo().replace(**SMALL | {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def tiny_run(folder: Path, name: str = "tiny", **changes: Any) -> Run:

@@ -184,16 +184,22 @@ def _figure(session: Any, rows: pd.DataFrame, page: str) -> Any:
 
 
 def _notices(session: Any, state: str, step: int) -> str:
-    return "".join(states.told(notice.severity, notice.text) for notice in states.notices(session, state, step))
+    found = states.notices(session, state, step)
+    return "".join(states.told(notice.severity, notice.text, notice.more) for notice in found)
 
 
 def _warnings(run: Run, limit: int = 3) -> str:
-    """The newest findings that are more than a remark, newest first, and what to change."""
+    """The findings that are more than a remark, errors first, then the newest; and what to change."""
     events = run.rows("events")
     found = [e for e in events if e.get("kind") == "finding" and e.get("severity") in ("warning", "error")]
-    return "".join(
+    found = sorted(reversed(found), key=lambda event: event["severity"] != "error")
+    shown = [
         states.told(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or ""))
-        for e in reversed(found[-limit:])
+        for e in found[:limit]
+    ]
+    left = len(found) - len(shown)
+    return "".join(shown) + (
+        f'<div style="opacity:.8;font-size:12px">and {left} more in 04_diagnostics</div>' if left > 0 else ""
     )
 
 
@@ -205,11 +211,11 @@ def _signature(folder: os.PathLike[str]) -> object:
 
 def _status_line(session: Any, state: str, rows: pd.DataFrame) -> str:
     step = int(rows["step"].iloc[-1]) if len(rows) else 0
-    owner = session.run.status().owner if state in states.ACTIVE else None
-    where = "in this kernel" if session.live else f"by {owner}" if owner else ""
+    elsewhere = state in states.ACTIVE and session.run.status().owner is not None
+    where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
     parts = [
         f"<b>{html.escape(session.run.name)}</b>",
-        f"{states.state_badge(state)} {html.escape(where)}".strip(),
+        f"{states.state_badge(state)} {where}".strip(),
         f"step {step} of {session.steps}",
         *_pace(rows, session.steps - step if state in states.ACTIVE else 0),
         f"as of {datetime.now():%H:%M:%S}",

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from grpo_nb.doctor.errors import explain_text
 from grpo_nb.run import Run
 from grpo_nb.workers import LAST_WORDS, LOG, WorkerFailed
 
@@ -32,6 +33,8 @@ class Notice:
 
     severity: Severity
     text: str
+    more: str = ""
+    """Why it came and what to change, where that is known."""
 
 
 def badge(text: str, severity: Severity) -> str:
@@ -60,7 +63,8 @@ def notices(session: Any, state: str, step: int) -> list[Notice]:
 def _about(session: Any, state: str, step: int) -> Notice | None:
     run: Run = session.run
     if state == "failed":
-        return Notice("error", f"failed after step {step}: {_cause(session)}")
+        cause = _cause(session)
+        return Notice("error", f"failed after step {step}: {cause}", explain_text(cause) or "")
     if state == "dead":
         owner = run.status().owner
         return Notice(
@@ -70,7 +74,9 @@ def _about(session: Any, state: str, step: int) -> Notice | None:
         )
     if state in ACTIVE and not session.live and (owner := run.status().owner) is not None:
         return Notice(
-            "info", f"trained by {owner}, not by this kernel: this is a view of its files; knobs and buttons reach it."
+            "info",
+            f"trained by process {owner.pid} on {owner.host}, not by this kernel: this is a view of its files; "
+            "knobs and buttons reach it.",
         )
     if state == "running" and run.knobs.command in ("pause", "stop"):
         return Notice("info", f"{run.knobs.command} asked for: it takes effect when the step in progress is done.")
@@ -92,7 +98,8 @@ def _cause(session: Any) -> str:
     """What ended it, and where more of it stands: this kernel's exception, else what the trainer logged."""
     error = session.error
     if isinstance(error, WorkerFailed):  # a process's last words may be twenty lines
-        return f"{str(error).partition(LAST_WORDS)[0].rstrip('.')}. More is in events.jsonl and {LOG}."
+        more = " and ".join(name for name in ("events.jsonl", LOG) if (session.run.path / name).exists())
+        return f"{str(error).partition(LAST_WORDS)[0].rstrip('.')}. More is in {more}."
     if error is not None:
         return f"{type(error).__name__}: {error}".rstrip(".") + ". The traceback is in events.jsonl."
     return "no cause was logged."
