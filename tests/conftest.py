@@ -66,14 +66,14 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def desk(chromium: Any, lab: Any) -> Iterator[Any]:
+def desk(chromium: Any, lab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A window that no other test has used, in a JupyterLab as it comes; its kernels end with it."""
     from tests.lab import VIEWPORT, Desk
 
     context = chromium.new_context(viewport=VIEWPORT)
     desk = Desk(lab, context.new_page())
     yield desk
-    desk.shot("0-last-seen")
+    desk.shot(f"last-{request.node.originalname}")
     context.close()
     lab.end_kernels()
     lab.reset()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ARTIFACTS = ROOT / "build" / "screenshots"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 TOKEN = "for-this-test-only"
-PATIENCE = 100.0
+PATIENCE = 240.0
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
