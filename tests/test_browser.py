@@ -17,15 +17,13 @@ from tests.tiny import REWARDS, tiny_run
 
 pytestmark = pytest.mark.browser
 
-STEPS = 30
+STEPS = 36
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """After SFT, with GRPO steps of about half a second, so that there is time to turn a knob."""
-    run = tiny_run(
-        tmp_path, "browser", run__steps=STEPS, batch__prompts=24, batch__group_size=8, batch__micro_batch=192
-    )
+    """After SFT, with GRPO steps long enough to press a button within the first dozen."""
+    run = tiny_run(tmp_path, "browser", run__steps=STEPS, batch__prompts=8, batch__group_size=8, batch__micro_batch=64)
     for _ in sft(run):
         pass
     return run
@@ -45,13 +43,15 @@ def test_run_all_steer_reload_restart_and_the_curve_joins(desk: Desk, run: Run) 
     desk.show_panel()
     desk.shot("1-steered")
 
-    before = desk.picture()
+    desk.press("Pause")
+    until(lambda: run.status().state == "paused", "the pause")
     desk.save()
     desk.page.reload()
-    desk.by_label("β fairness").wait_for()
-    shown = desk.picture()
-    until(lambda: desk.picture() != shown, "a new picture after the reload")
-    assert shown != before and (run.last_step() or 0) < STEPS
+    desk.by_label("β fairness").first.wait_for()
+    before = run.last_step() or 0
+    assert before < STEPS
+    desk.press("Step")
+    desk.says(f"step {before + 1} of {STEPS}")
 
     desk.restart_and_run_all()
     until(lambda: "resume" in set(run.events()["kind"]) or desk.errors(), "the resume")
