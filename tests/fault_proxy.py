@@ -17,7 +17,10 @@ SOON = {"retry-after-ms": "5"}
 
 
 class FaultProxy(ThreadingHTTPServer):
-    """Stands in front of the server at `target`; `share` of the requests meets one of `faults`."""
+    """Stands in front of the server at `target`; `share` of the requests meets one of `faults`.
+
+    Faults come in a shuffled order, each once before any comes twice: a few dozen requests meet them all.
+    """
 
     daemon_threads = True
     request_queue_size = 64
@@ -30,6 +33,7 @@ class FaultProxy(ThreadingHTTPServer):
         self.done: Counter[str] = Counter()
         """How often each fault happened, and `none`."""
         self._random, self._share, self._faults, self._guard = Random(seed), share, faults, threading.Lock()
+        self._next: list[str] = []
 
     @property
     def url(self) -> str:
@@ -37,7 +41,8 @@ class FaultProxy(ThreadingHTTPServer):
 
     def draw(self) -> str:
         with self._guard:
-            fault = self._random.choice(self._faults) if self._random.random() < self._share else "none"
+            self._next = self._next or self._random.sample(self._faults, len(self._faults))
+            fault = self._next.pop() if self._random.random() < self._share else "none"
             self.done[fault] += 1
             return fault
 

@@ -46,7 +46,7 @@ def server() -> Iterator[JudgeServer]:
 
 
 def judged_run(folder: Path, *urls: str, only: tuple[str, ...] = (H, F), steps: int = 4, **changes: Any) -> Run:
-    settings = {"providers": [provider(url) for url in urls], "timeout_s": 2, "retries": 1, **changes}
+    settings = {"providers": [provider(url) for url in urls], "retries": 1, **changes}
     judges = {f"objectives.{name}.judge": settings for name in only}
     config = tiny_config(sft__steps=0, run__steps=steps, run__samples_per_step=64).replace(**judges)
     return Run.create(folder / "run", config)
@@ -80,10 +80,10 @@ def test_a_run_through_a_faulty_network_completes_and_invents_nothing(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with (
-        serving(FaultProxy(server.url, seed=10, slow=2.5)) as proxy,
-        serving(FaultProxy(server.url, seed=2, slow=2.5)) as second,
+        serving(FaultProxy(server.url, seed=1, slow=1.5)) as proxy,
+        serving(FaultProxy(server.url, seed=2, slow=1.5)) as second,
     ):
-        run = judged_run(tmp_path, proxy.url, second.url)
+        run = judged_run(tmp_path, proxy.url, second.url, timeout_s=1.0)
         metrics = trained(run)
     assert run.status().state == "done" and run.status().step == 4
     assert set(proxy.done + second.done) == {*FAULTS, "none"}, "every fault was met"
