@@ -138,10 +138,10 @@ class Still:
             self._handle.update(self._bundle(), raw=True)
         self._next = time.monotonic() + PICTURE_SECONDS
 
-    def _bundle(self) -> dict[str, Any]:
+    def _bundle(self) -> dict[str, str]:
         """Picture and text; the text alone where there is nothing to draw."""
         text = {"text/plain": str(self._session.summary())}
         if self._session.stage == "sft" or self._session.step == 0:
             return text
-        bundle: dict[str, Any] = self._session.report()._repr_mimebundle_()
+        bundle: dict[str, str] = self._session.report().bundle()
         return bundle | text

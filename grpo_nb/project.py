@@ -91,11 +91,19 @@ def _finished(run: Run) -> bool:
 
 def _next(summary: RunSummary) -> str:
     """What to do with a run: a line that can be pasted into a cell of this folder."""
-    return _NEXT.get(summary.state, "").format(repr(os.path.relpath(summary.path)))
+    state = "warmed up" if summary.state == "new" and _warmed_up(summary.path) else summary.state
+    return _NEXT.get(state, "").format(repr(os.path.relpath(summary.path)))
+
+
+def _warmed_up(path: Path) -> bool:
+    """Whether nothing is left of SFT; the newest folder's name says it, which is enough for a list."""
+    run = Run.open(path)
+    return max(run.sft_checkpoints.steps(), default=0) >= run.config.sft.steps
 
 
 _NEXT = {
     "new": "02_sft, then 03_grpo",
+    "warmed up": "03_grpo",
     "running": "look at it: grpo_nb.attach({})",
     "paused": "look at it: grpo_nb.attach({})",
     "stopped": "resume: grpo_nb.start({})",

@@ -31,13 +31,22 @@ class Report:
     figure: Figure
     table: Table
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        picture = b64encode(plots.to_png(self.figure)).decode()
+    def bundle(self) -> dict[str, str]:
+        """The picture as a notebook keeps it, and its caption where there are no pictures."""
         return {
-            "image/png": picture,
-            "text/html": f"{_image(picture, self.table.caption)}{self.table._repr_html_()}",
-            "text/plain": repr(self.table),
+            "image/png": b64encode(plots.to_kept_png(self.figure)).decode(),
+            "text/plain": self.table.caption or repr(self.table),
         }
+
+    def _ipython_display_(self) -> None:
+        """Two outputs, so that the picture is a picture wherever the notebook is read, and is stored once."""
+        from IPython.display import display
+
+        display(self.bundle(), raw=True)  # type: ignore[no-untyped-call]
+        display(self.table)  # type: ignore[no-untyped-call]
+
+    def __repr__(self) -> str:
+        return repr(self.table)
 
 
 def report(run: Run) -> Report:
@@ -49,12 +58,12 @@ def report(run: Run) -> Report:
 
 def page(run: Run) -> str:
     """All that the files say as one HTML page, which needs neither kernel nor network."""
-    front = pareto(run)
+    found = pareto(run)
     parts: dict[str, list[Any]] = {
         "Training": [report(run)],
         "Findings": [tables.findings(diagnose(run))],
         "Before and after": [comparison(run)],
-        "Which checkpoint": [] if front.empty else [plots.pareto(front), Table(front)],
+        "Which checkpoint": [] if found.empty else [plots.pareto(found), front(found)],
         "Answers": [samples(run, objective=name) for name in run.config.objectives],
         "Events": [events(run)],
         "Settings": [tables.settings(run.config)],
@@ -124,6 +133,18 @@ def comparison(run: Run) -> Table:
     if not table:
         caption = f"{run.name} was not evaluated yet: evaluate(run, stage='sft') and, after GRPO, evaluate(run)"
     return Table(pd.DataFrame(table), caption)
+
+
+def front(stages: pd.DataFrame) -> Table:
+    """`pareto`'s stages for reading: each objective's measure with its 95% interval, and what beats the stage."""
+    measures = [str(name).removesuffix("_low") for name in stages if str(name).endswith("_low")]
+    table = [
+        {"stage": row["stage"], "saved": "yes" if row["saved"] else "no"}
+        | {name: interval(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in measures}
+        | {"on the front": "knee" if row["knee"] else "yes" if row["front"] else "", "beaten by": row["dominated_by"]}
+        for row in stages.to_dict("records")
+    ]
+    return Table(pd.DataFrame(table), "stages on the quick evaluation's questions" if table else "no quick evaluations")
 
 
 def samples(run: Run, *, objective: str | None = None, step: int | None = None, limit: int = 4) -> Table:
@@ -271,7 +292,9 @@ def _scored(name: str, task: Task, example: Example, kind: str, answer: str | No
 def _html(shown: Report | Table | Figure) -> str:
     if isinstance(shown, Figure):
         return _image(b64encode(plots.to_png(shown)).decode(), "picture")
-    return str(shown._repr_mimebundle_()["text/html"]) if isinstance(shown, Report) else shown._repr_html_()
+    if isinstance(shown, Report):
+        return _image(shown.bundle()["image/png"], shown.table.caption) + shown.table._repr_html_()
+    return shown._repr_html_()
 
 
 def _image(png: str, name: str) -> str:

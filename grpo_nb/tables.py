@@ -14,6 +14,8 @@ from grpo_nb.memory import PHASES, Plan, gib
 
 LONGEST_CELL = 600
 """Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""
+LONG_TEXT, LONG_WIDTH = 60, "16em"
+"""A cell of more characters than that is at least so wide."""
 
 _STYLE = "white-space: pre-wrap; text-align: left; vertical-align: top; max-width: 44em; overflow-wrap: break-word"
 _LITERAL = ' class="mathjax_ignore"'
@@ -31,10 +33,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         head = "".join(f'<th style="{_STYLE}">{html.escape(str(name))}</th>' for name in self.frame.columns)
-        rows = (
-            "".join(f'<td style="{_STYLE}">{html.escape(cell(value))}</td>' for value in row)
-            for row in self.frame.itertuples(index=False)
-        )
+        rows = ("".join(_cell_html(cell(value)) for value in row) for row in self.frame.itertuples(index=False))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         caption = html.escape(self.caption)
         if self.frame.empty:
@@ -47,6 +46,13 @@ class Table:
     def __repr__(self) -> str:
         text = "nothing to show" if self.frame.empty else self.frame.to_string(index=False, max_colwidth=60)
         return f"{self.caption}\n{text}" if self.caption else text
+
+
+def _cell_html(text: str) -> str:
+    wide = (
+        f"; min-width: {LONG_WIDTH}" if len(text) > LONG_TEXT else ""
+    )  # else a browser squeezes it to a column of words
+    return f'<td style="{_STYLE}{wide}">{html.escape(text)}</td>'
 
 
 def cell(value: Any) -> str:

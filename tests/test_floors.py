@@ -21,7 +21,7 @@ FLOORS = (
     | {"warmup", "doctor", "orders"},
     {"session", "workers", "kernel", "reloading", "report", "rollouts_view", "tables", "exhibits", "plots", "render"}
     | {"widgets", "cli", "__main__"}
-    | {"project", "bench", "promise", "docs"},
+    | {"project", "bench", "live_bench", "promise", "docs"},
 )
 """Rooms by floor: a room is a file, or a folder with all that is in it. A new room gets its line here."""
 LEVEL = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

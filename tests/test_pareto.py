@@ -1,5 +1,6 @@
 """The front claims only what the paired intervals carry; best and knee name stages that can be loaded."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from grpo_nb import evaluate as evaluation
+from grpo_nb import report
 from grpo_nb.evaluate import load_best, load_knee, measured
 from grpo_nb.model import load_policy
 from grpo_nb.pareto import best, better, knee, pareto, worth_keeping
@@ -70,6 +72,17 @@ def test_a_stage_that_is_surely_better_in_everything_dominates(run: Run) -> None
     assert list(frame["dominated_by"]) == ["step 2", ""] and list(frame["n"]) == [N, N]
     assert frame[f"{F}/accuracy"].tolist() == pytest.approx([10 / N, 50 / N])
     assert (frame[f"{F}/accuracy_low"] < frame[f"{F}/accuracy"]).all()
+
+
+def test_front_is_read_with_its_intervals(run: Run) -> None:
+    step(run, 0, 10, 10)
+    step(run, 2, 50, 50)
+    saved(run, 2)
+    table = report.front(pareto(run)).frame
+    assert list(table) == ["stage", "saved", f"{F}/accuracy", f"{H}/accuracy", "on the front", "beaten by"]
+    assert table["saved"].tolist() == ["no", "yes"] and table["on the front"].tolist() == ["", "knee"]
+    assert table["beaten by"].tolist() == ["step 2", ""]
+    assert re.fullmatch(r"0\.\d\d \[0\.\d\d, 0\.\d\d\]", table[f"{F}/accuracy"][0])
 
 
 def test_one_uncertain_objective_is_enough_to_claim_nothing(run: Run) -> None:

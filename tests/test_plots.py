@@ -166,6 +166,29 @@ def test_every_picture_is_a_png_of_its_size(name: str) -> None:
     assert figure._repr_png_() == png  # type: ignore[attr-defined]
 
 
+KEPT_BYTES = 50_000
+
+
+# req 34
+@each_picture
+def test_what_a_notebook_keeps_of_a_picture_is_small(name: str) -> None:
+    figure = PICTURES[name]()
+    kept = plots.to_kept_png(figure)
+    width, height = struct.unpack(">II", kept[16:24])
+    assert (width, height) == pytest.approx(figure.get_size_inches() * 72, abs=1)
+    assert len(kept) * 4 / 3 < KEPT_BYTES and figure.dpi == 100, "as base64; and the picture is as it was"
+
+
+# req 34
+def test_a_thousand_steps_fit_into_a_notebook() -> None:
+    assert len(plots.to_kept_png(dashboard(frame(1000)))) * 4 / 3 < KEPT_BYTES
+
+
+def test_gradients_that_are_all_zero_are_drawn() -> None:
+    """As of a model that was never warmed up: every group is dead."""
+    plots.to_png(dashboard(frame(5, lambda row: {"grad/norm": 0.0, "status": "ok"})))
+
+
 @each_picture
 def test_no_text_overlaps_another_or_leaves_the_picture(name: str) -> None:
     figure = PICTURES[name]()

@@ -851,6 +851,7 @@ def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, draw
 
 @pytest.mark.ux(31, at="unit")
 def test_session_shows_widget_picture_and_text(run: Run) -> None:
+    assert set(attach(run)._repr_mimebundle_()) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
     run.log_metrics(row(run, 1))
     bundle = attach(run)._repr_mimebundle_()
     assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
@@ -871,9 +872,9 @@ def test_what_is_shown_is_escaped(tmp_path: Path, drawings: list[int]) -> None:
 def test_report_needs_no_kernel(run: Run) -> None:
     for step in range(1, 4):
         run.log_metrics(row(run, step) | {"reward/fairness": step / 10})
-    bundle = report.report(run)._repr_mimebundle_()
-    assert "data:image/png;base64,iVBORw0KGgo" in bundle["text/html"]
-    assert "script" not in bundle["text/html"] and "0.2" in bundle["text/plain"]
+    shown = report.report(run)
+    assert shown.bundle()["image/png"].startswith("iVBORw0KGgo") and "0.2" in repr(shown)
+    assert "tiny: stopped, step 3 of 6" in shown.bundle()["text/plain"] and "script" not in shown.table._repr_html_()
 
 
 def test_empty_run_reports_without_failing(run: Run) -> None:
@@ -963,6 +964,23 @@ def test_list_of_runs_says_what_to_do(tmp_path: Path, run: Run, monkeypatch: pyt
     assert frame.to_dict("records") == [
         {"run": "tiny", "state": "stopped", "step": 2, "steps": 6, "next": "resume: grpo_nb.start('tiny')"}
     ]
+
+
+def test_lines_of_the_first_import_are_few_and_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert project.standing(tmp_path) is None
+    for number in range(4):
+        made = tiny_run(tmp_path, f"r{number}")
+        made.log_event("start", step=0)
+        made.log_metrics(row(made, 1))
+    made.sft_checkpoints.save(3, {}, {"step": 3})
+    lines = (project.standing(tmp_path, limit=2) or "").splitlines()
+    assert lines[0] == "r3: stopped, step 1 of 4; resume: grpo_nb.start('r3')" and lines[1].startswith("r2: ")
+    assert lines[2:] == ["and 2 older: grpo_nb.project.runs() lists them"]
+    fresh = tiny_run(tmp_path, "fresh")
+    assert "fresh: new, step 0 of 4; 02_sft, then 03_grpo" in (project.standing(tmp_path, limit=9) or "")
+    fresh.sft_checkpoints.save(3, {}, {"step": 3})
+    assert "fresh: new, step 0 of 4; 03_grpo" in (project.standing(tmp_path, limit=9) or "")
 
 
 # ---- pages

@@ -16,7 +16,19 @@ from matplotlib.lines import Line2D
 
 from grpo_nb.config import Config
 from grpo_nb.plots import canvas, pages, panels
-from grpo_nb.plots.canvas import FAINT, GRID, INK, MUTED, PALETTE, PAPER, RENDER_LOCK, Picture, colours, to_png
+from grpo_nb.plots.canvas import (
+    FAINT,
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    PAPER,
+    RENDER_LOCK,
+    Picture,
+    colours,
+    to_kept_png,
+    to_png,
+)
 from grpo_nb.plots.exhibits import arrows, curves
 from grpo_nb.plots.fronts import pareto
 
@@ -34,6 +46,7 @@ __all__ = [
     "reward_curves",
     "rewards",
     "sft",
+    "to_kept_png",
     "to_png",
 ]
 
@@ -163,7 +176,7 @@ def before_after(comparison: pd.DataFrame) -> Picture:
     """Base, SFT and latest of every metric with 95% intervals, and the paired change from SFT to latest."""
     groups = [(str(name), lines.reset_index(drop=True)) for name, lines in comparison.groupby("objective", sort=False)]
     tallest, across = max((len(lines) for _, lines in groups), default=2), max(len(groups), 1)
-    words, plot, change = 1.75, 3.0, 1.75  # inches of one panel: the metrics' names, the axis, the change in numbers
+    words, plot, change = 2.0, 2.9, 1.75  # inches of one panel: the metrics' names, the axis, the change in numbers
     width, height = (words + plot + change) * across, 1.15 + 0.42 * tallest
     with RENDER_LOCK:
         figure = canvas.new(width, height)

@@ -173,8 +173,11 @@ class Dashboard:
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """The widget where there are widgets, else the picture, else a sentence."""
         bundle: dict[str, Any] = dict(self.widget._repr_mimebundle_(**options) or {})
-        picture = b64encode(self.picture.value).decode() if self.picture.value else None
-        return bundle | {"text/plain": self.session.summary()} | ({"image/png": picture} if picture else {})
+        bundle["text/plain"] = self.session.summary()
+        if len(self._rows):
+            figure = _figure(self.session, self._rows, "overview")
+            bundle["image/png"] = b64encode(plots.to_kept_png(figure)).decode()
+        return bundle
 
 
 def _figure(session: Any, rows: pd.DataFrame, page: str) -> Any:
