@@ -52,8 +52,9 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(USER_READY) ## time the phases of a training step on this machine
+bench: $(USER_READY) ## time the phases of a training step, and what the dashboard costs, on this machine
 	$(BIN)/python -m grpo_nb.bench --steps $(STEPS)
+	$(BIN)/python -m grpo_nb.live_bench
 
 docs: $(USER_READY) ## pages that need no network: the notebooks executed afresh, and the reference, in build/docs
 	$(BIN)/python -m grpo_nb.docs $(BUILD)/docs $(NOTEBOOKS)

@@ -13,10 +13,11 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -25,6 +26,9 @@ from traitlets.config import Config
 from grpo_nb import presets
 from grpo_nb.run import Run
 from grpo_nb.session import Session
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
@@ -51,24 +55,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def alternate(session: Session, pairs: int, block: int) -> dict[str, list[float]]:
-    """Mean seconds of a step in each block, without a dashboard and with one by turns."""
+async def alternate(session: Session, pairs: int, block: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of a step in each block, without a dashboard and with one by turns: as they pass, and of CPU time.
+
+    CPU time is that of the whole kernel: the training's and the drawing's. It is the steadier figure where other
+    work shares the machine, and the larger one where a core is free.
+    """
     from IPython.display import display
 
     from grpo_nb.widgets.dashboard import Dashboard
 
-    means: dict[str, list[float]] = {"without": [], "with": []}
+    means: dict[str, dict[str, list[float]]] = {kind: {"wall": [], "cpu": []} for kind in ("without", "with")}
     for _ in range(pairs):
         for kind, found in means.items():
-            begun, board = session.step + LEFT_OUT, Dashboard(session) if kind == "with" else None
+            board = Dashboard(session) if kind == "with" else None
             if board is not None:
                 board.watch()
                 display(board)  # type: ignore[no-untyped-call]
+            begun = session.step + LEFT_OUT
+            await session.wait(step=begun)
+            cpu = time.process_time()
             await session.wait(step=begun + block)
-            found.append(float(session.metrics().set_index("step")["time/step"].loc[begun + 1 : begun + block].mean()))
+            found["cpu"].append((time.process_time() - cpu) / block)
+            found["wall"].append(float(_step_times(session).loc[begun + 1 : begun + block].mean()))
             if board is not None:
                 board.close()
     return means
+
+
+def _step_times(session: Session) -> "pd.Series":
+    return session.metrics().set_index("step")["time/step"]
 
 
 async def turn(session: Session, times: int) -> list[int]:
@@ -107,24 +123,29 @@ def _steps(folder: Path, pairs: int, block: int) -> list[str]:
     Run.create(folder / "steps", config)
     book = _execute(
         folder,
-        "import json\nimport grpo_nb as g\nfrom grpo_nb import live_bench, project, report",
-        "session = g.start('steps')\nsession",
+        "import json, time\nimport grpo_nb as g\nfrom grpo_nb import live_bench, project, report",
+        "begun = time.thread_time()\nsession = g.start('steps')\ndisplay(session)\nprint(time.thread_time() - begun)",
         "await session.wait(step=3)\nsession.dashboard().close()",
         f"print(json.dumps(await live_bench.alternate(session, {pairs}, {block})))",
         "print(json.dumps(await live_bench.turn(session, 10)))",
         "session.stop()\nawait session.wait()",
     )
-    seconds: dict[str, list[float]] = json.loads(_printed(book.cells[3]))
+    seconds: dict[str, dict[str, list[float]]] = json.loads(_printed(book.cells[3]))
     turns: list[int] = json.loads(_printed(book.cells[4]))
-    more = [w / wo - 1 for w, wo in zip(seconds["with"], seconds["without"], strict=True)]
     return [
-        f"the cell that starts: {_seconds(book.cells[1]):.2f} s",
-        f"a step without the dashboard: {_spread(seconds['without'], 's')}",
-        f"a step with it: {_spread(seconds['with'], 's')}",
-        f"more with it, pair by pair: median {statistics.median(more):+.1%} ({min(more):+.1%} to {max(more):+.1%}), "
-        f"{pairs} pairs of {block} steps",
+        f"the cell that starts: {_seconds(book.cells[1]):.2f} s, {float(_printed(book.cells[1])):.2f} s of CPU time "
+        "in the thread that runs it",
+        *(_compared(words, seconds, kind) for kind, words in (("wall", "a step"), ("cpu", "a step's CPU time"))),
+        f"{pairs} pairs of {block} steps; in brackets, the smallest and the largest",
         f"a turned knob is in use {max(turns)} step(s) after the one under way at the latest ({len(turns)} turns)",
     ]
+
+
+def _compared(words: str, seconds: Mapping[str, Mapping[str, Sequence[float]]], kind: str) -> str:
+    without, beside = seconds["without"][kind], seconds["with"][kind]
+    more = [b / a - 1 for a, b in zip(without, beside, strict=True)]
+    medians = f"{statistics.median(without):.3f} s without the dashboard, {statistics.median(beside):.3f} s with it"
+    return f"{words}: {medians}; pair by pair {statistics.median(more):+.1%} ({min(more):+.1%} to {max(more):+.1%})"
 
 
 def _size(folder: Path) -> list[str]:
@@ -167,10 +188,6 @@ def _seconds(cell: Any) -> float:
 
 def _printed(cell: Any) -> str:
     return "".join(output["text"] for output in cell.outputs if output.output_type == "stream")
-
-
-def _spread(values: Sequence[float], unit: str) -> str:
-    return f"median {statistics.median(values):.3f} {unit} ({min(values):.3f} to {max(values):.3f})"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ alike. One thread draws, at most once a second, and only when a file changed; it
 
 import html
 import logging
+import math
 import os
 import statistics
 import threading
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
 """Smaller, its numbers could not be read; a narrow window scrolls it sideways."""
-DRAWING_SHARE = 0.05
-"""At most this share of the time goes into drawing: a slow machine gets fewer pictures, not a slower training."""
+DRAWING_SHARE, HEAD_START = 0.02, 1.0
+"""Of one core's seconds, drawing gets this share, and so many at once to begin with: while somebody looks at how it
+starts there are pictures in quick succession, and a slow machine gets fewer of them, not a slower training."""
 SAMPLES = "samples"
 CLASS = "grpo-nb"
 STYLE = (
@@ -82,8 +84,14 @@ class Dashboard:
         self._read: object = None
         self._drawn: object = None
         self._next_drawing = 0.0
+        self._begun, self._spent = time.monotonic(), 0.0
         self._lay_out()
-        self.refresh(draw_now=True)
+        if session.followed:  # its thread draws, and the cell need not wait for it
+            self._next_drawing = math.inf
+            self.refresh()
+            self._next_drawing = 0.0
+        else:
+            self.refresh(draw_now=True)
 
     def _parts(self) -> list[w.Widget]:
         """From top to foot: what grows and shrinks is below what the hand is on."""
@@ -130,10 +138,11 @@ class Dashboard:
             self._drawn = drawn
 
     def _draw(self, page: str) -> None:
-        began = time.monotonic()
+        began = time.thread_time()
         self.picture.value = plots.to_png(_figure(self.session, self._rows, page))
-        finished = time.monotonic()
-        self._next_drawing = finished + max(TICK_SECONDS, (finished - began) / DRAWING_SHARE)
+        self._spent += time.thread_time() - began
+        earned = self._begun + (self._spent - HEAD_START) / DRAWING_SHARE
+        self._next_drawing = max(time.monotonic() + TICK_SECONDS, earned)
 
     def _turned(self, _: Any) -> None:
         """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
