@@ -179,6 +179,14 @@ def test_far_log_ratios_stay_finite(name: str, weight: Any, far: float, dtype: t
     assert logp.grad is not None and logp.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_token_that_both_policies_forbid_has_no_distance(name: str) -> None:
+    logp = torch.tensor([[-1.0, -float("inf")]], requires_grad=True)
+    value = KL[name](logp, torch.tensor([[-1.5, -float("inf")]]), 20.0, None)
+    (gradient,) = torch.autograd.grad(value.sum(), logp)
+    assert value[0, 1] == 0 and value.isfinite().all() and gradient.isfinite().all()
+
+
 def test_clamped_share_counts_tokens_beyond_the_clamp() -> None:
     logp, mask = torch.tensor([[25.0, -25.0, 19.0, 99.0]]), torch.tensor([[True, True, True, False]])
     assert losses.clamped_share(logp, torch.zeros(1, 4), mask, 20.0).item() == pytest.approx(2 / 3)
