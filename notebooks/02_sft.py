@@ -81,4 +81,6 @@ report.answers(run, stage="sft", limit=2)
 report.evaluation(g.evaluate(run, stage="sft"))
 
 # %% [markdown]
-# The model answers in the asked form and has the flaws of its teacher. [03_grpo](03_grpo.ipynb) goes on from here.
+# In the demo the model answers in the asked form now, and has the flaws of its teacher. A model that still does not
+# needs more `sft.steps`: GRPO learns from differences between answers that can be read.
+# [03_grpo](03_grpo.ipynb) goes on from here.
