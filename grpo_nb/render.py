@@ -147,8 +147,9 @@ def without_widgets(notebook: Any) -> Any:
             view = output.get("data", {}).pop(WIDGET, None)
             if view is not None:
                 output["data"]["text/html"] = _still(view["model_id"], models) or "<span></span>"
-            if "image/png" in output.get("data", {}):
-                output["metadata"]["image/png"] = {"alt": output["data"].get("text/plain", "")}
+            if "image/png" in output.get("data", {}):  # nbconvert would leave out what it shows
+                words = html.escape(str(output["data"].get("text/plain", "")), quote=True)
+                output["data"].setdefault("text/html", _picture(output["data"].pop("image/png"), words))
     return still
 
 
@@ -166,10 +167,14 @@ def _still(model_id: str, models: Mapping[str, Any]) -> str:
         return f"<span>{html.escape(str(state.get('value', '')))}</span> "
     if name == "ImageModel":
         data = next((b["data"] for b in model.get("buffers", []) if b["path"] == ["value"]), None)
-        return f'<div><img alt="" style="max-width: 100%" src="data:image/png;base64,{data}"></div>' if data else ""
+        return f"<div>{_picture(data, 'the last picture of the run')}</div>" if data else ""
     children = (child.removeprefix("IPY_MODEL_") for child in state.get("children", []))
     inside = "".join(_still(child, models) for child in children)
     return f"<div>{inside}</div>" if inside else ""
+
+
+def _picture(data: str, words: str) -> str:
+    return f'<img alt="{words}" style="max-width: 100%" src="data:image/png;base64,{data}">'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 PACKAGE = __name__.rpartition(".")[0]
+NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ def changed() -> list[str]:
 
 
 def sentence(files: list[str]) -> str:
-    """What there is to say about edited files."""
-    return f"{', '.join(files)} changed on disk after import; this run uses the old code"
+    """What there is to say about edited files; of many, the first few by name."""
+    more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
+    return f"{', '.join(files[:NAMED])}{more} changed on disk after import; this run uses the old code"
 
 
 def fingerprint() -> str:

@@ -17,18 +17,23 @@
 # %% [markdown]
 # # 1. Load: the model, the tasks, and where we start
 #
-# At the end of this notebook you have a **run**: a folder that holds the settings now and, later, everything
-# that training writes. You have seen what the model is asked, how its answers are judged, and how good it is
-# before any training.
+# GRPO teaches a language model by comparing: for each prompt it writes several answers, a function scores them, and
+# those above the group's mean become likelier. These notebooks do that for two objectives at once, fairness (do not
+# assume what the text does not say) and groundedness (do not make answers up), on a small invented world.
+#
+# **The goal here** is a **run**: a folder that holds the settings now and, later, everything that training writes.
+# You will have seen what the model is asked, how its answers are judged, and how good it is before any training.
 #
 # | | demo (as it stands) |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
 # | time | 9 s (`make run`, two CPU cores) |
-# | memory | 0.85 GiB at the peak of all four notebooks (`make run`) |
-# | downloads | none |
+# | memory | 0.70 GiB at the peak (`make run`) |
+# | needs | nothing; no download, no key |
 #
-# For your own model and data change the settings cell, and only that one.
+# The way: **01 load** → [02 SFT](02_sft.ipynb) → [03 GRPO, live](03_grpo.ipynb) →
+# [04 what happened](04_diagnostics.ipynb); [05](05_mathematics.ipynb) has the mathematics on toy numbers.
+# For your own model and data change the settings cell below, and only that one.
 
 # %%
 import grpo_nb as g
@@ -54,7 +59,8 @@ print(run.path)
 tables.settings(config)
 
 # %% [markdown]
-# Below, every run of this project. One whose kernel died is not lost: it goes on from its newest checkpoint.
+# Below, every run of this project. One whose kernel died is not lost: the line under *next* resumes it from its newest
+# checkpoint. The first import in any kernel says the same, so after a restart you need not look for it.
 
 # %%
 project.runs()
@@ -98,11 +104,11 @@ report.scored_examples(tasks)
 # %% [markdown]
 # ## The reward at work
 # A few training prompts with the right answer, wrong ones, and what the model writes now, all scored as training will
-# score them. *Look at* the order inside each prompt. Reward functions of your own go in as they do in `g.start`:
-# `rewards={"fairness": [(function, 0.1)]}`.
+# score them. *Look at* the order inside the prompt: a reward that pays a bad answer like a good one teaches it.
+# Reward functions of your own go in as they do in `g.start`: `rewards={"fairness": [(function, 0.1)]}`.
 
 # %%
-bench = workbench.workbench(run, policy=policy, tasks=tasks, prompts=2)
+bench = workbench.workbench(run, policy=policy, tasks=tasks, prompts=1)
 report.ranked(bench)
 
 # %% [markdown]

@@ -18,13 +18,15 @@
 # # 2. SFT: the model learns the form of an answer
 #
 # GRPO needs answers it can compare; a model that never answers in the asked form gives it nothing. A short
-# supervised warm-up on gold answers mends that. The demo's gold answers are **flawed on purpose**: where the text
-# does not tell, they follow the stereotype or invent. The model will learn that too, and GRPO will have to repair it.
+# supervised warm-up on gold answers mends that. **The goal**: nearly every answer has the asked form. The demo's gold
+# answers are **flawed on purpose**: where the text does not tell, they follow the stereotype or invent. The model will
+# learn that too, and GRPO will have to repair it.
 #
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
 # | time | 79 s (`make run`, two CPU cores) |
+# | memory | 0.83 GiB at the peak (`make run`) |
 # | needs | the run that [01_load](01_load.ipynb) made |
 
 # %%
@@ -38,11 +40,13 @@ RUN = "demo"
 
 # %%
 run = project.open_run(RUN)
-print(f"{run.config.sft.steps} steps of {run.config.sft.batch} examples, data: {run.config.sft.data or 'gold answers'}")
+sft = run.config.sft
+print(f"{sft.steps} steps of {sft.batch} examples; data: {sft.data or 'gold answers'}")
 
 # %% [markdown]
 # ## Before
-# A few held-out prompts, answered by the model as it was loaded.
+# A few held-out prompts, answered by the model as it was loaded. *Look at* the label: *unparsed* answers cannot be
+# judged, so none of them is better than another.
 
 # %%
 report.answers(run, stage="base", limit=2)
@@ -53,14 +57,14 @@ report.answers(run, stage="base", limit=2)
 # complete is not done twice; one that was interrupted goes on from its newest checkpoint.
 
 # %%
-sft = g.start(run, stage="sft")
-sft
+warmup = g.start(run, stage="sft")
+warmup
 
 # %% [markdown]
 # The next cell waits. The notebook's stop button (■) ends SFT after the current step and saves.
 
 # %%
-await sft.wait()
+await warmup.wait()
 
 # %% [markdown]
 # ## After

@@ -19,12 +19,13 @@
 #
 # For every prompt the model writes a group of answers; each is judged against the others of its group, and what did
 # better becomes likelier. A KL penalty, weighted by β, holds the model near the policy that SFT gave, one β per
-# objective.
+# objective. **The goal**: the flaws that SFT taught are gone, and you have had your hands on the knobs.
 #
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
 # | time | 56 s (`make run`, two CPU cores) |
+# | memory | 0.89 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 #
 # Everything shown is read from the run's folder. You may close the browser, restart the kernel or lose the machine:
@@ -46,9 +47,8 @@ print(config.batch.describe())
 
 # %% [markdown]
 # ## Start
-# The first third of the steps. The cell returns at once; *drag a slider now*: the new value is **requested** until
-# the next step begins, and then **in use**. `auto` leaves β to its controller, which holds the KL in the band
-# that the settings give; moving the slider takes β over by hand.
+# The first third of the steps. The cell returns at once, and the kernel stays free while a thread trains; what comes
+# up below it is the control room, which shows the same again in any cell that says `training`.
 
 # %%
 part = max(config.run.steps // 3, 1)
@@ -56,8 +56,46 @@ training = g.start(run, steps=part)
 training
 
 # %% [markdown]
-# *Look at* reward first. The loss hovers around 0 by construction and says little; reward, KL, length and the share
-# of groups without a signal say what is going on.
+# ## How to read it
+# *Look at* reward first. The loss hovers around 0 by construction and says little.
+#
+# | curve | healthy | a warning |
+# |---|---|---|
+# | reward | rises, then levels off | flat from the start: see the dead groups |
+# | KL | inside its band, or drifting up slowly | it jumps: β is too low or the learning rate too high |
+# | length | far under the cap | at the cap: answers are cut, and their reward is that of an unfinished text |
+# | dead groups | some | nearly all: every answer of a group scores the same, so nothing is learnt |
+# | gradient norm | the same size throughout | spikes; marks show where a guard stepped in |
+#
+# The pages beside *overview* have the reward functions, where the time goes, and the answers themselves, token by
+# token.
+
+# %% [markdown]
+# ## Now turn something
+# A knob you move is **requested** until the next step begins, and then **in use**. `auto` leaves β to its controller,
+# which holds the KL in the band; moving the slider, or typing into the box, takes β over by hand. *Pause* holds
+# before the next step, *Step* does one, *Resume* goes on.
+# What follows is what the demo did: both objectives' knobs turned after step 10, in five runs from the same SFT.
+# Fairness reads so in steps 11 to 15, and in steps 36 to 40 (`grpo(run, steps=40)`, two CPU cores, seed 0):
+#
+# | turn | steps 11 to 15 | steps 36 to 40 |
+# |---|---|---|
+# | nothing | reward 0.86, KL 0.04, dead groups 45% | reward 0.98, KL 0.12, dead groups 88% |
+# | β to 0.4 | reward 0.86, KL 0.04, dead groups 45% | reward 0.95, **KL 0.05**, dead groups 75% |
+# | β to 0 | reward 0.86, KL 0.04, dead groups 45% | reward 0.99, KL 0.09, dead groups 90% |
+# | temperature to 0.3 | reward 0.96, KL 0.07, **dead groups 100%** | reward 1.00, KL 0.10, dead groups 100% |
+# | temperature to 2 | **reward 0.20**, KL 0.01, dead groups 5% | reward 0.44, KL 0.07, dead groups 0% |
+#
+# - **β up**: the penalty holds the model nearer to SFT, and reward pays for it. **β to 0**: the demo's own, about 0.03,
+#   is a light hand; 30 steps do not tell it from none.
+# - **Temperature down**: the answers of a group become alike. A better reward at once, and nothing left to compare.
+#   **Up**: most answers are noise; it still learns, from much lower down.
+#
+# So β acts slowly, through what is learnt, and temperature at once, through what is written: the reward curve jumps
+# where it is turned, though the model is the same.
+#
+# Every turn is a mark in the curve of that knob and a line in the log, with who made it. Go back with `auto`, or by
+# typing the old number: nothing that you can do here breaks the run.
 
 # %%
 await training.wait()
@@ -82,8 +120,11 @@ beta.set_auto(by="notebook 03")
 # %% [markdown]
 # ## A restart loses nothing
 # The run has stopped twice by now, and each start went on from where it was. *Try it*: restart the kernel while the
-# next cell trains, then *Run All*. Steps already done are not done again, rows past the newest checkpoint are set
-# aside and redone to the same bits, and the curves join.
+# next cell trains, then *Run All*. The first import lists what can be resumed; steps already done are not done again,
+# rows past the newest checkpoint are set aside and redone to the same bits, and the curves join.
+#
+# A run that should outlive the kernel trains in a process of its own: `g.start(run, where="process")`, and
+# `g.attach(run)` from any kernel shows and steers it. A second start of a run that trains is refused, with the choices.
 
 # %%
 training = g.start(run)

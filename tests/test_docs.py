@@ -71,6 +71,7 @@ def test_pages_of_notebooks_need_no_network(tmp_path: Path, monkeypatch: pytest.
     assert set(written) == {f"{name}.html" for name in ("01_first", "02_second", "index", *docs.pages())}
     assert {name: loads(page) for name, page in written.items() if loads(page)} == {}
     assert "data:image/png" in written["01_first.html"] and "a label" in written["01_first.html"]
+    assert "No description" not in written["01_first.html"], "every picture says what it shows"
     assert 'href="02_second.html"' in written["01_first.html"]
     assert "(True, " in written["02_second.html"] and not (tmp_path / "runs").exists(), "run in a project of their own"
     assert '<a href="01_first.html">1. First</a>' in written["index.html"]

@@ -15,6 +15,8 @@ import pytest
 from jupytext.cli import jupytext as jupytext_cli
 
 from tests.conftest import ROOT
+from tests.live_kernel import execute
+from tests.tiny import tiny_run
 
 FOLDER = ROOT / "notebooks"
 NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics"]
@@ -132,8 +134,31 @@ def test_one_settings_cell(name: str) -> None:
 def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
     cells = notebook(name).cells
     assert cells[0].cell_type == "markdown" and cells[0].source.startswith(f"# {int(name[:2])}. ")
-    assert "| hardware |" in cells[0].source and "| time |" in cells[0].source
+    rows = re.findall(r"^\| (hardware|time|memory|needs) \| (.+) \|$", cells[0].source, re.MULTILINE)
+    assert [row for row, _ in rows] == ["hardware", "time", "memory", "needs"]
+    assert re.fullmatch(r"\d+ s \(`make run`, .*\)", dict(rows)["time"]), "measured, and how"
+    assert re.fullmatch(r"\d\.\d\d? GiB .*\(`make run`\)", dict(rows)["memory"])
+    assert "**The goal" in cells[0].source
     assert cells[-1].cell_type == "markdown" and ".ipynb)" in cells[-1].source
+
+
+# req 29
+@pytest.mark.parametrize(
+    ("name", "made", "needs"),
+    [
+        ("02_sft", "nothing", "there is no run in .*: run notebook 01_load first, with RUN = 'demo'"),
+        ("03_grpo", "the run", "SFT of run demo is not finished: run notebook 02_sft first, with RUN = 'demo'"),
+        ("04_diagnostics", "the run", "run demo has no GRPO steps yet: run notebook 03_grpo first, with RUN = 'demo'"),
+    ],
+)
+def test_notebook_started_out_of_order_says_what_it_needs(name: str, made: str, needs: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    if made == "the run":
+        tiny_run(tmp_path / "runs", "demo")
+    sources = [cell.source for cell in code_cells(name)]
+    opens = next(i for i, source in enumerate(sources) if "project.open_run" in source)
+    said, _ = execute(tmp_path, *sources[: opens + 1])
+    assert re.fullmatch(needs, said[-1]), "one line, no traceback"
 
 
 def test_links_lead_somewhere() -> None:

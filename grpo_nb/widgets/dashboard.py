@@ -30,9 +30,8 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
 """Smaller, its numbers could not be read; a narrow window scrolls it sideways."""
-DRAWING_SHARE, HEAD_START = 0.02, 1.0
-"""Of one core's seconds, drawing gets this share, and so many at once to begin with: while somebody looks at how it
-starts there are pictures in quick succession, and a slow machine gets fewer of them, not a slower training."""
+DRAWING_SHARE = 0.02
+"""Of one core's seconds, drawing gets this share: a slow machine gets fewer pictures, not a slower training."""
 SAMPLES = "samples"
 CLASS = "grpo-nb"
 STYLE = (
@@ -84,7 +83,6 @@ class Dashboard:
         self._read: object = None
         self._drawn: object = None
         self._next_drawing = 0.0
-        self._begun, self._spent = time.monotonic(), 0.0
         self._lay_out()
         if session.followed:  # its thread draws, and the cell need not wait for it
             self._next_drawing = math.inf
@@ -140,9 +138,8 @@ class Dashboard:
     def _draw(self, page: str) -> None:
         began = time.thread_time()
         self.picture.value = plots.to_png(_figure(self.session, self._rows, page))
-        self._spent += time.thread_time() - began
-        earned = self._begun + (self._spent - HEAD_START) / DRAWING_SHARE
-        self._next_drawing = max(time.monotonic() + TICK_SECONDS, earned)
+        spent = time.thread_time() - began
+        self._next_drawing = time.monotonic() + max(TICK_SECONDS, spent / DRAWING_SHARE)
 
     def _turned(self, _: Any) -> None:
         """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
