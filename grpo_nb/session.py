@@ -36,6 +36,13 @@ class Stopped(Exception):
         return [str(self)]
 
 
+class AlreadyTraining(RunError):
+    """A second trainer was refused. Shown as one line, which gives the choices."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class Summary(str):
     """A sentence that a notebook shows as it is."""
 
@@ -371,18 +378,18 @@ def refuse_if_live(run: Run) -> None:
     """Refuse a second trainer on one run.
 
     Raises:
-        RunError: it trains in this kernel or in another process; the message gives the choices.
+        AlreadyTraining: it trains in this kernel or in another process; the message gives the choices.
     """
     if (here := _live_session(run)) is not None:
         place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
-        raise RunError(
+        raise AlreadyTraining(
             f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
             f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.path}')`), or train "
             "a run of another name"
         )
     status = run.status()
     if status.state in LIVE:
-        raise RunError(
+        raise AlreadyTraining(
             f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
             f"stop it with `grpo_nb.attach('{run.path}')`, wait until it ends, or train a run of another name"
         )

@@ -239,6 +239,12 @@ class Desk:
         """Address of the newest picture of the first panel."""
         return str(self.page.locator("img.widget-image").first.get_attribute("src"))
 
+    def drawn(self) -> None:
+        """Wait until the picture of the first panel is the last one: none has come for two seconds."""
+        seen = ""
+        while seen != (seen := self.picture()):
+            time.sleep(2)
+
     def show_panel(self) -> None:
         """Scroll to the top of the first panel."""
         self.page.locator(".grpo-nb").first.evaluate("panel => panel.scrollIntoView()")

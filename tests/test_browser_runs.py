@@ -51,6 +51,7 @@ def test_start_returns_answers_refuses_stops_and_goes_on(desk: Desk, run: Run) -
     desk.run_cell(2)
     until(lambda: "already training in this kernel" in desk.output(2), "the refusal")
     assert all(word in desk.output(2) for word in ("live", "wait for it", "stop it", "look at it"))
+    assert "Traceback" not in desk.output(2)
 
     desk.menu("Run", "Run Selected Cell and All Below")
     going_on(run)
@@ -61,6 +62,7 @@ def test_start_returns_answers_refuses_stops_and_goes_on(desk: Desk, run: Run) -
     assert len(told) == 2, "two lines and no traceback"
     assert run.status().state == "stopped" and run.checkpoints.steps()[-1] == run.last_step()
     assert desk.output(4) == ""
+    desk.drawn()
     desk.shot("interrupted")
 
     stopped = run.last_step() or 0
@@ -119,6 +121,7 @@ def test_failing_worker_is_red_and_ends_run_all(desk: Desk, run: Run) -> None:
     desk.run_all()
     until(lambda: "ZeroDivisionError" in desk.output(1), "the error in the cell that waits")
     desk.says("failed after step 2")
+    desk.drawn()
     assert "of my reward" in desk.output(0) and desk.output(2) == ""
     badge = desk.cell(0).locator("span:text-is('failed')").evaluate("badge => getComputedStyle(badge).backgroundColor")
     assert badge == "rgb(179, 38, 30)", "red"

@@ -143,8 +143,9 @@ def test_start_makes_a_run_from_a_path_and_a_config(stage: Stage, tmp_path: Path
 @pytest.mark.ux(12, at="unit")
 def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
     start(run)
-    with pytest.raises(RunError, match=r"tiny is already training in this kernel.*wait.*stop.*attach"):
+    with pytest.raises(RunError, match=r"tiny is already training in this kernel.*wait.*stop.*attach") as caught:
         start(str(run.path))
+    assert caught.value._render_traceback_() == [str(caught.value)], "one line, no traceback"
     assert len(workers()) == 1
 
 
@@ -815,8 +816,20 @@ def test_drawing_waits_for_its_turn(run: Run, drawings: list[int], monkeypatch: 
     for step in (1, 2, 3):
         run.log_metrics(row(run, step))
         board.refresh()
-    assert drawings == [0], "at most one picture a second"
+    assert drawings == [0, 1], "the first steps at once, then at most one picture a second"
     assert board.bar.value == 3, "numbers do not wait"
+
+
+def test_held_run_is_drawn_at_once(run: Run, drawings: list[int]) -> None:
+    with run.lock():
+        board = Dashboard(attach(Run.open(run.path)))
+        for step in (1, 2):
+            run.log_metrics(row(run, step))
+            board.refresh()
+        run.knobs.request("pause")
+        run.log_event("paused", step=2)
+        board.refresh()
+    assert drawings == [0, 1, 2], "a picture takes nothing from a run that holds"
 
 
 def test_failed_picture_is_said_and_the_watching_goes_on(

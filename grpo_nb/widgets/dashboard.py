@@ -6,7 +6,6 @@ alike. One thread draws, at most once a second, and only when a file changed; it
 
 import html
 import logging
-import math
 import os
 import statistics
 import threading
@@ -83,11 +82,10 @@ class Dashboard:
         self._read: object = None
         self._drawn: object = None
         self._next_drawing = 0.0
+        self._pictured = False
         self._lay_out()
         if session.followed:  # its thread draws, and the cell need not wait for it
-            self._next_drawing = math.inf
-            self.refresh()
-            self._next_drawing = 0.0
+            self._refresh_words()
         else:
             self.refresh(draw_now=True)
 
@@ -116,6 +114,16 @@ class Dashboard:
 
     def refresh(self, draw_now: bool = False) -> None:
         """Bring everything up to date from the files; the picture only when it is due."""
+        state = self._refresh_words()
+        if self.pages.value == SAMPLES and self.samples is not None:
+            self.samples.refresh()
+        elif (self._read, self.pages.value) != self._drawn and (draw_now or self._is_due(state)):
+            drawn = self._read, self.pages.value
+            self._draw(drawn[1])
+            self._drawn = drawn
+
+    def _refresh_words(self) -> str:
+        """All but the picture and the samples; the session's state."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest != self._read:
             self._rows, self._read = self.session.metrics(), newest
@@ -128,15 +136,14 @@ class Dashboard:
         self.bar.value = float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
-        if self.pages.value == SAMPLES and self.samples is not None:
-            self.samples.refresh()
-        elif (newest, self.pages.value) != self._drawn and (draw_now or time.monotonic() >= self._next_drawing):
-            drawn = newest, self.pages.value
-            self._draw(drawn[1])
-            self._drawn = drawn
+        return state
+
+    def _is_due(self, state: str) -> bool:
+        """Also at once where it takes nothing from a training, or where the picture shows no step yet."""
+        return state == "paused" or not self._pictured or time.monotonic() >= self._next_drawing
 
     def _draw(self, page: str) -> None:
-        began = time.thread_time()
+        began, self._pictured = time.thread_time(), len(self._rows) > 0
         self.picture.value = plots.to_png(_figure(self.session, self._rows, page))
         spent = time.thread_time() - began
         self._next_drawing = time.monotonic() + max(TICK_SECONDS, spent / DRAWING_SHARE)
