@@ -127,7 +127,7 @@ class Dashboard:
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest != self._read:
             self._rows, self._read = self.session.metrics(), newest
-        state = self.session.state
+        state: str = self.session.state
         last: Mapping[str, Any] = self._rows.iloc[-1].to_dict() if len(self._rows) else {}
         step = int(last.get("step", 0))
         self.status.value = STYLE + _status_line(self.session, state, self._rows)
