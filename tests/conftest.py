@@ -43,6 +43,15 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def this_checkout() -> Iterator[None]:
+    """Kernels that start meanwhile import the package from here, and add up in the order that one thread has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A JupyterLab for all browser tests: starting one takes longer than most of them."""

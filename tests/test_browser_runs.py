@@ -152,10 +152,12 @@ def test_two_hundred_steps_do_not_flicker(desk: Desk, tmp_path: Path) -> None:
     drawn = desk.page.evaluate("window.drawn")
     assert 2 <= len(drawn) <= seconds + 2, "one picture a second at most"
     assert desk.page.evaluate("window.sizes.size") == 1, "always of one size"
+    desk.drawn()
     desk.show_panel()
     desk.shot("two-hundred-steps")
 
 
+@pytest.mark.usefixtures("this_checkout")
 @pytest.mark.ux(1, 27, 32, at="browser")
 def test_every_notebook_runs_and_gives_the_numbers_of_a_headless_run(desk: Desk, tmp_path: Path) -> None:
     for name in NOTEBOOKS:

@@ -1,7 +1,6 @@
 """The notebooks executed in real kernels without a browser, and their pages."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ from tests import made_rows
 from tests.conftest import ROOT
 from tests.tiny import SMALL, stable, tiny_run
 
+pytestmark = pytest.mark.usefixtures("this_checkout")
+
 NOTEBOOKS = ROOT / "notebooks"
 NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics")
 CHANGES = SMALL | {"run.steps": 6}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def this_checkout() -> Iterator[None]:
-    """The kernels import the package of this checkout, installed or not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        yield
 
 
 def execute(name: str, out: Path, **settings: Any) -> str:
