@@ -54,7 +54,7 @@ display(w.HBox([w.Label("a label"), w.FloatSlider(description="a slider")]))
 """
 
 
-# req 31
+@pytest.mark.ux(31, at="nbclient")
 def test_pages_of_notebooks_need_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = book(
         tmp_path / "01_first.ipynb",

@@ -41,7 +41,7 @@ def used_after(run: Run, key: str, step: int) -> float:
     return float(next(row for row in run.metric_rows() if row["step"] == step + 2)[key])
 
 
-# req 3, 4, 6, 8, 40
+@pytest.mark.ux(3, 4, 6, 8, 40, at="nbclient")
 @pytest.mark.parametrize("used", [True, False], ids=["over_a_subshell", "over_the_shell"])
 def test_controls_work_while_a_cell_waits_and_while_none_does(used: bool, tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)

@@ -19,7 +19,7 @@ TOLD = (
 PAUSED = "while session.state != 'paused':\n    await asyncio.sleep(0.05)\n"
 
 
-# req 2, 8, 12
+@pytest.mark.ux(2, 8, 12, at="nbclient")
 def test_every_verb_in_a_thread(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=4000, run__checkpoint_every=1000)
     said, _ = execute(
@@ -52,7 +52,7 @@ def test_every_verb_in_a_thread(tmp_path: Path) -> None:
     assert steps == list(range(1, len(steps) + 1)), "whatever was said, no step was lost or done twice"
 
 
-# req 5, 10, 37
+@pytest.mark.ux(5, 10, 37, at="nbclient")
 def test_process_lives_on_when_its_kernel_is_killed_and_a_new_kernel_attaches(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     run = tiny_run(tmp_path / "runs", run__steps=4000)
@@ -110,7 +110,7 @@ def reward(completions, **columns):
 """
 
 
-# req 13
+@pytest.mark.ux(13, at="nbclient")
 def test_failure_is_told_in_a_few_lines_and_says_where_the_rest_is(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     said, book = execute(

@@ -142,7 +142,7 @@ def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
     assert cells[-1].cell_type == "markdown" and ".ipynb)" in cells[-1].source
 
 
-# req 29
+@pytest.mark.ux(29, at="nbclient")
 @pytest.mark.parametrize(
     ("name", "made", "needs"),
     [

@@ -169,7 +169,7 @@ def test_every_picture_is_a_png_of_its_size(name: str) -> None:
 KEPT_BYTES = 50_000
 
 
-# req 34
+@pytest.mark.ux(34, at="unit")
 @each_picture
 def test_what_a_notebook_keeps_of_a_picture_is_small(name: str) -> None:
     figure = PICTURES[name]()
@@ -179,7 +179,7 @@ def test_what_a_notebook_keeps_of_a_picture_is_small(name: str) -> None:
     assert len(kept) * 4 / 3 < KEPT_BYTES and figure.dpi == 100, "as base64; and the picture is as it was"
 
 
-# req 34
+@pytest.mark.ux(34, at="unit")
 def test_a_thousand_steps_fit_into_a_notebook() -> None:
     assert len(plots.to_kept_png(dashboard(frame(1000)))) * 4 / 3 < KEPT_BYTES
 

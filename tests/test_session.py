@@ -641,7 +641,6 @@ def test_samples_take_the_place_of_the_picture(run: Run) -> None:
 
 @pytest.mark.ux(16, 36, at="unit")
 def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """req 16, 36"""
     clock = {"wall": 1000.0, "thread": 0.0}
     monkeypatch.setattr(dashboard.time, "monotonic", lambda: clock["wall"])
     monkeypatch.setattr(dashboard.time, "thread_time", lambda: clock["thread"])
@@ -665,7 +664,7 @@ def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.M
 def test_view_of_a_run_that_trains_leaves_the_drawing_to_its_thread(
     stage: Stage, run: Run, drawings: list[int]
 ) -> None:
-    """req 2: the cell that starts need not wait for a picture"""
+    """The cell that starts need not wait for a picture."""
     live = start(run)
     stage.release(1)
     live.wait_blocking(step=1)
