@@ -27,9 +27,15 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LISTED = [*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]
 TARGETS = ("run", "lab", "test", "test-browser", "test-all", "bench", "docs", "format", "help")
-MODULE_OF = {"pyyaml": "yaml", "py-rattler": "rattler", "markdown-it-py": "markdown_it", "pytest-xdist": "xdist"}
+MODULE_OF = {
+    "pyyaml": "yaml",
+    "py-rattler": "rattler",
+    "markdown-it-py": "markdown_it",
+    "pillow": "PIL",
+}
 COMES_WITH = {
     "IPython": "ipykernel",
+    "jupyter_client": "ipykernel",
     "markdown_it": "rich",
     "jinja2": "torch",
     "tokenizers": "transformers",
