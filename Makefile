@@ -38,8 +38,9 @@ run: $(USER_READY) ## execute every notebook on the demo; rendered pages in buil
 lab: $(USER_READY) ## the same set-up, opened in JupyterLab
 	$(BIN)/jupyter lab $(firstword $(NOTEBOOKS))
 
-test: check ## format, lint, types and the quick tests
-	$(BIN)/python -m pytest
+# A test file stays in one process; each process holds PyTorch, about 1 GB.
+test: check ## format, lint, types and the quick tests, a file on each of up to four cores
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 test-browser: $(DEV_READY) ## every browser test, slow or not: JupyterLab in Chromium; screenshots in build/
 	$(BIN)/python -m pytest -m browser tests

@@ -28,10 +28,8 @@ from grpo_nb.train import grpo
 from grpo_nb.types import Score
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import Body, JudgeServer, by_text, serving
-from tests.test_judge import KEY, VARIABLE, ask, example, provider
+from tests.judging import KEY, VARIABLE, F, H, ask, example, provider
 from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
-
-H, F = "hallucination", "fairness"
 
 
 @pytest.fixture(autouse=True)
