@@ -57,7 +57,7 @@ def with_intervals(
     clusters: Sequence[str],
     over: Mapping[str, Sequence[bool]] = MappingProxyType({}),
 ) -> dict[str, dict[str, float]]:
-    """value, low and high of every measure, and n, the rows that it is over.
+    """value, low and high of every measure, and n and clusters, the rows that it is over and the draws they make.
 
     Args:
         values, drawn: the measures, and their bootstrap.
@@ -70,7 +70,7 @@ def with_intervals(
             cluster for cluster, there in zip(clusters, over.get(name, [True] * len(clusters)), strict=True) if there
         ]
         low, high = interval(name, value, drawn[name], len(set(rows)))
-        found[name] = {"value": value, "low": low, "high": high, "n": len(rows)}
+        found[name] = {"value": value, "low": low, "high": high, "n": len(rows), "clusters": len(set(rows))}
     return found
 
 
@@ -90,6 +90,19 @@ def interval(name: str, value: float, draws: NDArray[np.float64], clusters: int)
         margin *= 1 + abs(value)
         return max(-1.0, value - margin), min(1.0, value + margin)
     return low, high
+
+
+def paired(name: str, value: float, draws: NDArray[np.float64], clusters: int) -> tuple[float, float]:
+    """`interval` of a difference of two measures of the same rows.
+
+    Where every draw gave one and the same, no cluster is known to have gone another way: with k clusters at most a
+    share of 3 / k did, each by at most 1 + |value|.
+    """
+    low, high = percentiles(draws)
+    if not low == high == value or not any(word in name for word in ("accuracy", "rate", "share", "bias")):
+        return low, high
+    margin, end = (min(1.0, 3 / clusters) if clusters else 1.0) * (1 + abs(value)), 2.0 if "bias" in name else 1.0
+    return max(-end, value - margin), min(end, value + margin)
 
 
 def percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo_nb.intervals import PARTS, percentiles
+from grpo_nb.intervals import PARTS, paired
 from grpo_nb.run import Run, RunError
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,8 @@ def change(before: Row, after: Row, metric: str) -> tuple[float, float, float] |
     if before["pool"] != after["pool"] or not all(metric in row["metrics"] for row in (before, after)):
         return None
     value = after["metrics"][metric]["value"] - before["metrics"][metric]["value"]
-    return value, *percentiles(draws(after, metric) - draws(before, metric))
+    clusters = after["metrics"][metric].get("clusters", after.get("clusters", 0))
+    return value, *paired(metric, value, draws(after, metric) - draws(before, metric), clusters)
 
 
 def _table(rows: Sequence[Row], stages: Mapping[str, Stage], before: str, after: str) -> pd.DataFrame:

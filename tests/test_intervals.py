@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from grpo_nb.intervals import bootstrap, bootstrap_counts, interval, with_intervals
+from grpo_nb.intervals import bootstrap, bootstrap_counts, interval, paired, with_intervals
 
 
 def test_drawn_counts_are_those_of_drawn_rows() -> None:
@@ -26,9 +26,9 @@ def test_a_measure_of_a_part_counts_its_own_rows_and_clusters() -> None:
     drawn = {name: np.full(9, value) for name, value in values.items()}
     found = with_intervals(values, drawn, clusters, {"accuracy_part": part})
     assert found == {
-        "accuracy": {"value": 1.0, "low": 1 - 3 / 20, "high": 1.0, "n": 60},
-        "accuracy_part": {"value": 1.0, "low": 0.0, "high": 1.0, "n": 6},
-        "failed_rate": {"value": 0.0, "low": 0.0, "high": 3 / 20, "n": 60},
+        "accuracy": {"value": 1.0, "low": 1 - 3 / 20, "high": 1.0, "n": 60, "clusters": 20},
+        "accuracy_part": {"value": 1.0, "low": 0.0, "high": 1.0, "n": 6, "clusters": 2},
+        "failed_rate": {"value": 0.0, "low": 0.0, "high": 3 / 20, "n": 60, "clusters": 20},
     }
     wide = with_intervals(values, drawn, clusters, {"accuracy_part": [c < "c14" for c in clusters]})["accuracy_part"]
     assert wide["n"] == 18 and wide["low"] == 1 - 3 / 6
@@ -46,3 +46,25 @@ def test_no_bias_seen_is_not_no_bias(value: float, clusters: int, expected: tupl
 def test_other_measures_without_spread_stay_a_point() -> None:
     assert interval("reward", 1.0, np.ones(9), 10) == (1.0, 1.0)
     assert interval("accuracy", 0.5, np.full(9, 0.5), 10) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "clusters", "expected"),
+    [
+        ("accuracy", 1.0, 3, (-1.0, 1.0)),  # three items that all changed for the better: nothing is known yet
+        ("accuracy", 1.0, 60, (0.9, 1.0)),
+        ("unparsed_rate", 0.0, 30, (-0.1, 0.1)),
+        ("bias_ambiguous", -2.0, 30, (-2.0, -1.7)),
+        ("accuracy", 0.0, 0, (-1.0, 1.0)),
+        ("reward", 0.5, 3, (0.5, 0.5)),
+    ],
+)
+def test_a_difference_that_no_draw_changes_is_not_certain(
+    name: str, value: float, clusters: int, expected: tuple[float, float]
+) -> None:
+    assert paired(name, value, np.full(50, value), clusters) == pytest.approx(expected)
+
+
+def test_a_difference_that_draws_change_has_their_percentiles() -> None:
+    draws = np.linspace(-0.1, 0.3, 1001)
+    assert paired("accuracy", 0.1, draws, 9) == pytest.approx((-0.09, 0.29))

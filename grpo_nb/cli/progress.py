@@ -64,12 +64,16 @@ def summary(row: Mapping[str, Any]) -> str:
     """The few numbers of a step worth a line.
 
     >>> summary({"loss": 0.5, "reward/fairness": 0.25, "kl/fairness": 0.031, "status": "clipped"})
-    'loss 0.500  reward/fairness 0.250  kl/fairness 0.031  clipped'
+    'loss 0.500  reward/fairness 0.250  kl/fairness 0.031  gradient clipped'
     """
     rewards = [key for key in row if key.startswith(("reward/", "kl/"))]
     keys = [key for key in ("loss", *rewards) if isinstance(row.get(key), int | float)]
     words = [f"{key} {row[key]:.3f}" for key in keys]
-    return "  ".join([*words, *([str(row["status"])] if row.get("status") not in ("ok", None) else [])])
+    return "  ".join([*words, *filter(None, [STATUS.get(str(row.get("status")))])])
+
+
+STATUS = {"clipped": "gradient clipped", "skipped": "update skipped", "empty": "nothing to learn from"}
+"""What a step's status says to a reader; `ok` says nothing."""
 
 
 @contextmanager
