@@ -91,7 +91,7 @@ def test_score_halueval_says_what_is_left_out(tmp_path: Path, capsys: pytest.Cap
     assert status == 0 and re.search(r"^qa +accuracy_unanswerable +- +- +0$", out, re.MULTILINE)
     assert "1 of 2 rows are not in" in out
     answer = json.loads(says(capsys, "score", "halueval", "--data", path, "--field", "said", "--json")[1])
-    none = {"value": None, "low": None, "high": None, "n": 0}
+    none = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
     assert answer["groups"]["qa"]["metrics"]["accuracy_unanswerable"] == none
     assert len(answer["notes"]) == 1
 
