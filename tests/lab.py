@@ -77,8 +77,10 @@ class Lab:
         file.write_text(json.dumps(values))
 
     def reset(self) -> None:
-        """The settings that every test starts from."""
+        """The settings that every test starts from, and no notebook: jupytext minds the pair of an earlier one."""
         shutil.rmtree(self._settings, ignore_errors=True)
+        for left in self.notebooks.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         for plugin, values in SETTINGS.items():
             self.set(plugin, **values)
 
