@@ -541,6 +541,19 @@ def test_dashboard_follows_to_the_last_row_and_ends(
     assert "grpo_nb dashboard" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.ux(16, at="unit")
+@pytest.mark.parametrize("trained", ["grpo", "sft"])
+def test_place_of_the_picture_is_kept_before_there_is_one(
+    stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch, trained: Any
+) -> None:
+    live = session.Session(run, Job(run, trained))
+    board = Dashboard(live)
+    drawn = board.picture.value
+    monkeypatch.setattr(session.Session, "followed", True)
+    empty = Dashboard(live).picture.value
+    assert empty != drawn and empty[:24] == drawn[:24], "a PNG of the same size"
+
+
 def test_nothing_new_is_not_drawn_again(run: Run, drawings: list[int]) -> None:
     board = Dashboard(attach(run))
     board.refresh(draw_now=True)

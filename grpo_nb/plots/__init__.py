@@ -107,7 +107,7 @@ def _page(
     """Panels under the header, all pages of one size so that turning them moves nothing."""
     rows, resumed = canvas.ordered(metrics), _steps_of(events, "resume")
     with RENDER_LOCK:
-        figure = canvas.new(12.6, 7.1)
+        figure = canvas.new(*canvas.PAGE)
         axes = figure.subplots(math.ceil(len(drawn) / across), across, squeeze=False)
         figure.subplots_adjust(left=0.05, right=0.985, top=0.785, bottom=0.075, hspace=0.52, wspace=0.2)
         for draw, axis in zip(drawn, axes.flat, strict=True):
@@ -157,7 +157,7 @@ def sft(rows: pd.DataFrame) -> Picture:
         ("Gradient norm", "before clipping", "grad/norm"),
     )
     with RENDER_LOCK:
-        figure = canvas.new(12.6, 3.4)
+        figure = canvas.new(*canvas.STRIP)
         axes = figure.subplots(1, 3)
         figure.subplots_adjust(left=0.055, right=0.985, top=0.8, bottom=0.13, wspace=0.22)
         for axis, (title, unit, key) in zip(axes, drawn, strict=True):

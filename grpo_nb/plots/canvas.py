@@ -23,6 +23,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 """Okabe & Ito's colours, told apart with any colour vision; objectives take them in the order of the config."""
 INK, MUTED, FAINT, GRID, PAPER, ALARM = "#1F2328", "#656D76", "#AEB5BD", "#E7EAED", "#FFFFFF", "#B3261E"
 DOTS, DASHES, SHORT_DASHES = (0, (1, 2)), (0, (4, 3)), (0, (4, 2))
+PAGE, STRIP = (12.6, 7.1), (12.6, 3.4)
+"""Inches of a page of panels, and of a single row of them."""
 MOST_POINTS = 2000
 KEPT_DPI, KEPT_COLOURS = 72, 32
 LONG = 30
@@ -72,6 +74,13 @@ def _without_math(figure: Figure) -> None:
 def new(width: float, height: float) -> Picture:
     """An empty picture of so many inches, at 100 dots an inch."""
     return Picture(figsize=(width, height), dpi=100, facecolor=PAPER)
+
+
+def blank(size: tuple[float, float]) -> bytes:
+    """PNG bytes of an empty sheet of so many inches, in a millisecond: what keeps a picture's place."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (round(100 * size[0]), round(100 * size[1])), PAPER).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def colours(objectives: Iterable[str]) -> dict[str, str]:

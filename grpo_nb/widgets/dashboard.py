@@ -19,6 +19,7 @@ import ipywidgets as w
 import pandas as pd
 
 from grpo_nb import plots, report
+from grpo_nb.plots import canvas
 from grpo_nb.run import Run
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
@@ -60,9 +61,10 @@ class Dashboard:
         self.findings = w.HTML()
         self.message = w.HTML()
         self.bar = w.FloatProgress(min=0, max=max(session.steps, 1), layout=w.Layout(width="100%", height="12px"))
-        self.picture = w.Image(format="png", layout=w.Layout(**PICTURE))
-        self._frame = w.Box([self.picture], layout=w.Layout(overflow="auto hidden", flex="0 0 auto"))
         grpo = session.stage == "grpo"
+        empty = canvas.blank(canvas.PAGE if grpo else canvas.STRIP)  # else a broken picture until the first is drawn
+        self.picture = w.Image(value=empty, format="png", layout=w.Layout(**PICTURE))
+        self._frame = w.Box([self.picture], layout=w.Layout(overflow="auto hidden", flex="0 0 auto"))
         self.controls = Controls(session, self.say, self._wake_up) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
