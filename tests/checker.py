@@ -42,11 +42,16 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
 
 
 def _plain(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
-    checked = typechecker(function)
+    """The check is written at the first call: most functions are never called in one process of tests."""
+    checked: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+        nonlocal checked
+        if jaxtyping.config.jaxtyping_disable:
+            return function(*args, **kwargs)
+        checked = checked or typechecker(function)
+        return checked(*args, **kwargs)
 
     return call
 
