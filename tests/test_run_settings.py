@@ -1,0 +1,157 @@
+"""A run's settings: contradicted never, corrected until something stands on them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_nb import presets
+from grpo_nb.config import ConfigError
+from grpo_nb.run import Run, RunError
+from tests.kill_points import survives
+from tests.run_folder import CONFIG, STEPS, files, log, save
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "demo", CONFIG)
+
+
+# ---- contradiction
+
+
+def test_the_same_settings_are_no_contradiction(run: Run) -> None:
+    before = files(run.path)
+    for arguments in (
+        {},
+        {"config": CONFIG},
+        {"changes": {"run.seed": CONFIG.run.seed, "algorithm.loss": CONFIG.algorithm.loss}},
+        {"config": CONFIG, "changes": {"batch.group_size": CONFIG.batch.group_size}},
+        {"config": CONFIG.replace(**{"run.steps": STEPS + 5})},  # a run may always go further
+        {"config": CONFIG, "steps": STEPS + 50},
+        {"changes": {"run.steps": STEPS}},
+    ):
+        opened = Run.open_or_create(run.path, **arguments)
+        assert opened.config == CONFIG
+    assert files(run.path) == before, "config.json itself never changes"
+
+
+def test_other_settings_are_refused_and_listed_with_both_values(run: Run) -> None:
+    log(run, 1)
+    other = CONFIG.replace(**{"run.seed": 7})
+    with pytest.raises(RunError) as refusal:
+        Run.open_or_create(run.path, other, changes={"objectives.fairness.beta": 0.5})
+    message = str(refusal.value)
+    assert f"run {run.path} was made with other settings, which never change:" in message
+    assert f"objectives.fairness.beta: the run has {CONFIG.objectives['fairness'].beta}, asked for 0.5" in message
+    assert f"run.seed: the run has {CONFIG.run.seed}, asked for 7" in message
+    assert message.count("asked for") == 2
+    assert "leave them out to go on with the run as it is, or choose another run folder" in message
+
+
+def test_single_changes_are_compared_with_the_run_not_with_a_preset(tmp_path: Path) -> None:
+    made = Run.open_or_create(tmp_path / "r", CONFIG, changes={"run.seed": 3})
+    assert Run.open_or_create(made.path, changes={"run.seed": 3}).config == made.config
+    log(made, 1)
+    with pytest.raises(RunError, match=r"algorithm\.loss: the run has '.*', asked for 'grpo'"):
+        Run.open_or_create(made.path, changes={"algorithm.loss": "grpo"})
+    with pytest.raises(RunError, match=r"run\.seed: the run has 3, asked for 0"):
+        Run.open_or_create(made.path, CONFIG)
+
+
+def test_a_changed_number_of_steps_is_refused_with_the_way_to_go_further(run: Run) -> None:
+    log(run, 1)
+    with pytest.raises(RunError, match=rf"run\.steps: the run has {STEPS}, asked for 7[\s\S]*--steps N\)"):
+        Run.open_or_create(run.path, changes={"run.steps": 7})
+
+
+# ---- corrected, while nothing stands on the settings
+
+
+WRONG = {"model.name": "no/such-model", "objectives.fairness.beta": 0.5}
+
+
+def test_settings_may_be_corrected_until_something_was_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run.open_or_create(tmp_path / "r", CONFIG, changes=WRONG, steps=9)
+    run.knobs["temperature"].set(0.5)
+    version = run.knobs.snapshot().version
+    right = Run.open_or_create(run.path, changes={"model.name": "demo", "objectives.fairness.beta": 0.25})
+    assert right.config == Run.open(run.path).config
+    assert right.config == CONFIG.replace(**{"objectives.fairness.beta": 0.25, "run.steps": 9})
+    assert right.knobs["beta/fairness"].value == 0.25, "knobs start from the settings"
+    assert right.knobs.snapshot().version > version and right.knobs.snapshot().problem is None
+    (event,) = [e for e in right.rows("events") if e["kind"] == "config_changed"]
+    assert event["differences"]["model.name"] == ["no/such-model", "demo"] and len(event["differences"]) == 2
+    assert "model.name: was 'no/such-model', now 'demo'" in caplog.text
+    assert Run.open_or_create(run.path, CONFIG, steps=7, changes={"run.seed": 1}).config.run.steps == 7
+
+
+def train_a_step(run: Run) -> None:
+    log(run, 1)
+
+
+def train_sft(run: Run) -> None:
+    run.sft_checkpoints.save(3, {"policy": {"w": torch.ones(2)}}, {"step": 3})
+
+
+def measure(run: Run) -> None:
+    run.log_evaluation({"stage": "base"})
+
+
+@pytest.mark.parametrize("work", [train_a_step, train_sft, measure, lambda run: save(run, 0)])
+def test_after_any_work_settings_are_frozen(run: Run, work: Callable[[Run], None]) -> None:
+    assert not run.has_work()
+    work(run)
+    before = files(run.path)
+    with pytest.raises(RunError, match="never change"):
+        Run.open_or_create(run.path, changes=WRONG)
+    assert files(run.path) == before
+
+
+def test_settings_are_not_corrected_under_a_trainer_that_is_loading(run: Run) -> None:
+    with run.lock(), pytest.raises(RunError, match="is being trained by this process"):
+        Run.open_or_create(run.path, changes=WRONG)
+    assert Run.open(run.path).config == CONFIG
+
+
+def test_a_run_opened_before_a_correction_is_not_trained_with_the_old_settings(run: Run) -> None:
+    run.check_settings()
+    Run.open_or_create(run.path, changes={"run.seed": 4})
+    with pytest.raises(RunError, match=r"changed since the run was opened here:\n  run\.seed: opened with 0, now 4"):
+        run.check_settings()
+
+
+def correct_there(folder: Path) -> None:
+    Run.open_or_create(folder, changes={"objectives.fairness.beta": 0.5, "sampling.temperature": 0.5})
+
+
+def check_old_or_new(folder: Path) -> None:
+    correct_there(folder)
+    run = Run.open(folder)
+    assert (run.knobs["beta/fairness"].value, run.knobs["temperature"].value) == (0.5, 0.5)
+    assert run.config.sampling.temperature == 0.5
+
+
+def test_a_kill_at_any_call_of_a_correction_is_mended_by_asking_again(run: Run) -> None:
+    assert survives(correct_there, check_old_or_new, run.path) >= 10
+
+
+def test_a_knob_out_of_bounds_makes_no_run_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^sampling\.temperature starts the knob 'temperature': .*from 0\.05 to 5"):
+        Run.create(tmp_path / "r", CONFIG.replace(**{"sampling.temperature": 9.0}))
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_missing_run_is_made_as_asked_for(tmp_path: Path) -> None:
+    assert Run.open_or_create(tmp_path / "a").config == presets.demo()
+    assert Run.open_or_create(tmp_path / "b", CONFIG, changes={"run.seed": 3}, steps=9).config == CONFIG.replace(
+        **{"run.seed": 3, "run.steps": 9}
+    )
+    with pytest.raises(ConfigError, match=r"unknown setting 'run\.sed'"):
+        Run.open_or_create(tmp_path / "c", CONFIG, changes={"run.sed": 3})
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(ConfigError, match=r"unknown setting 'run\.sed'"):
+        Run.open_or_create(tmp_path / "a", changes={"run.sed": 3})
