@@ -193,10 +193,10 @@ class RunLock:
                 answer = flock(fd)
                 previous = Owner.parse(os.pread(fd, _SIZE, 0))
                 here = previous is not None and previous.on_this_machine()
-                if answer == "busy" and here and time.monotonic() < patience and not _lives(previous):
-                    pass  # a killed process gives its locks back only after its memory
+                if answer == "busy" and time.monotonic() < patience and _may_change(previous):
+                    pass  # its owner is about to write its name, or dies: the locks go only after the memory
                 elif answer == "busy":
-                    self._refuse(previous, unless_dead=not here)
+                    self._refuse(previous, unless_dead=previous is not None and not here)
                     return self._replaced(fd), previous
                 elif same_file(fd, self.path):
                     # a free lock proves that nobody here has it, but another machine may not see our locks
@@ -291,8 +291,9 @@ def _closed_on_error(fd: int) -> Iterator[None]:
         raise
 
 
-def _lives(owner: Owner | None) -> bool:
-    return owner is not None and owner.alive()
+def _may_change(owner: Owner | None) -> bool:
+    """Whether a file lock that is held, by nobody known or by somebody dead here, soon has a name or goes."""
+    return owner is None or (owner.on_this_machine() and not owner.alive())
 
 
 def _boot() -> str:

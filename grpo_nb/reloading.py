@@ -56,7 +56,7 @@ def _refuse_while_training() -> None:
 
 
 def _loaded() -> Modules:
-    return {name: m for name, m in sys.modules.items() if f"{name}.".startswith(f"{PACKAGE}.")}
+    return {name: m for name, m in sys.modules.copy().items() if f"{name}.".startswith(f"{PACKAGE}.")}
 
 
 def _import_afresh(old: Modules) -> None:

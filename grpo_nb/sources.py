@@ -62,7 +62,7 @@ def fingerprint() -> str:
 
 def _modules() -> list[tuple[str, ModuleSpec, Path]]:
     found = []
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         spec = getattr(module, "__spec__", None)
         if f"{name}.".startswith(f"{PACKAGE}.") and spec is not None and spec.origin:
             found.append((name, spec, Path(spec.origin)))

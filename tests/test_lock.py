@@ -255,6 +255,23 @@ def test_a_dead_owner_whose_file_lock_stays_is_not_waited_for_forever(path: Path
     os.close(kept)
 
 
+def test_an_owner_that_has_not_written_its_name_yet_keeps_its_lock(path: Path) -> None:
+    """Between taking the file lock and writing who has it, a starved process may be held up for long."""
+    unnamed = os.open(path, os.O_RDWR | os.O_CREAT)
+    assert durable.flock(unnamed) == "taken"
+    with pytest.raises(RunLocked, match="by a process that has not said who it is"):
+        RunLock(path, heartbeat=0.1).acquire()
+    assert durable.same_file(unnamed, path)
+    named = threading.Timer(0.2, write, [path, Owner.here()])
+    named.start()
+    with pytest.raises(RunLocked, match="this process itself"):
+        RunLock(path).acquire()
+    named.join()
+    os.close(unnamed)
+    with RunLock(path):
+        pass
+
+
 # ---- other machines, and file systems without locks
 
 

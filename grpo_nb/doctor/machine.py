@@ -69,7 +69,7 @@ def _kernel() -> Iterator[Check]:
 
 def _code() -> Iterator[Check]:
     """Code that was edited after this process loaded it."""
-    loaded = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == PACKAGE]
+    loaded = [module for name, module in sys.modules.copy().items() if name.split(".")[0] == PACKAGE]
     stale = sorted(module.__name__ for module in loaded if stale_functions(module))
     if stale:
         yield Check(
