@@ -671,7 +671,7 @@ def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.M
         board.refresh()
         drawn.append(clock["thread"] > before)
     steps = [step for step, was in enumerate(drawn, 1) if was]
-    assert steps == [1, 28, 55, 82], "the first step at once, then every 26.7 s, of which 0.4 s are 1.5%"
+    assert steps == [1, 41, 81], "the first step at once, then every 40 s, of which 0.4 s are 1%"
 
 
 def test_view_of_a_run_that_trains_leaves_the_drawing_to_its_thread(

@@ -11,16 +11,16 @@ import statistics
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import ipywidgets as w
-import pandas as pd
 
 from grpo_nb import plots, report
+from grpo_nb.journal import Row
 from grpo_nb.plots import canvas
-from grpo_nb.run import Run
+from grpo_nb.run import Log, Run
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
 from grpo_nb.widgets.samples import SampleBrowser
@@ -30,9 +30,11 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
 """Smaller, its numbers could not be read; a narrow window scrolls it sideways."""
-DRAWING_SHARE = 0.015
+DRAWING_SHARE = 0.01
 """Of one core's seconds, drawing gets this share: a slow machine gets fewer pictures, not a slower training. With the
 words, which are brought up to date every second, it stays under 2% even where it never runs beside the training."""
+PACE_STEPS = 20
+"""The newest ones, whose median is the pace."""
 SAMPLES = "samples"
 CLASS = "grpo-nb"
 STYLE = (
@@ -81,7 +83,7 @@ class Dashboard:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wake = threading.Event()
-        self._rows = pd.DataFrame()
+        self._rows: list[Row] = []
         self._read: object = None
         self._drawn: object = None
         self._next_drawing = 0.0
@@ -129,9 +131,9 @@ class Dashboard:
         """All but the picture and the samples; the session's state."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest != self._read:
-            self._rows, self._read = self.session.metrics(), newest
+            self._rows, self._read = self.session.run.rows(_log(self.session)), newest
         state: str = self.session.state
-        last: Mapping[str, Any] = self._rows.iloc[-1].to_dict() if len(self._rows) else {}
+        last = self._rows[-1] if self._rows else {}
         step = int(last.get("step", 0))
         self.status.value = STYLE + _status_line(self.session, state, self._rows)
         self.notices.value = _notices(self.session, state, step)
@@ -146,8 +148,8 @@ class Dashboard:
         return state == "paused" or not self._pictured or time.monotonic() >= self._next_drawing
 
     def _draw(self, page: str) -> None:
-        began, self._pictured = time.thread_time(), len(self._rows) > 0
-        self.picture.value = plots.to_png(_figure(self.session, self._rows, page))
+        began, self._pictured = time.thread_time(), bool(self._rows)
+        self.picture.value = plots.to_png(_figure(self.session, page))
         spent = time.thread_time() - began
         self._next_drawing = time.monotonic() + max(TICK_SECONDS, spent / DRAWING_SHARE)
 
@@ -190,16 +192,20 @@ class Dashboard:
         """The widget where there are widgets, else the picture, else a sentence."""
         bundle: dict[str, Any] = dict(self.widget._repr_mimebundle_(**options) or {})
         bundle["text/plain"] = self.session.summary()
-        if len(self._rows):
-            figure = _figure(self.session, self._rows, "overview")
+        if self._rows:
+            figure = _figure(self.session, "overview")
             bundle["image/png"] = b64encode(plots.to_kept_png(figure)).decode()
         return bundle
 
 
-def _figure(session: Any, rows: pd.DataFrame, page: str) -> Any:
+def _log(session: Any) -> Log:
+    return "sft" if session.stage == "sft" else "metrics"
+
+
+def _figure(session: Any, page: str) -> Any:
     if session.stage == "sft":
-        return plots.sft(rows)
-    return report.picture(session.run, rows, page)
+        return plots.sft(session.metrics())
+    return report.picture(session.run, session.metrics(), page)
 
 
 def _notices(session: Any, state: str, step: int) -> str:
@@ -228,8 +234,8 @@ def _signature(folder: os.PathLike[str]) -> object:
     return sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in logs)
 
 
-def _status_line(session: Any, state: str, rows: pd.DataFrame) -> str:
-    step = int(rows["step"].iloc[-1]) if len(rows) else 0
+def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
+    step = int(rows[-1]["step"]) if rows else 0
     elsewhere = state in states.ACTIVE and session.run.status().owner is not None
     where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
     parts = [
@@ -242,10 +248,11 @@ def _status_line(session: Any, state: str, rows: pd.DataFrame) -> str:
     return " · ".join(parts)
 
 
-def _pace(rows: pd.DataFrame, left: int) -> list[str]:
-    if left <= 0 or "time/step" not in rows or rows["time/step"].dropna().empty:
+def _pace(rows: Sequence[Row], left: int) -> list[str]:
+    known = [row["time/step"] for row in rows[-PACE_STEPS:] if row.get("time/step") is not None]
+    if left <= 0 or not known:
         return []
-    seconds = statistics.median(rows["time/step"].dropna().tail(20))
+    seconds = statistics.median(known)
     return [f"{seconds:.1f} s a step, about {_duration(left * seconds)} left"]
 
 
