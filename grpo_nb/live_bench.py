@@ -1,7 +1,7 @@
 """What the control room costs, in a real kernel: `python -m grpo_nb.live_bench`.
 
 How soon the cell that starts a run returns; how long a step takes with the dashboard and without it, in blocks of
-steps that alternate; how soon a turned knob is in use; what a notebook keeps of 1,000 steps. The functions that a
+the same steps; how soon a turned knob is in use; what a notebook keeps of 1,000 steps. The functions that a
 kernel calls are here too, so that a person may call them on a run of theirs.
 """
 
@@ -13,17 +13,19 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 from traitlets.config import Config
 
 from grpo_nb import presets
+from grpo_nb.intervals import bootstrap, percentiles
 from grpo_nb.run import Run
 from grpo_nb.session import Session
 
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEFT_OUT = 2
-"""Steps at the start of a block, while the dashboard comes or goes."""
+LEFT_OUT = 4
+"""Of a block: its first steps, while the dashboard comes up, and its last one, which is held."""
 MANY = 1000
 FAST_ROWS = 200.0
 """Rows a second, when a thousand of them are logged: faster than any model, so the picture is always behind."""
@@ -43,7 +45,9 @@ STATE = "application/vnd.jupyter.widget-state+json"
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: measured."""
     parser = argparse.ArgumentParser(prog="python -m grpo_nb.live_bench", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=6, help="blocks with the dashboard, and as many without")
+    parser.add_argument(
+        "--pairs", type=int, default=12, help="blocks of steps, each done with the dashboard and without"
+    )
     parser.add_argument("--block", type=int, default=10, help="steps of a block")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s")
@@ -55,32 +59,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def alternate(session: Session, pairs: int, block: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of a step in each block, without a dashboard and with one by turns: as they pass, and of CPU time.
+async def alternate(without: Session, beside: Session, pairs: int, block: int) -> list[tuple[float, float]]:
+    """Seconds a step in each block of steps: of a run that nobody watches, and of its twin with a dashboard.
 
-    CPU time is that of the whole kernel: the training's and the drawing's. It is the steadier figure where other
-    work shares the machine, and the larger one where a core is free.
+    Twins (one configuration, one seed) do the same work in a step, bit for bit, so a block is compared with itself;
+    they train by turns, each held while the other does. The first block, in which all is loaded, is left out.
     """
+    means: list[tuple[float, float]] = []
+    for i in range(pairs + 1):
+        begun, end = i * (LEFT_OUT + block), (i + 1) * (LEFT_OUT + block)
+        await _train(without, end)
+        with _shown(beside):
+            await _train(beside, end)
+        found = [_step_times(session).loc[begun + LEFT_OUT : end - 1].mean() for session in (without, beside)]
+        means.append((float(found[0]), float(found[1])))
+    return means[1:]
+
+
+async def _train(session: Session, step: int) -> None:
+    """Until it has done `step`, and holds."""
+    session.resume()
+    await session.wait(step=step - 1)  # the hold is asked for within the last step
+    session.pause()
+    while session.state != "paused":
+        await asyncio.sleep(0.05)
+
+
+@contextmanager
+def _shown(session: Session) -> Iterator[None]:
     from IPython.display import display
 
     from grpo_nb.widgets.dashboard import Dashboard
 
-    means: dict[str, dict[str, list[float]]] = {kind: {"wall": [], "cpu": []} for kind in ("without", "with")}
-    for _ in range(pairs):
-        for kind, found in means.items():
-            board = Dashboard(session) if kind == "with" else None
-            if board is not None:
-                board.watch()
-                display(board)  # type: ignore[no-untyped-call]
-            begun = session.step + LEFT_OUT
-            await session.wait(step=begun)
-            cpu = time.process_time()
-            await session.wait(step=begun + block)
-            found["cpu"].append((time.process_time() - cpu) / block)
-            found["wall"].append(float(_step_times(session).loc[begun + 1 : begun + block].mean()))
-            if board is not None:
-                board.close()
-    return means
+    board = Dashboard(session)
+    board.watch()
+    display(board)  # type: ignore[no-untyped-call]
+    yield
+    board.close()
 
 
 def _step_times(session: Session) -> "pd.Series":
@@ -116,36 +131,41 @@ async def flood(path: str, steps: int = MANY) -> None:
 
 
 def _steps(folder: Path, pairs: int, block: int) -> list[str]:
-    steps = 2 * pairs * (block + LEFT_OUT + 2) + 60
+    steps = (pairs + 1) * (block + LEFT_OUT) + 60
     config = presets.demo().replace(
         **{"sft.steps": 0, "run.steps": steps, "run.checkpoint_every": steps, "run.quick_eval_every": 0}
     )
-    Run.create(folder / "steps", config)
+    for name in ("steps", "twin"):
+        Run.create(folder / name, config)
     book = _execute(
         folder,
         "import json, time\nimport grpo_nb as g\nfrom grpo_nb import live_bench, project, report",
         "begun = time.thread_time()\nsession = g.start('steps')\ndisplay(session)\nprint(time.thread_time() - begun)",
-        "await session.wait(step=3)\nsession.dashboard().close()",
-        f"print(json.dumps(await live_bench.alternate(session, {pairs}, {block})))",
-        "print(json.dumps(await live_bench.turn(session, 10)))",
-        "session.stop()\nawait session.wait()",
+        "session.dashboard().close()",
+        f"print(json.dumps(await live_bench.alternate(session, g.attach('twin'), {pairs}, {block})))",
+        "session.resume()\nprint(json.dumps(await live_bench.turn(session, 10)))",
+        "session.stop()\ng.attach('twin').stop()\nawait session.wait()",
     )
-    seconds: dict[str, dict[str, list[float]]] = json.loads(_printed(book.cells[3]))
+    times: list[tuple[float, float]] = json.loads(_printed(book.cells[3]))
     turns: list[int] = json.loads(_printed(book.cells[4]))
     return [
         f"the cell that starts: {_seconds(book.cells[1]):.2f} s, {float(_printed(book.cells[1])):.2f} s of CPU time "
         "in the thread that runs it",
-        *(_compared(words, seconds, kind) for kind, words in (("wall", "a step"), ("cpu", "a step's CPU time"))),
-        f"{pairs} pairs of {block} steps; in brackets, the smallest and the largest",
+        _compared(times),
+        f"{pairs} blocks of {block} steps, each with itself; in brackets, the 95% interval of the mean (bootstrap)",
         f"a turned knob is in use {max(turns)} step(s) after the one under way at the latest ({len(turns)} turns)",
     ]
 
 
-def _compared(words: str, seconds: Mapping[str, Mapping[str, Sequence[float]]], kind: str) -> str:
-    without, beside = seconds["without"][kind], seconds["with"][kind]
-    more = [b / a - 1 for a, b in zip(without, beside, strict=True)]
-    medians = f"{statistics.median(without):.3f} s without the dashboard, {statistics.median(beside):.3f} s with it"
-    return f"{words}: {medians}; pair by pair {statistics.median(more):+.1%} ({min(more):+.1%} to {max(more):+.1%})"
+def _compared(times: Sequence[tuple[float, float]]) -> str:
+    without, beside = (statistics.mean(column) for column in zip(*times, strict=True))
+    more = np.array([b / a - 1 for a, b in times])
+    drawn = bootstrap(lambda rows: {"mean": float(more[rows].mean())}, [str(i) for i in range(len(more))], seed=0)
+    low, high = percentiles(drawn["mean"])
+    return (
+        f"a step: {without:.3f} s without the dashboard, {beside:.3f} s with it; block by block {more.mean():+.1%} "
+        f"({low:+.1%} to {high:+.1%}), median {np.median(more):+.1%}"
+    )
 
 
 def _size(folder: Path) -> list[str]:
