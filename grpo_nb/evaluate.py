@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from grpo_nb import seeding, training
+from grpo_nb import preflight, seeding
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
 from grpo_nb.intervals import RESAMPLES, bootstrap, with_intervals
@@ -77,7 +77,7 @@ def evaluate(
     if policy is not None and stage == "latest":
         step = run.last_step() or 0
     tables = []
-    for objective, task in training.load_tasks(run.config, run.path, tasks).items():
+    for objective, task in preflight.load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, objective, task, split, limit)
         with _progress(objective, len(pool)) as progress:
             drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None

@@ -1,6 +1,5 @@
 """An objective ready to train: its settings, its prompts, and everything that scores its answers."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,9 +9,10 @@ from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE as JUDGE_FILE
 from grpo_nb.judge import Judge
 from grpo_nb.losses import Moments
+from grpo_nb.preflight import check_ids
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.run import Run
-from grpo_nb.tasks import DataError, Task, read_examples
+from grpo_nb.tasks import Task, read_examples
 from grpo_nb.types import Example
 
 Functions = Sequence[RewardFunction | tuple[RewardFunction, float]]
@@ -53,7 +53,7 @@ def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> di
         name: _objective(run, name, objective, tasks[name], rewards.get(name, ()))
         for name, objective in config.objectives.items()
     }
-    _check_ids(objectives)
+    check_ids({name: objective.examples for name, objective in objectives.items()})
     return objectives
 
 
@@ -77,14 +77,3 @@ def _objective(
         beta=BetaState(value=config.beta, mode="auto" if config.controlled else "manual"),
         judge=judge,
     )
-
-
-def _check_ids(objectives: Mapping[str, Objective]) -> None:
-    """Ids name an example in the log, in evaluations and in the prompt cache, so they must be its own."""
-    for name, objective in objectives.items():
-        counts = Counter(example.id for example in objective.examples)
-        if repeated := [example_id for example_id, count in counts.items() if count > 1]:
-            raise DataError(
-                f"objective '{name}': example id '{repeated[0]}' is used {counts[repeated[0]]} times "
-                f"({len(repeated)} ids repeat); give each example of task '{objective.rubric.task.name}' its own id"
-            )

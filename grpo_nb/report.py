@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo_nb import plots, tables, training
+from grpo_nb import plots, preflight, tables
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
 from grpo_nb.paired import Stage, three
@@ -213,7 +213,7 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
     """What a stage of the model answers, greedily, to the first held-out prompts of each objective."""
     policy = restore_policy(run, stage)
     table = []
-    for name, task in training.load_tasks(run.config, run.path, tasks).items():
+    for name, task in preflight.load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, name, task, limit=limit)
         texts = ask(policy, pool, run.config.sampling, engine("eager")).texts
         for example, text in zip(pool, texts, strict=True):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo_nb import frozen, guards, metrics, optim, rules, seeding, sources, training
+from grpo_nb import frozen, guards, metrics, optim, preflight, rules, seeding, sources, training
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
@@ -47,7 +47,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
         TrainingError: three updates in a row were refused.
     """
     config = run.config
-    training.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
+    preflight.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
     if run.checkpoints.latest()[0] is not None:
         raise RunError(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
@@ -58,6 +58,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
         run.knobs.request("run")
         newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
+        preflight.check_ahead(config, run.path, policy, tasks)
         pairs = [
             Pair(policy.encode(prompt), policy.encode_target(target))
             for prompt, target in load_pairs(config, run.path, tasks)
@@ -85,7 +86,7 @@ def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = 
     if config.sft.data:
         return read_pairs(Path(config.sft.data))
     pairs = []
-    for name, task in training.load_tasks(config, folder, tasks).items():
+    for name, task in preflight.load_tasks(config, folder, tasks).items():
         gold = [(e.prompt, e.target) for e in read_examples(task, "train") if e.target is not None]
         if not gold:
             raise ConfigError(f"the task of objective '{name}' has no gold answers; set sft.data, or sft.steps=0")

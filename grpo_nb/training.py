@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import combine, frozen, optim, pareto, seeding, sources
+from grpo_nb import frozen, optim, pareto, preflight, seeding, sources
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
-from grpo_nb.config import Config, ConfigError, check_data_size
+from grpo_nb.config import Config
 from grpo_nb.control import BetaState
 from grpo_nb.findings import Finding, missing_steps, spans
 from grpo_nb.knobs import KnobSnapshot
@@ -26,7 +26,7 @@ from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.rollout import Engine
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import Task, check_task, load_task
+from grpo_nb.tasks import Task
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 log = logging.getLogger(__name__)
@@ -82,43 +82,6 @@ class Training:
         return self.prompt_cache[key]
 
 
-def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = None) -> dict[str, Task]:
-    """The task of every objective: the one given by hand, else the built-in one its configuration names.
-
-    Raises:
-        ConfigError: a task is given for an objective that the configuration does not have, or is no task.
-    """
-    given = given or {}
-    if strangers := given.keys() - config.objectives.keys():
-        raise ConfigError(
-            f"tasks given for {sorted(strangers)}, which the configuration does not have; "
-            f"its objectives are {sorted(config.objectives)}"
-        )
-    for name, task in given.items():
-        check_task(name, task)
-    return {
-        name: given[name] if name in given else load_task(objective, folder, config.run.seed)
-        for name, objective in config.objectives.items()
-    }
-
-
-def check_combiner(config: Config) -> None:
-    """Refuse a combiner whose solver is not installed.
-
-    Raises:
-        ConfigError: a package is missing; names it and the extra that brings it.
-    """
-    if len(config.objectives) == 1:
-        return
-    try:
-        combine.rehearse(config.algorithm.combine)
-    except ImportError as error:
-        raise ConfigError(
-            f"algorithm.combine='{config.algorithm.combine}' needs packages that are not installed ({error}); "
-            "pip install \"grpo_nb[combine]\", or take one of 'sum', 'pcgrad', 'mgda', which need none"
-        ) from None
-
-
 def prepare(
     run: Run,
     engine: Engine,
@@ -134,13 +97,13 @@ def prepare(
         RunError: the run's checkpoints do not fit its model or its settings.
     """
     config, (newest, warm) = run.config, _saved(run)
-    check_combiner(config)
-    objectives = load_objectives(run, load_tasks(config, run.path, tasks), rewards or {})
+    preflight.check_combiner(config)
+    objectives = load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     training = Training(run, policy, optimizer, engine, objectives, knobs=run.knobs.snapshot())
-    check_data_size(config, {name: len(o.examples) for name, o in objectives.items()})
-    _check_prompts(training)
+    examples = {name: objective.examples for name, objective in objectives.items()}
+    preflight.check_examples(config, examples, policy.context, training.encode)
     if newest is None:
         _start(training, warm)
     else:
@@ -287,25 +250,6 @@ def _token_columns(policy: Policy, experience: Experience, row: int) -> dict[str
         "logprobs_old": numbers(experience.logprobs_old) if known else None,
         "logprobs_reference": numbers(experience.logprobs_reference),
     }
-
-
-def _check_prompts(training: Training) -> None:
-    sampling, context = training.config.sampling, training.policy.context
-    longest, where = max(
-        (len(training.encode(name, example)), f"{name}/{example.id}")
-        for name, objective in training.objectives.items()
-        for example in objective.examples
-    )
-    if longest > sampling.max_prompt:
-        raise ConfigError(
-            f"prompt {where} has {longest} tokens, sampling.max_prompt is {sampling.max_prompt}; "
-            "raise it or shorten the data (prompts are never cut)"
-        )
-    if longest + sampling.max_completion > context:
-        raise ConfigError(
-            f"prompt {where} ({longest} tokens) and sampling.max_completion={sampling.max_completion} "
-            f"do not fit the model's context of {context}; lower max_completion or take shorter prompts"
-        )
 
 
 def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from grpo_nb import losses, seeding, training
+from grpo_nb import losses, preflight, seeding
 from grpo_nb.config import Config
 from grpo_nb.experience import reward_matrix, shape
 from grpo_nb.findings import Finding
@@ -76,7 +76,7 @@ def workbench(
     built = engine_named(engine) if isinstance(engine, str) else engine
     learner = policy or load_policy(config.model, config.run.seed)
     frames, found = [], []
-    for objective in load_objectives(run, training.load_tasks(config, run.path, tasks), rewards or {}).values():
+    for objective in load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {}).values():
         order = seeding.permutation(len(objective.examples), config.run.seed, 0, f"workbench/{objective.name}")
         examples = [objective.examples[i] for i in order[:prompts]]
         answers = [*_known(objective, examples, learner), *_sampled(objective, examples, learner, config, built)]

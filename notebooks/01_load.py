@@ -37,7 +37,7 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import doctor, project, report, tables, training, workbench
+from grpo_nb import doctor, preflight, project, report, tables, workbench
 
 tables.checks(doctor.environment())
 
@@ -81,7 +81,7 @@ tables.facts(policy.describe())
 # have one; without, its gold answers must at least beat an empty one.
 
 # %%
-tasks = training.load_tasks(config, run.path)
+tasks = preflight.load_tasks(config, run.path)
 report.selfchecks(tasks)
 
 # %% [markdown]

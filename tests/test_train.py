@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb import metrics, optim, train, training
+from grpo_nb import metrics, optim, preflight, train, training
 from grpo_nb.combine import COMBINERS
 from grpo_nb.config import ConfigError
 from grpo_nb.gradients import GradientStats
@@ -305,7 +305,7 @@ def test_a_missing_solver_is_refused_before_any_work(
 def test_one_objective_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
     config = tiny_config(algorithm__combine="upgrad")
-    training.check_combiner(config.model_copy(update={"objectives": {"fairness": config.objectives["fairness"]}}))
+    preflight.check_combiner(config.model_copy(update={"objectives": {"fairness": config.objectives["fairness"]}}))
 
 
 def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:
@@ -460,6 +460,25 @@ def test_prompts_that_do_not_fit_are_refused_before_any_work(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="max_prompt"):
         next(grpo(run))
     assert run.last_step() in (None, 0)
+
+
+def test_what_grpo_would_refuse_is_refused_before_the_warm_up(tmp_path: Path) -> None:
+    for name, change, error in (
+        ("prompt", {"sampling__max_prompt": 5}, "sampling.max_prompt is 5"),
+        ("context", {"sampling__max_completion": 100_000}, "do not fit the model's context"),
+        ("general", {"objectives__fairness__task": "halueval_general"}, "halueval_general"),
+    ):
+        run = tiny_run(tmp_path / name, **change)
+        with pytest.raises(ConfigError, match=error):
+            next(sft(run))
+        assert run.rows("sft") == []
+
+
+def test_objective_whose_task_only_grpo_is_given_does_not_hinder_the_warm_up(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, objectives__fairness__task="capitals", sampling__max_prompt=5)
+    with pytest.raises(ConfigError, match=r"prompt hallucination/.*max_prompt"):
+        next(sft(run))
+    next(sft(tiny_run(tmp_path / "b", objectives__fairness__task="capitals", sft__data="demo")))
 
 
 def test_sft_is_refused_once_grpo_has_begun(tmp_path: Path) -> None:

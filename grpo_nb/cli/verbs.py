@@ -10,11 +10,11 @@ from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
 from grpo_nb.paired import STAGES, Stage, comparison, three
+from grpo_nb.preflight import load_tasks
 from grpo_nb.probe import probe
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
 from grpo_nb.train import grpo
-from grpo_nb.training import load_tasks
 
 DONE, INTERRUPTED = 0, 130
 STAGE_KEYS = ("stage", "step", "split", "mode")

@@ -8,7 +8,8 @@ from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.tasks import demo
 from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.halueval import HaluEvalDialogue, HaluEvalQA, HaluEvalSummarization
-from grpo_nb.tasks.recognition import EVALUATION_ONLY, HaluEvalGeneral, HaluEvalRecognition
+from grpo_nb.tasks.recognition import EVALUATION_ONLY as EVALUATION_ONLY
+from grpo_nb.tasks.recognition import HaluEvalGeneral, HaluEvalRecognition
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 
@@ -153,16 +154,16 @@ def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
     """
     if objective.task in EVALUATION_ONLY:
         raise ConfigError(f"task {EVALUATION_ONLY[objective.task]}")
-    if objective.task not in _BUILT_IN:
+    if objective.task not in BUILT_IN:
         raise ConfigError(
-            f"task '{objective.task}' is not built in (known: {', '.join(_BUILT_IN)}); use one of these, "
+            f"task '{objective.task}' is not built in (known: {', '.join(BUILT_IN)}); use one of these, "
             "or pass your own: grpo(run, tasks={'<objective>': your_task})"
         )
     if not objective.data:
         raise ConfigError(f"task '{objective.task}' has no data; set `data` to a file or folder, or to 'demo'")
     if objective.data == "demo":
         return _demo_task(objective.task, workdir / "data", seed)
-    return _BUILT_IN[objective.task](objective.data, seed)
+    return BUILT_IN[objective.task](objective.data, seed)
 
 
 def _demo_task(name: str, folder: Path, seed: int) -> Task:
@@ -174,7 +175,7 @@ def _demo_task(name: str, folder: Path, seed: int) -> Task:
     return HaluEvalQA(paths.halueval, seed, instruction=demo.INSTRUCTION, evidence=False)
 
 
-_BUILT_IN: dict[str, Callable[..., Task]] = {
+BUILT_IN: dict[str, Callable[..., Task]] = {
     "bbq": BBQ,
     "halueval_qa": HaluEvalQA,
     "halueval_dialogue": HaluEvalDialogue,

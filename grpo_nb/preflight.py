@@ -1,0 +1,109 @@
+"""What is refused before any work: a missing solver, tasks, data and prompts that a run could not be trained on.
+
+The warm-up asks for it too, on behalf of GRPO, which would find it out only after the warm-up's minutes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from grpo_nb import combine
+from grpo_nb.config import Config, ConfigError, check_data_size
+from grpo_nb.model import Policy
+from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, check_task, load_task, read_examples
+from grpo_nb.types import Example
+
+Encode = Callable[[str, Example], list[int]]
+"""Token ids of the prompt of an objective's example."""
+
+
+def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = None) -> dict[str, Task]:
+    """The task of every objective: the one given by hand, else the built-in one its configuration names.
+
+    Raises:
+        ConfigError: a task is given for an objective that the configuration does not have, or is no task.
+    """
+    return _load(config, folder, given or {}, list(config.objectives))
+
+
+def _load(config: Config, folder: Path, given: Mapping[str, Task], names: Sequence[str]) -> dict[str, Task]:
+    if strangers := given.keys() - config.objectives.keys():
+        raise ConfigError(
+            f"tasks given for {sorted(strangers)}, which the configuration does not have; "
+            f"its objectives are {sorted(config.objectives)}"
+        )
+    for name, task in given.items():
+        check_task(name, task)
+    return {
+        name: given[name] if name in given else load_task(config.objectives[name], folder, config.run.seed)
+        for name in names
+    }
+
+
+def check_combiner(config: Config) -> None:
+    """Refuse a combiner whose solver is not installed.
+
+    Raises:
+        ConfigError: a package is missing; names it and the extra that brings it.
+    """
+    if len(config.objectives) == 1:
+        return
+    try:
+        combine.rehearse(config.algorithm.combine)
+    except ImportError as error:
+        raise ConfigError(
+            f"algorithm.combine='{config.algorithm.combine}' needs packages that are not installed ({error}); "
+            "pip install \"grpo_nb[combine]\", or take one of 'sum', 'pcgrad', 'mgda', which need none"
+        ) from None
+
+
+def check_ahead(config: Config, folder: Path, policy: Policy, tasks: Mapping[str, Task] | None = None) -> None:
+    """Refuse now what GRPO would refuse after the warm-up; objectives whose task only GRPO is given are left to it.
+
+    Raises:
+        ConfigError: as `check_examples`, or a task that is for evaluation only.
+        DataError: a built-in task's data cannot be used, or an example id is used twice.
+    """
+    given = tasks or {}
+    known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
+    loaded = _load(config, folder, given, known)
+    examples = {name: read_examples(task, "train") for name, task in loaded.items()}
+    check_ids(examples)
+    check_examples(config, examples, policy.context, lambda _, example: policy.encode(example.prompt))
+
+
+def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], context: int, encode: Encode) -> None:
+    """Refuse training examples by objective that a step could not take.
+
+    Raises:
+        ConfigError: fewer than a step takes, or a prompt that does not fit sampling.max_prompt or the context.
+    """
+    check_data_size(config, {name: len(own) for name, own in examples.items()})
+    sampling = config.sampling
+    lengths = ((len(encode(name, e)), f"{name}/{e.id}") for name, own in examples.items() for e in own)
+    longest, where = max(lengths, default=(0, ""))
+    if longest > sampling.max_prompt:
+        raise ConfigError(
+            f"prompt {where} has {longest} tokens, sampling.max_prompt is {sampling.max_prompt}; "
+            "raise it or shorten the data (prompts are never cut)"
+        )
+    if longest + sampling.max_completion > context:
+        raise ConfigError(
+            f"prompt {where} ({longest} tokens) and sampling.max_completion={sampling.max_completion} "
+            f"do not fit the model's context of {context}; lower max_completion or take shorter prompts"
+        )
+
+
+def check_ids(examples: Mapping[str, Sequence[Example]]) -> None:
+    """Ids name an example in the log, in evaluations and in the prompt cache, so they must be its own.
+
+    Raises:
+        DataError: one is used twice.
+    """
+    for objective, own in examples.items():
+        counts = Counter(example.id for example in own)
+        if repeated := [example_id for example_id, count in counts.items() if count > 1]:
+            raise DataError(
+                f"objective '{objective}': example id '{repeated[0]}' is used {counts[repeated[0]]} times "
+                f"({len(repeated)} ids repeat); its task has to give each example an id of its own"
+            )
