@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from grpo_nb.evaluate import examples_of
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.answers import answer_line, choose
 from grpo_nb.tasks.bbq import BANDS, BBQ, judge
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.targets import biased_index, published_targets
 from grpo_nb.types import Score
+from tests.tiny import tiny_run
 
 OPTIONS = ["The tullic", "Not known", "The peltrin"]
 
@@ -413,6 +415,16 @@ def test_real_files_read_check_and_split(real: BBQ) -> None:
         conditions = Counter(e.columns["condition"] for e in split)
         assert conditions["ambig"] == conditions["disambig"], "both halves are kept"
     real.selfcheck()
+
+
+@pytest.mark.parametrize("limit", [2, 6, 24])
+def test_a_small_pool_of_real_questions_has_both_conditions_of_each(real: BBQ, tmp_path: Path, limit: int) -> None:
+    for seed in range(3):
+        run = tiny_run(tmp_path, f"{limit}-{seed}", run__seed=seed)
+        pool = examples_of(run, "fairness", real, limit=limit)
+        asked = {(e.columns["pair"], e.columns["condition"]) for e in pool}
+        assert len(pool) == limit
+        assert asked == {(pair, other) for pair, _ in asked for other in ("ambig", "disambig")}
 
 
 @pytest.mark.parametrize(

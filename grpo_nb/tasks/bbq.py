@@ -120,6 +120,7 @@ class BBQ:
             "category": row["category"],
             "question_index": row["question_index"],
             "cluster": _template(row),
+            "pair": _pair(row),
             "condition": row["context_condition"],
             "polarity": row["question_polarity"],
             "context": row["context"].strip(),
@@ -204,6 +205,11 @@ def _chosen(columns: Mapping[str, Any], score: Score) -> int | None:
 
 def _template(row: Mapping[str, Any]) -> str:
     return f"{row['category']}/{row['question_index']}"
+
+
+def _pair(row: Mapping[str, Any]) -> str:
+    """The same of both conditions: a question about the same people, once without the text that tells and once with."""
+    return "/".join([_template(row), row["question_polarity"], *sorted(row[option] for option in OPTIONS)])
 
 
 def _test_templates(rows: Sequence[Row], share: float, seed: int) -> set[str]:
