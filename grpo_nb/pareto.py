@@ -5,6 +5,7 @@ paired bootstrap interval of the difference leaves out 0: what a few dozen quest
 front together.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import pandas as pd
 from grpo_nb.intervals import PARTS, percentiles
 from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, draws, logged
 from grpo_nb.run import Run, RunError
+
+log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, str]
 """The metric that counts, by objective."""
@@ -246,5 +249,12 @@ def _there(run: Run, points: Sequence[Point]) -> list[Point]:
         raise RunError(
             f"{run.name} has no evaluated stage that can be loaded{gone}: set run.quick_eval_every in a new run (a "
             "multiple of run.checkpoint_every), or evaluate stages whose checkpoints are there"
+        )
+    if len(there) == 1:
+        log.warning(
+            "%s: only %s was evaluated on every objective and can be loaded, so it is best without a rival; set "
+            "run.quick_eval_every in a new run, or evaluate more stages in one mode (`evaluate(run, stage=...)`)",
+            run.name,
+            there[0].name,
         )
     return there

@@ -138,10 +138,11 @@ def comparison(run: Run) -> Table:
 def front(stages: pd.DataFrame) -> Table:
     """`pareto`'s stages for reading: each objective's measure with its 95% interval, and what beats the stage."""
     measures = [str(name).removesuffix("_low") for name in stages if str(name).endswith("_low")]
+    turn = "knee" if len(stages) > 1 else "the only one"
     table = [
         {"stage": row["stage"], "saved": "yes" if row["saved"] else "no"}
         | {name: interval(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in measures}
-        | {"on the front": "knee" if row["knee"] else "yes" if row["front"] else "", "beaten by": row["dominated_by"]}
+        | {"on the front": turn if row["knee"] else "yes" if row["front"] else "", "beaten by": row["dominated_by"]}
         for row in stages.to_dict("records")
     ]
     return Table(pd.DataFrame(table), "stages on the quick evaluation's questions" if table else "no quick evaluations")

@@ -157,6 +157,20 @@ def test_only_what_can_be_loaded_is_named(run: Run) -> None:
     assert best(run, F) == knee(run) == 2 and pareto(run)["saved"].tolist() == [True, False]
 
 
+def test_a_stage_without_a_rival_is_said_to_be_one(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    step(run, 2, 30, 30)
+    saved(run, 2)
+    for ask in (lambda: best(run, F), lambda: knee(run)):
+        caplog.clear()
+        assert ask() == 2 and "only step 2 was evaluated" in caplog.text
+    assert report.front(pareto(run)).frame["on the front"].tolist() == ["the only one"]
+    step(run, 4, 30, 30)
+    saved(run, 4)
+    caplog.clear()
+    assert knee(run) == 2 and caplog.text == ""
+    assert report.front(pareto(run)).frame["on the front"].tolist() == ["knee", "yes"]
+
+
 def test_nothing_evaluated_is_an_empty_frame_and_no_best(run: Run) -> None:
     assert pareto(run).empty and "front" in pareto(run) and worth_keeping(run) == ()
     for ask in (lambda: best(run, F), lambda: knee(run)):
