@@ -52,7 +52,7 @@ class Report:
 def report(run: Run) -> Report:
     """The dashboard's picture, and per objective the first and the newest numbers of the log."""
     rows, status = run.metrics(), run.status()
-    caption = f"{run.name}: {status.state}, step {status.step} of {run.config.run.steps}"
+    caption = f"{run.name}: {status.state}, step {status.step} of {status.steps}"
     return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
 
 

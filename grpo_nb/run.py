@@ -11,7 +11,7 @@
       lock               who trains (see `lock`)
 
 `status` reads these event kinds: start, resume (training from there on), paused, stepping (for one step of a
-pause), stopped, done, failed; and sft_paused.
+pause), stopped, done, failed, each with the `goal` of that training in steps; and sft_paused.
 Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint never knows more.
 """
 
@@ -60,7 +60,7 @@ class RunStatus:
     step: int
     """Newest GRPO step in the log; 0 before the first."""
     steps: int
-    """GRPO steps that its configuration asks for."""
+    """GRPO steps in all: what its configuration asks for, or the newest call where that went further."""
     owner: Owner | None
     """Who trains it, or died doing so."""
     updated: float | None
@@ -259,6 +259,11 @@ class Run:
         steps = (row.get("step") for row in self._logs["metrics"].backwards())
         return next((step for step in steps if isinstance(step, int)), None)
 
+    def goal(self) -> int:
+        """GRPO steps in all: the configuration's, or what the newest start asked for or reached if that is more."""
+        asked = self._milestone().get("goal")
+        return max(self.config.run.steps, self.last_step() or 0, asked if isinstance(asked, int) else 0)
+
     def rewind(self, step: int) -> dict[str, int]:
         """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
 
@@ -275,7 +280,7 @@ class Run:
 
     def status(self) -> RunStatus:
         """Where the run stands; cheap enough to ask every second."""
-        step, steps = self.last_step() or 0, self.config.run.steps
+        step, steps = self.last_step() or 0, self.goal()
         owner = self.lock().owner()
         return RunStatus(self._state(step, owner), step, steps, owner, self._updated())
 
@@ -306,17 +311,17 @@ class Run:
         )
         return run
 
-    def _milestone(self, kinds: Collection[str] = MILESTONES) -> str | None:
-        """The newest event of these kinds."""
-        return next((str(e["kind"]) for e in self._logs["events"].backwards() if e.get("kind") in kinds), None)
+    def _milestone(self, kinds: Collection[str] = MILESTONES) -> Row:
+        """The newest event of these kinds; empty where there is none."""
+        return next((event for event in self._logs["events"].backwards() if event.get("kind") in kinds), {})
 
     def _state(self, step: int, owner: Owner | None) -> State:
-        milestone = self._milestone()
+        milestone = self._milestone().get("kind")
         if owner is not None and owner.alive():
             # asked to pause is not yet paused, and asked to go on is no longer
             return (
                 "paused"
-                if self._milestone(MILESTONES | PAUSES) in PAUSES and self.knobs.command == "pause"
+                if self._milestone(MILESTONES | PAUSES).get("kind") in PAUSES and self.knobs.command == "pause"
                 else "running"
             )
         if milestone == "failed":

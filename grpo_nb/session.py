@@ -111,9 +111,8 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Steps that the stage has in all."""
-        config = self.run.config
-        return config.sft.steps if self.stage == "sft" else config.run.steps
+        """Steps that the stage has in all, never fewer than are done."""
+        return max(self.run.config.sft.steps, self.step) if self.stage == "sft" else self.run.goal()
 
     @property
     def knobs(self) -> Knobs:

@@ -63,10 +63,10 @@ def grpo(
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request("run")  # before the model loads: what is asked meanwhile is not forgotten
-        state = training.prepare(run, built, policy=policy, tasks=tasks, rewards=rewards)
+        state = training.prepare(run, built, policy=policy, tasks=tasks, rewards=rewards, goal=goal)
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
-        with training.deterministic(run.config, state.policy.device), closing(_steps(state, lock, goal)) as walk:
+        with training.deterministic(run.config, state.policy.device), closing(_steps(state, lock)) as walk:
             yield from walk
 
 
@@ -116,26 +116,27 @@ class Settings:
     needs_reference: bool
 
 
-def _steps(state: Training, lock: RunLock, goal: int) -> Steps:
+def _steps(state: Training, lock: RunLock) -> Steps:
     run = state.run
     try:
         quick.begin(state)
-        while state.step < goal:
+        while state.step < state.goal:
             lock.check()
             guards.check_ends(state)
             guards.watch_sources(state)
             knobs = _obey(state)
             if knobs.command == "stop":
-                run.log_event("stopped", step=state.step)
+                run.log_event("stopped", step=state.step, goal=state.goal)
                 break
             stats = grpo_step(state, knobs)
             if state.step % run.config.run.checkpoint_every == 0:
                 training.save(state)
             yield stats
         else:
-            run.log_event("done", step=state.step)
+            run.log_event("done", step=state.step, goal=state.goal)
     except Exception as error:
-        run.log_event("failed", step=state.step, error=f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+        run.log_event("failed", step=state.step, goal=state.goal, error=said)
         raise
     finally:
         if state.torn:
@@ -154,10 +155,10 @@ def _obey(state: Training) -> KnobSnapshot:
             break
         if "step" in now.orders:
             run.knobs.done("step", now.at["step"])
-            run.log_event("stepping", step=state.step)
+            run.log_event("stepping", step=state.step, goal=state.goal)
             break
         if not paused:
-            run.log_event("paused", step=state.step)
+            run.log_event("paused", step=state.step, goal=state.goal)
             paused = True
         time.sleep(POLL_SECONDS)
     for turn in now.changes_since(before):

@@ -54,6 +54,8 @@ class Training:
     objectives: dict[str, Objective]
     knobs: KnobSnapshot
     """The knobs as the newest step used them; what is turned later is logged as a turn."""
+    goal: int
+    """Steps to reach."""
     step: int = 0
     """Steps done."""
     saved: int = -1
@@ -89,6 +91,7 @@ def prepare(
     policy: Policy | None = None,
     tasks: Mapping[str, Task] | None = None,
     rewards: Rewards | None = None,
+    goal: int | None = None,
 ) -> Training:
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
@@ -101,7 +104,8 @@ def prepare(
     objectives = load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
-    training = Training(run, policy, optimizer, engine, objectives, knobs=run.knobs.snapshot())
+    goal = config.run.steps if goal is None else goal
+    training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
     preflight.check_examples(config, examples, policy.context, training.encode)
     if newest is None:
@@ -286,7 +290,7 @@ def _restore(training: Training, newest: Checkpoint) -> None:
     run.rewind(training.step)
     training.rows = run.metric_rows()
     _note_holes(training)
-    run.log_event("resume", step=training.step, **surroundings(policy))
+    run.log_event("resume", step=training.step, goal=training.goal, **surroundings(policy))
 
 
 def _judged_by(training: Training) -> dict[str, list[str]]:
@@ -338,5 +342,6 @@ def _start(training: Training, warm: Checkpoint | None) -> None:
     if warm is not None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
-    run.log_event("start", step=0, from_sft=warm is not None, geometry=run.config.geometry, **surroundings(policy))
+    origin = {"goal": training.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
+    run.log_event("start", step=0, **origin, **surroundings(policy))
     save(training)

@@ -59,7 +59,7 @@ def test_steps_is_the_total_to_reach(run: Run, capsys: pytest.CaptureFixture[str
     assert "done, step 2 of 2" in says(capsys, "train", run.path, "--steps", 2)[1]
     out = says(capsys, "train", run.path, "--steps", 6)[1]
     assert "resumed at step 2 of 6" in out and "done, step 6 of 6" in out
-    assert "already at step 6 of 4; pass --steps to go on" in says(capsys, "train", run.path)[1]
+    assert "already at step 6 of 6; pass --steps to go on" in says(capsys, "train", run.path)[1]
     assert Run.open(run.path).config.run.steps == STEPS
 
 

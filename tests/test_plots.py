@@ -184,6 +184,18 @@ def test_a_thousand_steps_fit_into_a_notebook() -> None:
     assert len(plots.to_kept_png(dashboard(frame(1000)))) * 4 / 3 < KEPT_BYTES
 
 
+def test_the_total_of_the_header_is_never_below_the_step() -> None:
+    def header(events: pd.DataFrame | None) -> str:
+        texts = [t.get_text() for t in plots.dashboard(frame(8), short, events).texts]
+        return next(text for text in texts if text.startswith("step "))
+
+    short = CONFIG.replace(**{"run.steps": 4})
+    assert header(None) == "step 8 of 8"
+    asked = [{"kind": "start", "step": 0, "goal": 4}, {"kind": "resume", "step": 4, "goal": 12}, {"kind": "paused"}]
+    assert header(pd.DataFrame(asked)) == "step 8 of 12"
+    assert header(pd.DataFrame(asked[:1])) == "step 8 of 8"
+
+
 def test_gradients_that_are_all_zero_are_drawn() -> None:
     """As of a model that was never warmed up: every group is dead."""
     plots.to_png(dashboard(frame(5, lambda row: {"grad/norm": 0.0, "status": "ok"})))

@@ -34,6 +34,20 @@ def dead_owner() -> Owner:
 # ---- status
 
 
+def test_the_total_is_never_below_the_step(run: Run) -> None:
+    run.log_event("start", step=0, goal=2)  # less than the configuration's is a stop on the way
+    assert (run.goal(), run.status().steps) == (STEPS, STEPS)
+    run.log_event("resume", step=0, goal=STEPS + 2)
+    assert run.goal() == STEPS + 2
+    log(run, *range(1, STEPS + 2))
+    run.log_event("stopped", step=STEPS + 1, goal=STEPS + 2)
+    assert repr(run).endswith(f"stopped, step {STEPS + 1} of {STEPS + 2})")
+    run.log_event("resume", step=STEPS + 1, goal=STEPS)  # asked again without a number: nothing is left
+    run.log_event("done", step=STEPS + 1, goal=STEPS)
+    assert repr(run).endswith(f"done, step {STEPS + 1} of {STEPS + 1})")
+    assert list_runs(run.path.parent)[0].steps == STEPS + 1
+
+
 def status(run: Run) -> tuple[str, int]:
     now = Run.open(run.path).status()
     return now.state, now.step

@@ -377,6 +377,15 @@ def test_stop_saves_and_the_next_start_goes_on(tmp_path: Path) -> None:
     assert [step.step for step in grpo(run)] == [2, 3, 4]
 
 
+def test_a_call_for_more_steps_is_the_total_that_the_run_shows(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=1)
+    for _ in grpo(run, steps=3):
+        assert run.goal() == 3
+        break
+    assert repr(run).endswith("stopped, step 1 of 3)")
+    assert len(list(grpo(run, steps=2))) == 1 and repr(run).endswith("done, step 2 of 2)")
+
+
 def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     walk = grpo(run)

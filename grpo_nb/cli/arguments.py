@@ -101,7 +101,9 @@ def _train(commands: Any) -> None:
     )
     _run(command)
     _making(command)
-    command.add_argument("--steps", type=_count, metavar="N", help="GRPO steps to reach in total")
+    command.add_argument(
+        "--steps", type=_count, metavar="N", help="GRPO steps to reach in total; a new run keeps it as its run.steps"
+    )
     command.add_argument("--no-sft", action="store_true", help="GRPO at once, whatever SFT has or has not done")
 
 

@@ -41,12 +41,13 @@ def train_command(arguments: Namespace) -> int:
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
-        say(f"{run.path}: already at step {start} of {goal}; pass --steps to go on")
+        say(f"{run.path}: already at step {start} of {max(start, run.goal())}; pass --steps to go on")
         return DONE
     say(f"{run.path}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
     last, interrupted = follow(grpo(run, steps=goal), "GRPO", start, goal)
     advice = f"; next: grpo-nb eval {run.path}, grpo-nb diagnose {run.path}"
-    return _ended(run, "train", last, goal, interrupted, advice)
+    flag = "" if goal == run.config.run.steps else f" --steps {goal}"
+    return _ended(run, "train", last, goal, interrupted, advice, flag)
 
 
 def eval_command(arguments: Namespace) -> int:
@@ -81,12 +82,12 @@ def _warm_up(run: Run, advice: str = "") -> int:
     return _ended(run, "sft", last, total, interrupted, advice)
 
 
-def _ended(run: Run, verb: str, last: int, total: int, interrupted: bool, advice: str) -> int:
+def _ended(run: Run, verb: str, last: int, total: int, interrupted: bool, advice: str, flag: str = "") -> int:
     if last >= total:
         say(f"{run.path}: done, step {last} of {total}{advice}")
         return DONE
     why = "interrupted" if interrupted else "stopped by a request in its knobs"
-    say(f"{run.path}: {why} and saved at step {last} of {total}; go on with: grpo-nb {verb} {run.path}")
+    say(f"{run.path}: {why} and saved at step {last} of {total}; go on with: grpo-nb {verb} {run.path}{flag}")
     return INTERRUPTED
 
 

@@ -106,6 +106,7 @@ def _page(
 ) -> Picture:
     """Panels under the header, all pages of one size so that turning them moves nothing."""
     rows, resumed = canvas.ordered(metrics), _steps_of(events, "resume")
+    total = _goal(rows, config, events)
     with RENDER_LOCK:
         figure = canvas.new(*canvas.PAGE)
         axes = figure.subplots(math.ceil(len(drawn) / across), across, squeeze=False)
@@ -113,8 +114,8 @@ def _page(
         for draw, axis in zip(drawn, axes.flat, strict=True):
             canvas.dress(axis)
             draw(axis, rows, config, events)
-            canvas.step_axis(axis, rows, config.run.steps, resumed)
-        _header(figure, rows, config, name, updated)
+            canvas.step_axis(axis, rows, total, resumed)
+        _header(figure, rows, total, name, updated)
         _legend(figure, rows, config, resumed)
         return figure
 
@@ -191,8 +192,8 @@ def before_after(comparison: pd.DataFrame) -> Picture:
         return figure
 
 
-def _header(figure: Picture, rows: pd.DataFrame, config: Config, name: str, updated: datetime | None) -> None:
-    step, total = int(rows["step"].iloc[-1]) if len(rows) else 0, config.run.steps
+def _header(figure: Picture, rows: pd.DataFrame, total: int, name: str, updated: datetime | None) -> None:
+    step = _last(rows)
     figure.text(0.05, 0.945, name or "GRPO", size=16, weight="bold", color=INK)
     when = f"   last update {updated:%H:%M:%S}" if updated else ""
     figure.text(0.985, 0.945, f"step {step} of {total}{when}", size=11, color=INK, ha="right")
@@ -266,6 +267,16 @@ def _words(metric: str) -> str:
     first, _, rest = metric.partition("_")
     halves = ("ambiguous", "disambiguated", "answerable", "unanswerable")
     return f"{first}, {rest}" if rest in halves else metric.replace("_", " ")
+
+
+def _goal(rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> int:
+    """Steps in all, as `Run.goal` has it."""
+    goals = [] if events is None or "goal" not in events.columns else events["goal"].dropna().tolist()
+    return max(config.run.steps, _last(rows), int(goals[-1]) if goals else 0)
+
+
+def _last(rows: pd.DataFrame) -> int:
+    return int(rows["step"].iloc[-1]) if len(rows) else 0
 
 
 def _steps_of(events: pd.DataFrame | None, kind: str) -> list[int]:

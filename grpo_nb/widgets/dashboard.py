@@ -62,7 +62,7 @@ class Dashboard:
         self.notices = w.HTML(layout=w.Layout(min_height="26px"))
         self.findings = w.HTML()
         self.message = w.HTML()
-        self.bar = w.FloatProgress(min=0, max=max(session.steps, 1), layout=w.Layout(width="100%", height="12px"))
+        self.bar = w.FloatProgress(min=0, max=1.0, layout=w.Layout(width="100%", height="12px"))
         grpo = session.stage == "grpo"
         empty = canvas.blank(canvas.PAGE if grpo else canvas.STRIP)  # else a broken picture until the first is drawn
         self.picture = w.Image(value=empty, format="png", layout=w.Layout(**PICTURE))
@@ -138,7 +138,7 @@ class Dashboard:
         self.status.value = STYLE + _status_line(self.session, state, self._rows)
         self.notices.value = _notices(self.session, state, step)
         self.findings.value = _warnings(self.session.run)
-        self.bar.value = float(step)
+        self.bar.max, self.bar.value = max(self.session.steps, 1), float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
         return state
