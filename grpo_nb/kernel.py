@@ -31,6 +31,11 @@ def shell() -> Any | None:
     return get_ipython()
 
 
+def in_notebook() -> bool:
+    """Whether a notebook's kernel runs this code; a script, or IPython in a terminal, ends when its code does."""
+    return getattr(shell(), "kernel", None) is not None
+
+
 def limits() -> str | None:
     """Why widgets would not live in this kernel while a thread trains; None where they do, or nobody shows any."""
     if "google.colab" in sys.modules:

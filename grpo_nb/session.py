@@ -78,13 +78,17 @@ class Session:
 
     @property
     def where(self) -> Where:
-        """Where `resume` trains, and where it trains now if it is `live`: `thread`, `foreground` or `process`."""
-        return self._job.where
+        """Where it trains now, else where `resume` trains: `thread`, `foreground` or `process`."""
+        elsewhere = self._worker is None and self.run.status().state in LIVE
+        return "process" if elsewhere else self._job.where
 
     @property
     def error(self) -> BaseException | None:
         """What ended the training, if it failed: here as it was raised, elsewhere as the run's files have it."""
-        return self._worker.error if self._worker else recorded_failure(self.run)
+        if self._worker is None:
+            return recorded_failure(self.run)
+        self._worker.told = True
+        return self._worker.error
 
     @property
     def state(self) -> str:
@@ -126,7 +130,12 @@ class Session:
     # ------------------------------------------------------------------ steering
 
     def pause(self) -> None:
-        """Hold before the next step; the model stays in memory."""
+        """Hold before the next step; the model stays in memory.
+
+        Raises:
+            RunError: nothing trains now.
+        """
+        self._refuse_idle("pause")
         self.run.knobs.request("pause")
 
     def step_once(self) -> None:
@@ -154,14 +163,15 @@ class Session:
         self._order("evaluate")
 
     def stop(self) -> None:
-        """Finish this step, save, end. Harmless when nothing runs.
+        """Finish this step, save, end. Where nothing trains, it says so and does nothing.
 
         Raises:
             RunError: it trains in another process, and the request cannot be written.
         """
         if self._worker is not None:
             self._worker.ask_to_stop()
-        if not self.live and self.run.status().state not in LIVE:
+        if not self._trains():
+            kernel.say(f"{self.run.name}: {self.state}, nothing trains it that could stop")
             return
         try:
             self.run.knobs.request("stop")
@@ -172,6 +182,8 @@ class Session:
     def resume(self) -> None:
         """Go on: after a pause where it holds, after a stop or a restart from the newest checkpoint.
 
+        A run that has all its steps is left as it is, which is said.
+
         Raises:
             RunError: the run trains elsewhere and is not paused.
         """
@@ -180,7 +192,7 @@ class Session:
                 self._worker.asked_to_stop.clear()
             self.run.knobs.request("run")
         else:
-            self._launch()
+            self._begin()
 
     async def wait(self, step: int | None = None) -> Summary:
         """Wait until the run ends, or until `step` is in the log; widgets stay alive meanwhile. Says where it stands.
@@ -257,6 +269,15 @@ class Session:
         for name, value in vars(Session(self.run, self._job)).items():
             vars(self).setdefault(name, value)
 
+    def _begin(self) -> None:
+        """Launch it, unless nothing is left to do."""
+        run = self.run
+        if not self._job.complete():
+            self._launch()
+            return
+        step = run.last_step()
+        kernel.say(f"{run.name} is already complete at step {step} and is reused; start(…, fresh=True) begins it anew")
+
     def _launch(self) -> None:
         refuse_if_live(self.run)
         if self.where != "process":
@@ -273,9 +294,16 @@ class Session:
                 still.refresh(now=True)
 
     def _order(self, name: Order) -> None:
-        if self.stage == "sft" or not (self.live or self.run.status().state in LIVE):
-            raise RunError(f"nothing trains {self.run.name} with GRPO now that could {name}; start or resume it first")
+        self._refuse_idle(name, " with GRPO", idle=self.stage == "sft")
         self.run.knobs.order(name)
+
+    def _refuse_idle(self, verb: str, how: str = "", idle: bool = False) -> None:
+        if idle or not self._trains():
+            raise RunError(f"nothing trains {self.run.name}{how} now that could {verb}; start or resume it first")
+
+    def _trains(self) -> bool:
+        """Here or elsewhere."""
+        return self.live or self.run.status().state in LIVE
 
     def _sft_state(self) -> str:
         """The run's own state speaks of GRPO."""
@@ -328,6 +356,9 @@ def start(
 ) -> Session:
     """Train `run` and return at once; a run that stopped earlier goes on where it was.
 
+    A script that comes to its end waits for the threads that train in it, says so, and logs what failed: only
+    `session.wait_blocking()` raises it, and makes it the exit status. A notebook's kernel waits for nothing.
+
     Args:
         run: a Run, or the path of one; with `config` it is made if it is missing.
         tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`.
@@ -347,11 +378,9 @@ def start(
     if fresh:
         begin_anew(run)
     session = Session(run, job)
-    if job.complete():
-        step = run.last_step()
-        kernel.say(f"{run.name} is already complete at step {step} and is reused; start(…, fresh=True) begins it anew")
-    else:
-        session._launch()
+    if stage == "grpo" and (cold := _cold(run)):
+        kernel.say(cold)
+    session._begin()
     return session
 
 
@@ -392,6 +421,18 @@ def refuse_if_live(run: Run) -> None:
             f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
             f"stop it with `grpo_nb.attach('{run.path}')`, wait until it ends, or train a run of another name"
         )
+
+
+def _cold(run: Run) -> str | None:
+    """What a first start of GRPO begins from, where the warm-up that the settings ask for is not done."""
+    wanted, done = run.config.sft.steps, max(run.sft_checkpoints.steps(), default=0)
+    if done >= wanted or run.checkpoints.steps():
+        return None
+    origin = f"step {done} of its SFT's {wanted}" if done else f"the model as loaded, without its {wanted} steps of SFT"
+    return (
+        f"{run.name} trains from {origin}; a new run is warmed up first by `start(run, stage='sft')` and waiting for "
+        "it, and sft.steps=0 says that none is wanted"
+    )
 
 
 def _live_session(run: Run) -> Session | None:

@@ -4,6 +4,7 @@ Both are threads here. The one trains; the other waits for the process, which ne
 """
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_nb import kernel
 from grpo_nb.run import Run, RunError
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
@@ -32,6 +34,7 @@ Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]
 
 LOG = "worker.log"
 """What the newest process said, in the run's folder."""
+POLL_SECONDS = 0.1
 TAIL_LINES, TAIL_BYTES = 20, 8192
 LAST_WORDS = "; the end of "
 """Between what ended a process and the end of its log."""
@@ -103,6 +106,8 @@ class Worker(threading.Thread):
         self.grpo_nb_session = session
         self.job = job
         self.error: BaseException | None = None
+        self.told = False
+        """Somebody has asked for `error`."""
         self.asked_to_stop = threading.Event()
 
     def ask_to_stop(self) -> None:
@@ -111,7 +116,15 @@ class Worker(threading.Thread):
 
 
 class ThreadWorker(Worker):
-    """Trains in this kernel."""
+    """Trains in this kernel; a script that comes to its end waits for it."""
+
+    def start(self) -> None:
+        if not kernel.in_notebook():
+            # `atexit` comes too late: no thread may be started by then. These are called last come, first served, and
+            # that of the thread pools, which closes them to whoever trains, comes when their module is loaded.
+            importlib.import_module("concurrent.futures.thread")
+            threading._register_atexit(self._outlast_script)  # type: ignore[attr-defined]
+        super().start()
 
     def run(self) -> None:
         try:
@@ -136,6 +149,22 @@ class ThreadWorker(Worker):
             log.warning("%s: %s is closed instead", error, self.job.run.name)
             return False
         return True
+
+    def _outlast_script(self) -> None:
+        name = self.job.run.name
+        if self.is_alive():
+            log.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
+        while self.is_alive():
+            try:
+                time.sleep(POLL_SECONDS)  # a `join` that is interrupted takes the thread for ended (bpo-45274)
+            except KeyboardInterrupt:
+                if self.asked_to_stop.is_set():
+                    log.warning("%s is left as it is; it can go on from its newest checkpoint", name)
+                    return
+                log.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
+                self.grpo_nb_session.stop()
+        if self.error is not None and not self.told:
+            log.error("%s failed: %s: %s", name, type(self.error).__name__, self.error)
 
     def _failed(self, error: BaseException) -> None:
         run = self.job.run

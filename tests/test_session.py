@@ -265,10 +265,46 @@ def test_pause_and_resume_are_knob_requests(stage: Stage, run: Run) -> None:
     assert run.knobs.command == "run" and len(workers()) == 1
 
 
-def test_stop_of_an_idle_run_writes_nothing(run: Run) -> None:
+def test_an_idle_run_is_not_steered_which_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     before = run.knobs.snapshot()
     attach(run).stop()
     assert run.knobs.snapshot() == before
+    assert "tiny: new, nothing trains it that could stop" in caplog.text
+    with pytest.raises(RunError, match="nothing trains tiny now that could pause; start or resume it first"):
+        attach(run).pause()
+    assert run.knobs.snapshot() == before
+
+
+def test_resume_of_a_finished_run_says_that_it_is(
+    stage: Stage, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "complete", lambda job: True)
+    attach(run).resume()
+    assert "tiny is already complete" in caplog.text and not workers()
+
+
+def test_where_a_run_trains_that_another_process_has(run: Run) -> None:
+    assert attach(run).where == "thread"
+    with run.lock():
+        assert attach(run).where == "process"
+
+
+def test_a_start_without_its_warm_up_says_what_it_trains_from(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.release(FOREVER)
+
+    def said(name: str, steps: int, saved: int = 0, **changes: Any) -> str:
+        caplog.clear()
+        run = tiny_run(tmp_path, name, run__steps=1, sft__steps=steps)
+        if saved:
+            run.sft_checkpoints.save(saved, {"policy": {"w": torch.zeros(1)}}, {"step": saved})
+        start(run, **changes).wait_blocking()
+        return caplog.text
+
+    assert "cold trains from the model as loaded, without its 3 steps of SFT; a new run is" in said("cold", 3)
+    assert "half trains from step 2 of its SFT's 3; a new run is warmed up first" in said("half", 3, saved=2)
+    assert said("warm", 3, saved=3) == said("none", 0) == said("warming", 3, stage="sft") == ""
 
 
 @pytest.mark.ux(10, at="unit")
