@@ -21,7 +21,7 @@ PAUSED = "while session.state != 'paused':\n    await asyncio.sleep(0.05)\n"
 
 @pytest.mark.ux(2, 8, 12, at="nbclient")
 def test_every_verb_in_a_thread(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, run__steps=4000, run__checkpoint_every=1000)
+    run = tiny_run(tmp_path, run__steps=4000, sft__steps=0, run__checkpoint_every=1000)
     said, _ = execute(
         tmp_path,
         IMPORTS,
