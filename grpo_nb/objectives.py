@@ -10,6 +10,7 @@ from grpo_nb.judge import FILE as JUDGE_FILE
 from grpo_nb.judge import Judge
 from grpo_nb.losses import Moments
 from grpo_nb.preflight import check_ids
+from grpo_nb.reward_notes import Notes
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.run import Run
 from grpo_nb.tasks import Task, read_examples
@@ -32,6 +33,8 @@ class Objective:
     """Of the rewards seen, where they are normalised."""
     judge: Judge | None = None
     """Also a function of the rubric; kept by itself for what it has to tell of a step."""
+    notes: Notes = field(default_factory=lambda: Notes(0))
+    """What reward functions logged in the newest step."""
 
 
 def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> dict[str, Objective]:

@@ -4,9 +4,9 @@
     rubric = Rubric(task, [(short, 0.1)])
 
 A function gets whole lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
-`completion_ids` and the columns of the examples (all of them where it takes `**kwargs`). Where prompts are chats,
-each completion is a list of one assistant message, as in TRL. `None` says "cannot be scored": never 0 instead;
-`Score(value=None, cause=...)` says why, too.
+`completion_ids`, the columns of the examples and what `reward_notes` has (all of it where it takes `**kwargs`). Where
+prompts are chats, each completion is a list of one assistant message, as in TRL. `None` says "cannot be scored":
+never 0 instead; `Score(value=None, cause=...)` says why, too.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_nb.reward_notes import Notes
 from grpo_nb.tasks import Task
 from grpo_nb.types import Example, Score
 
@@ -68,9 +69,15 @@ class Rubric:
 
 
 def score(
-    rubric: Rubric, examples_B: Sequence[Example], texts_B: Sequence[str], completion_ids_B: Sequence[Sequence[int]]
+    rubric: Rubric,
+    examples_B: Sequence[Example],
+    texts_B: Sequence[str],
+    completion_ids_B: Sequence[Sequence[int]],
+    notes: Notes | None = None,
 ) -> list[Score]:
     """The verdicts on B completions, in order; `examples_B[i]` is what completion i answers.
+
+    What reward functions log goes into `notes`; without, it is checked and forgotten.
 
     Raises:
         RewardError: a reward function, or the task, raised or gave something that is no reward.
@@ -78,7 +85,10 @@ def score(
     if not texts_B:
         return []
     own_scores = task_scores(rubric.task, examples_B, texts_B)
-    values = _function_values(rubric.functions, lambda: _arguments(examples_B, texts_B, completion_ids_B), len(texts_B))
+    told = (notes or Notes(len(texts_B))).arguments()
+    values = _function_values(
+        rubric.functions, lambda: _arguments(examples_B, texts_B, completion_ids_B) | told, len(texts_B)
+    )
     return [
         _total(own, [(entry, values[entry.name][i]) for entry in rubric.functions]) for i, own in enumerate(own_scores)
     ]
@@ -148,7 +158,7 @@ def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
 
 
 def _function_values(
-    functions: Sequence[Weighted], arguments: Callable[[], Mapping[str, list[Any]]], count: int
+    functions: Sequence[Weighted], arguments: Callable[[], Mapping[str, Any]], count: int
 ) -> dict[str, list[Score]]:
     """Every function's values, checked; each with arguments of its own. Async functions run side by side."""
     results = {entry.name: _call(entry, arguments()) for entry in functions}
@@ -157,7 +167,7 @@ def _function_values(
     return {name: _checked(name, result, count) for name, result in results.items()}
 
 
-def _call(entry: Weighted, arguments: Mapping[str, list[Any]]) -> Any:
+def _call(entry: Weighted, arguments: Mapping[str, Any]) -> Any:
     named = _named(entry, arguments)
     try:
         return entry.function(**named)
@@ -165,7 +175,7 @@ def _call(entry: Weighted, arguments: Mapping[str, list[Any]]) -> Any:
         raise RewardError(f"reward function '{entry.name}' raised {_said(error)}") from error
 
 
-def _named(entry: Weighted, arguments: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def _named(entry: Weighted, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a function names; all of them where it takes `**kwargs`."""
     try:
         parameters = inspect.signature(entry.function).parameters.values()

@@ -23,6 +23,7 @@ from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.lock import RunLock
 from grpo_nb.model import Policy
 from grpo_nb.objectives import Objective
+from grpo_nb.reward_notes import Notes, TrainerState
 from grpo_nb.rewards import score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
@@ -216,11 +217,14 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
     scores: list[Score] = []
     for name, objective in state.objectives.items():
         rows = [i for i in range(len(drawn_P) * group) if drawn_P[i // group].objective == name]
+        epoch = state.step * state.config.prompts_per_objective / len(objective.examples)
+        objective.notes = Notes(len(rows), TrainerState(state.step, state.goal, epoch))
         scores += score(
             objective.rubric,
             [drawn_P[i // group].example for i in rows],
             [rollouts.texts[i] for i in rows],
             [rollouts.completion_ids[i] for i in rows],
+            objective.notes,
         )
         if objective.judge is not None:
             log.info(objective.judge.tally.line(state.step + 1, name))
@@ -310,7 +314,7 @@ def _row(
             row |= metrics.shaped_row(name, rewards[name])
         row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)
         row |= {f"beta/{name}": settings.betas[name], f"beta_mode/{name}": objective.beta.mode}
-        row |= metrics.length_row(name, rollouts, rows)
+        row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
         if objective.judge is not None:
             row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
     return row | {

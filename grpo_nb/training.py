@@ -234,6 +234,7 @@ def sample_rows(
             "stop_reason": rollouts.stop_reasons[i],
             "tokens": len(rollouts.completion_ids[i]),
             "group_size": group,
+            **training.objectives[experience.objectives[i]].notes.sample(i - first),
             **_token_columns(training.policy, experience, i),
         }
         for first in first_rows

@@ -13,7 +13,7 @@ PACKAGE = "grpo_nb"
 
 FLOORS = (
     {"types", "algorithms", "losses", "control", "combine", "seeding"},
-    {"config", "presets", "tasks", "rewards", "judge", "findings", "intervals", "scoring"},
+    {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring"},
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}

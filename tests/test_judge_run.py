@@ -55,8 +55,8 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
     """(text, score) of every completion that a step scores from here on."""
     seen: list[tuple[str, Score]] = []
 
-    def spy(rubric: Any, examples: Any, texts: Any, ids: Any) -> list[Score]:
-        scores = real(rubric, examples, texts, ids)
+    def spy(rubric: Any, examples: Any, texts: Any, ids: Any, *notes: Any) -> list[Score]:
+        scores = real(rubric, examples, texts, ids, *notes)
         seen.extend(zip(texts, scores, strict=True))
         return scores
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from grpo_nb.reward_notes import BESIDES, Notes, TrainerState
 from grpo_nb.rewards import RewardError, Rubric, _weighted, function_name, score, task_scores
 from grpo_nb.types import Example, Score
 
@@ -126,6 +127,7 @@ def test_each_function_gets_only_what_it_names() -> None:
 
     def wide(prompts: list[Any], **columns: Any) -> list[float]:
         seen["wide"] = {"prompts": prompts, **columns}
+        assert [seen["wide"].pop(name) for name in BESIDES]
         return [0.0, 0.0]
 
     run(narrow, wide)
@@ -321,3 +323,58 @@ def test_names() -> None:
 
 def test_no_completions_no_scores() -> None:
     assert score(Rubric(Fixed(), [lengths]), [], [], []) == []
+
+
+# ---- what TRL hands over besides
+
+
+def test_what_trl_also_hands_over_goes_to_whoever_names_it() -> None:
+    seen: dict[str, Any] = {}
+
+    def by_name(completions: list[Any], trainer_state: Any, log_metric: Any, log_extra: Any) -> list[float]:
+        log_metric("share", trainer_state.global_step / trainer_state.max_steps)
+        log_metric("share", np.float32(0.75))
+        log_metric("size", torch.tensor(2))
+        log_extra("words", [len(completions), None])
+        return [trainer_state.epoch] * len(completions)
+
+    def by_keywords(completions: list[Any], **kwargs: Any) -> list[float]:
+        seen.update(kwargs)
+        kwargs["log_extra"]("golden", ("a", "b"))
+        return [0.0] * len(completions)
+
+    def neither(completions: list[Any]) -> list[float]:
+        return [0.0] * len(completions)
+
+    notes = Notes(2, TrainerState(global_step=1, max_steps=4, epoch=0.5))
+    found = score(Rubric(Fixed(), [by_name, by_keywords, neither]), EXAMPLES, TEXTS, IDS, notes)
+    assert [verdict.parts["by_name"] for verdict in found] == [0.5, 0.5]
+    assert {"trainer_state", "log_metric", "log_extra"} <= seen.keys() and seen["trainer_state"] is notes.state
+    assert notes.row("fairness") == {"rewards/fairness/share": 0.5, "rewards/fairness/size": 2.0}
+    assert notes.sample(0) == {"extra": {"words": 2, "golden": "a"}}
+    assert notes.sample(1) == {"extra": {"words": None, "golden": "b"}}
+    assert Notes(1).sample(0) == {} and Notes(1).row("fairness") == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda log_metric, log_extra: log_metric("m", math.nan), r"log_metric\('m', nan\) needs a finite number"),
+        (lambda log_metric, log_extra: log_metric("m", "1"), r"log_metric\('m', '1'\) needs a finite number"),
+        (lambda log_metric, log_extra: log_metric("m", torch.ones(2)), "needs a finite number"),
+        (
+            lambda log_metric, log_extra: log_extra("c", [1]),
+            r"log_extra\('c', ...\) has 1 values; needs 2, one a compl",
+        ),
+        (lambda log_metric, log_extra: log_extra("c", [1, {2}]), r"log_extra\('c', ...\) cannot be written as JSON"),
+        (lambda log_metric, log_extra: log_extra("c", [1, math.inf]), r"cannot be written as JSON"),
+        (lambda log_metric, log_extra: [log_extra("c", [1, 2]) for _ in "ab"], "is there already in this step"),
+    ],
+)
+def test_a_wrong_note_is_an_error_that_names_the_function(call: Any, said: str) -> None:
+    def noting(log_metric: Any, log_extra: Any) -> list[float]:
+        call(log_metric, log_extra)
+        return [0.0, 0.0]
+
+    with pytest.raises(RewardError, match=f"reward function 'noting' raised ValueError: .*{said}"):
+        run(noting)

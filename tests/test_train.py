@@ -415,6 +415,24 @@ def test_own_reward_functions_with_trl_signature_add_to_the_task(tmp_path: Path)
     assert "reward_part/hallucination/brevity" not in steps[0].metrics
 
 
+def test_a_reward_function_that_uses_all_that_trl_hands_over_trains_unchanged(tmp_path: Path) -> None:
+    def told(completions: Any, trainer_state: Any, log_metric: Any, log_extra: Any, **kwargs: Any) -> list[float]:
+        log_metric("step", trainer_state.global_step)
+        log_metric("left", trainer_state.max_steps - trainer_state.global_step)
+        log_extra("place", range(len(completions)))
+        return [trainer_state.epoch] * len(completions)
+
+    run = tiny_run(tmp_path)
+    count = len(small_tasks()["fairness"].examples("train"))
+    steps = list(grpo(run, tasks=small_tasks(), rewards={"fairness": [told]}, steps=2))
+    assert [step["rewards/fairness/step"] for step in steps] == [0, 1]
+    assert [step["rewards/fairness/left"] for step in steps] == [2, 1]
+    assert [step["reward_part/fairness/told"] for step in steps] == [0, run.config.prompts_per_objective / count]
+    rows = [row for row in run.rows("samples") if row["step"] == 2]
+    assert [row["extra"]["place"] for row in rows if row["objective"] == "fairness"] == [0, 1, 2, 3]
+    assert not any("extra" in row for row in rows if row["objective"] == "hallucination")
+
+
 def test_each_reward_function_has_a_spread_inside_its_groups() -> None:
     def scored(*values: float | None) -> list[Score]:
         return [Score(0.0, parts={"task": 0.0, "own": value}) for value in values]

@@ -16,6 +16,7 @@ from grpo_nb.judge.client import AskFailed, Endpoint, Reply, check_ready
 from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict, key_of
 from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence_of, messages, parse_verdict
 from grpo_nb.judge.tally import NAME, Tally
+from grpo_nb.reward_notes import BESIDES
 from grpo_nb.types import Example, Score
 
 __all__ = ["FILE", "Judge", "Tally"]
@@ -94,10 +95,10 @@ class Judge:
         for example in examples:
             evidence_of(self._rubric, example.columns, f"objective '{self._objective}', example {example.id}")
 
-    async def __call__(self, completions: Sequence[Any], **columns: Sequence[Any]) -> list[Score]:
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Score]:
         """The verdicts on a step's completions, in order; those of one example stand together."""
         began, self.tally = time.perf_counter(), self._blank()
-        groups = self._groups(completions, columns)
+        groups = self._groups(completions, {k: v for k, v in columns.items() if k not in BESIDES})
         outcomes = await self._settle(groups)
         self.tally.seconds = time.perf_counter() - began
         self.tally.tokens, self.tally.usd = self._ledger.tokens, self._ledger.usd

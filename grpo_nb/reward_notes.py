@@ -1,0 +1,85 @@
+"""What TRL also hands to a reward function: where training stands, and two calls that note what was seen.
+
+def f(completions, trainer_state, log_metric, log_extra, **columns):
+    log_metric("long", 0.25)                  # the step's row: `rewards/<objective>/long`
+    log_extra("words", [3, 7, ...])           # one a completion: samples.jsonl, under `extra`
+    return [1.0 if trainer_state.global_step < 10 else 0.5 for _ in completions]
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+BESIDES = ("trainer_state", "log_metric", "log_extra")
+"""What reward functions may name that is no list with an entry for each completion."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The fields of TRL's `trainer_state` that have a meaning here."""
+
+    global_step: int = 0
+    """Steps done: 0 in the first."""
+    max_steps: int = 0
+    """Steps to reach."""
+    epoch: float = 0.0
+    """Passes over the objective's training prompts so far."""
+
+
+@dataclass
+class Notes:
+    """What an objective's reward functions noted about the completions of one step."""
+
+    count: int
+    """Completions."""
+    state: TrainerState = TrainerState()
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+
+    def log_metric(self, name: str, value: Any) -> None:
+        """Note a number for the step's row; its mean where it is noted several times.
+
+        Raises:
+            ValueError: it is no finite number.
+        """
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric('{name}', {value!r:.60}) needs a finite number")
+        self.metrics.setdefault(str(name), []).append(number)
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Note a value for each completion, which its row of samples.jsonl keeps.
+
+        Raises:
+            ValueError: not one for each, none of JSON's values, or a column that is there already.
+        """
+        found = list(values)
+        if len(found) != self.count:
+            raise ValueError(
+                f"log_extra('{column}', ...) has {len(found)} values; needs {self.count}, one a completion"
+            )
+        if column in self.extra:
+            raise ValueError(f"log_extra('{column}', ...) is there already in this step; choose another name")
+        try:
+            json.dumps(found, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"log_extra('{column}', ...) cannot be written as JSON ({error})") from None
+        self.extra[str(column)] = found
+
+    def row(self, objective: str) -> dict[str, float]:
+        """The metrics as keys of the step's row."""
+        return {f"rewards/{objective}/{name}": fmean(values) for name, values in self.metrics.items()}
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """What samples.jsonl says of a completion beside the rest."""
+        return {"extra": {name: values[index] for name, values in self.extra.items()}} if self.extra else {}
+
+    def arguments(self) -> dict[str, Any]:
+        """As reward functions name them."""
+        return dict(zip(BESIDES, (self.state, self.log_metric, self.log_extra), strict=True))
