@@ -23,7 +23,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], None]:
     """Puts a `datasets` in place whose `load_dataset` is the given function."""
 
     def place(loader: Loader) -> None:
-        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=loader))  # type: ignore[arg-type]
+        config = SimpleNamespace(HF_HUB_OFFLINE=False)
+        placed = SimpleNamespace(load_dataset=loader, config=config)
+        monkeypatch.setitem(sys.modules, "datasets", placed)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "datasets.config", config)  # type: ignore[arg-type]
+        monkeypatch.setattr("grpo_nb.tasks.hub.unreachable", lambda name, revision: None)
 
     return place
 
@@ -59,6 +63,7 @@ def test_a_real_data_set_in_memory_reads_as_the_file_does(tmp_path: Path, monkey
     rows = templates(5)
     made = datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
+    monkeypatch.setattr("grpo_nb.tasks.hub.unreachable", lambda name, revision: None)
     (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert BBQ("heegyu/bbq").examples("train") == BBQ(tmp_path / "same.jsonl").examples("train")
 
@@ -86,3 +91,27 @@ def test_a_wrong_id_or_row_is_one_clear_error(hub: Callable[[Loader], None]) -> 
     hub(lambda name, config, revision: {"test": broken})
     with pytest.raises(DataError, match=r"a/b, split test, row 3: field 'label' is missing"):
         BBQ("a/b")
+
+
+def test_a_hub_that_cannot_be_reached_is_tried_once_and_its_cache_is_used(
+    hub: Callable[[Loader], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No network is a refused connection here."""
+    from huggingface_hub import constants
+
+    real = importlib.import_module("grpo_nb.tasks.hub").unreachable
+    asked = []
+
+    def load_dataset(name: str, config: str | None, *, revision: str | None) -> Any:
+        asked.append((constants.HF_HUB_OFFLINE, sys.modules["datasets.config"].HF_HUB_OFFLINE))
+        if name == "never/read":
+            raise ConnectionError("OfflineModeIsEnabled")
+        return {"test": templates(5)}
+
+    hub(load_dataset)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("grpo_nb.tasks.hub.unreachable", real)
+    with pytest.raises(DataError, match=r"no file or folder at never/read .* cannot be reached \(.*\) and was never"):
+        BBQ("never/read")
+    BBQ("once/read").selfcheck()
+    assert asked == [(True, True)] * 2 and not constants.HF_HUB_OFFLINE

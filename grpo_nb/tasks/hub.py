@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ log = logging.getLogger(__name__)
 
 _ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w.-]+))?")
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz")
+PROBE_SECONDS = 5.0
+"""That the hub has to answer; loading by itself would try for half a minute."""
 
 
 def load_rows(path: str | Path, patterns: tuple[str, ...], fields: Mapping[str, type]) -> list[Row]:
@@ -54,9 +57,16 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
             f"{absent}; to read it as a data set id of the Hugging Face hub, pip install 'grpo_nb[datasets]' ({error})"
         ) from None
     log.info("%s is not a path here: reading it as a data set of the Hugging Face hub", name)
+    silent = unreachable(parts["name"], parts["revision"])
     try:
-        found = load_dataset(parts["name"], parts["config"], revision=parts["revision"])
+        with _from_cache(silent is not None):
+            found = load_dataset(parts["name"], parts["config"], revision=parts["revision"])
     except Exception as error:
+        if silent is not None:
+            raise DataError(
+                f"{absent}, and the Hugging Face hub, which may have a data set of that name, cannot be reached "
+                f"({silent}) and was never read before; correct `data`, or connect"
+            ) from None
         raise DataError(
             f"{absent}, and as a data set of the Hugging Face hub it cannot be loaded ({type(error).__name__}: "
             f"{error}); correct `data`, or add a configuration as in {parts['name']}:NAME"
@@ -65,6 +75,37 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
     if not rows:
         raise DataError(f"data set {name} is empty")
     return rows
+
+
+def unreachable(name: str, revision: str | None) -> str | None:
+    """Why the hub gives no answer at all; None where it does, be it a refusal."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().dataset_info(name, revision=revision, timeout=PROBE_SECONDS)
+    except HfHubHTTPError:
+        return None  # whoever loads gets the same, and says it better
+    except Exception as error:  # the HTTP library's own, which differ from version to version
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@contextmanager
+def _from_cache(only: bool) -> Iterator[None]:
+    """Where `only`, nothing is asked of the network meanwhile: as if HF_HUB_OFFLINE had been set at the start."""
+    if not only:
+        yield
+        return
+    import datasets.config
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _all(name: str, found: Any) -> Iterator[tuple[str, Any]]:
