@@ -5,7 +5,6 @@ here, and what is in use is in the metrics row of each step.
 """
 
 import contextlib
-import difflib
 import logging
 import math
 import time
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
+from grpo_nb.spelling import near
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,9 @@ class Knobs(Mapping[str, Knob]):
             RunError: there is none; the message names close ones.
         """
         if name not in self:
-            close = difflib.get_close_matches(name, list(self), n=1, cutoff=0.5)
-            hint = f"did you mean '{close[0]}'?" if close else "there are: " + ", ".join(self)
-            raise RunError(f"unknown knob '{name}': {hint}")
+            close = near(name, self, count=1)
+            meant = f"did you mean '{close[0]}'?" if close else "there are: " + ", ".join(self)
+            raise RunError(f"unknown knob '{name}': {meant}")
         return Knob(name, self)
 
     def __iter__(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from grpo_nb.preflight import check_ids
 from grpo_nb.reward_notes import Notes
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.run import Run
+from grpo_nb.spelling import hint
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.types import Example
 
@@ -51,7 +52,10 @@ def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> di
             f"{{{next(iter(config.objectives))!r}: [f]}}"
         )
     if strangers := rewards.keys() - config.objectives.keys():
-        raise ConfigError(f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}")
+        raise ConfigError(
+            f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}"
+            + hint(min(strangers), config.objectives)
+        )
     objectives = {
         name: _objective(run, name, objective, tasks[name], rewards.get(name, ()))
         for name, objective in config.objectives.items()

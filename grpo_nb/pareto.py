@@ -17,6 +17,7 @@ import pandas as pd
 from grpo_nb.intervals import PARTS, percentiles
 from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, draws, logged
 from grpo_nb.run import Run, RunError
+from grpo_nb.spelling import hint
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,10 @@ def best(
         ValueError: as `pareto`.
     """
     if objective not in run.config.objectives:
-        raise ValueError(f"'{objective}' is no objective of {run.name}; it has {', '.join(run.config.objectives)}")
+        raise ValueError(
+            f"'{objective}' is no objective of {run.name}; it has {', '.join(run.config.objectives)}"
+            + hint(objective, run.config.objectives)
+        )
     rows = [row for row in _rows(run, mode, split) if row["objective"] == objective]
     by = _chosen(run, rows, None if metric is None else {objective: metric}, only=objective)
     return _first_best(_there(run, _points(rows, by)), by).stage

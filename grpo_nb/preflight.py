@@ -10,6 +10,7 @@ from pathlib import Path
 from grpo_nb import combine
 from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.model import Policy
+from grpo_nb.spelling import hint
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, check_task, load_task, read_examples
 from grpo_nb.types import Example
 
@@ -30,7 +31,7 @@ def _load(config: Config, folder: Path, given: Mapping[str, Task], names: Sequen
     if strangers := given.keys() - config.objectives.keys():
         raise ConfigError(
             f"tasks given for {sorted(strangers)}, which the configuration does not have; "
-            f"its objectives are {sorted(config.objectives)}"
+            f"its objectives are {sorted(config.objectives)}{hint(min(strangers), config.objectives)}"
         )
     for name, task in given.items():
         check_task(name, task)

@@ -16,7 +16,6 @@ Log a step's rows before saving its checkpoint: saving syncs the logs, so that a
 """
 
 import contextlib
-import difflib
 import logging
 import os
 import time
@@ -34,6 +33,7 @@ from grpo_nb.frozen import CONFIG
 from grpo_nb.journal import Journal, Row
 from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import Owner, RunLock
+from grpo_nb.spelling import near
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -395,7 +395,7 @@ def _read_config(path: Path) -> Config:
 def _no_run(path: Path) -> str:
     what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
     neighbours = [run.name for run in list_runs(path.parent)]
-    close = difflib.get_close_matches(path.name, neighbours, n=1)
+    close = near(path.name, neighbours, count=1, cutoff=0.6)
     hint = (
         f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
     )

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_nb.spelling import near
+
 Message = Mapping[str, str]
 """One chat turn, `{"role": "user", "content": "..."}`."""
 
@@ -131,6 +133,14 @@ class StepStats:
     """`skipped`: no update was applied; `empty`: there was nothing to learn from, the gradient was exactly 0."""
 
     def __getitem__(self, key: str) -> float | int | str | None:
+        """The number under `key`.
+
+        Raises:
+            KeyError: there is none; the message lists those most like it.
+        """
+        if key not in self.metrics:
+            close = ", ".join(near(key, self.metrics)) or ", ".join(self.metrics)
+            raise KeyError(f"no '{key}' in step {self.step}; there are {close}")
         return self.metrics[key]
 
 

@@ -392,6 +392,23 @@ def test_presets_have_no_idle_settings(preset: str) -> None:
 
 def test_a_setting_of_several_types_is_refused_in_one_line() -> None:
     assert refused(algorithm__kl="k4") == (
-        "algorithm.kl: Input should be 'k1_in_reward', 'k2', 'k3' or 'k3_k2' or 'auto' (found 'k4')"
+        "algorithm.kl: Input should be 'k1_in_reward', 'k2', 'k3' or 'k3_k2' or 'auto' (found 'k4'); did you mean 'k3'?"
     )
     assert refused(model__lora_targets=3).startswith("model.lora_targets: Input should be a valid tuple or 'auto'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("algorithm.loss", "gpro", "(found 'gpro'); did you mean 'grpo'?"),
+        ("algorithm.combine", "pcgard", "(found 'pcgard'); did you mean 'pcgrad'?"),
+        ("objectives.fairness.controller", "bnad", "(found 'bnad'); did you mean 'band'?"),
+        ("model.lora_targets", "aut", "did you mean 'auto'?"),
+        ("algorithm.loss", "zzz", "(found 'zzz')"),
+        ("run.steps", "grpo", "(found 'grpo')"),
+    ],
+)
+def test_a_misspelt_value_is_told_the_nearest(setting: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        presets.demo().replace(**{setting: value})
+    assert str(refusal.value).endswith(said)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "grpo_nb"
 
 FLOORS = (
-    {"types", "algorithms", "losses", "control", "combine", "seeding"},
+    {"types", "spelling", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring"},
     {"model", "loading", "adapters", "codec", "shapes", "memory", "rollout", "optim"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},

@@ -602,6 +602,22 @@ def test_rewards_of_another_shape_are_refused_before_any_work(tmp_path: Path, re
     assert not run.has_work()
 
 
+def test_an_objective_that_is_misspelt_is_told_the_nearest(tmp_path: Path) -> None:
+    wrong: list[dict[str, Any]] = [{"tasks": {"fairnes": small_tasks()["fairness"]}}, {"rewards": {"fairnes": [len]}}]
+    run = tiny_run(tmp_path)
+    for given in wrong:
+        with pytest.raises(ConfigError, match=r"did you mean 'fairness'\?$"):
+            next(grpo(run, **given))
+
+
+def test_a_key_that_a_step_lacks_is_told_the_nearest() -> None:
+    step = StepStats(3, {"reward/fairness": 0.5, "kl/fairness": 0.1, "loss": 0.0})
+    with pytest.raises(KeyError, match="no 'reward/fairnes' in step 3; there are reward/fairness, kl/fairness"):
+        step["reward/fairnes"]
+    with pytest.raises(KeyError, match="no 'zzz' in step 3; there are reward/fairness, kl/fairness, loss"):
+        step["zzz"]
+
+
 def test_repeated_example_ids_are_refused(tmp_path: Path) -> None:
     class Twins:
         name = "twins"

@@ -4,7 +4,7 @@ A configuration is data and nothing else: `config.json` restores it. Values that
 while a run trains (each beta, temperature, learning rate) start from here and then live in `knobs.json`.
 """
 
-import difflib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -14,6 +14,7 @@ from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.objective import ObjectiveConfig
+from grpo_nb.spelling import hint, near
 
 __all__ = [
     "AlgorithmConfig",
@@ -341,9 +342,9 @@ def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
 
 
 def _unknown(dotted: str, name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
-    return f"unknown setting '{dotted}' ('{name}'): {hint}"
+    close = near(name, known, count=1, cutoff=0.6)
+    meant = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
+    return f"unknown setting '{dotted}' ('{name}'): {meant}"
 
 
 def _path(item: Any) -> tuple[str, ...]:
@@ -362,4 +363,11 @@ def _explain(where: str, items: Sequence[Any]) -> str:
     # a key in the wrong place would be repeated: what stands under `judge` is never shown
     silent = item["type"] == "value_error" or "judge" in item["loc"]
     found = "" if silent else f" (found {item['input']!r})"
-    return f"{where}: {message}{found}" if where else message
+    meant = "" if silent or not isinstance(item["input"], str) else hint(item["input"], _literals(items))
+    return f"{where}: {message}{found}{meant}" if where else message
+
+
+def _literals(items: Sequence[Any]) -> list[str]:
+    """The words that a setting may be, where its type names them."""
+    listed = (item["ctx"]["expected"] for item in items if item["type"] in ("literal_error", "enum"))
+    return [word for text in listed for word in re.findall(r"'([^']*)'", text)]

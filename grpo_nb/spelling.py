@@ -1,0 +1,25 @@
+"""What was meant by a name that is not there."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def near(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
+    """The known names most like `name`, those with its letters first; none where nothing is like it.
+
+    >>> near("gpro", ["gspo", "grpo", "opo"], count=1)
+    ['grpo']
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=max(len(names), 1), cutoff=cutoff)
+    return sorted(close, key=lambda other: sorted(other) != sorted(name))[:count]
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name, empty where nothing is like it.
+
+    >>> hint("fairnes", ["fairness", "hallucination"])
+    "; did you mean 'fairness'?"
+    """
+    close = near(name, known, count=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
