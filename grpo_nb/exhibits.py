@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_nb import combine, losses
-from grpo_nb.algorithms import ALGORITHMS, SurrogateName, usual_clip
+from grpo_nb.algorithms import ALGORITHMS, Algorithm, SurrogateName, usual_clip
 from grpo_nb.losses.kl import Estimator
 from grpo_nb.tables import Table
 
@@ -18,7 +18,7 @@ ESTIMATORS: dict[str, Estimator] = {
     **losses.KL,
     "clamp(ref − new, 0, 10)": lambda logp, logp_ref, clamp, mask: losses.kl_clamped_exhibit(logp, logp_ref, mask),
 }
-RATIOS = torch.logspace(math.log10(0.25), math.log10(4), 161, dtype=torch.float64)
+RATIOS = torch.logspace(math.log10(0.25), math.log10(8), 161, dtype=torch.float64)
 
 
 def algorithms() -> Table:
@@ -30,7 +30,7 @@ def algorithms() -> Table:
             "surrogate": row.surrogate,
             "reduction": row.reduction,
             "KL": row.kl,
-            "clip": f"{row.clip[0]:g}, {row.clip[1]:g}",
+            "clip": _clip(row),
             "paper": row.paper if row.paper == "TRL" else f"arXiv:{row.paper}",
         }
         for name, row in ALGORITHMS.items()
@@ -98,6 +98,17 @@ def pulls(names: Sequence[SurrogateName], advantage: float, **limits: float) -> 
     return pd.DataFrame(curves, index=pd.Index(RATIOS.tolist(), name="ratio"))
 
 
+def per_token(names: Sequence[SurrogateName], log_ratios: Sequence[float], clip: float) -> Table:
+    """What the tokens of one good answer (A = 1) gain under each surrogate: their ratio, where nothing holds it."""
+    logp = torch.tensor([log_ratios], dtype=torch.float64)
+    A, bounds = torch.ones(1, 1, dtype=torch.float64), losses.Limits(low=clip, high=clip)
+    lines = []
+    for name in names:
+        gains = (-losses.SURROGATES[name](logp, torch.zeros_like(logp), A, bounds, None)).expand_as(logp)[0]
+        lines.append({"surrogate": name} | {f"token {i + 1}": round(x, 4) for i, x in enumerate(gains.tolist())})
+    return Table(pd.DataFrame(lines), f"gain of each token; log-ratios {', '.join(f'{x:+g}' for x in log_ratios)}")
+
+
 def long_answers(lengths: Sequence[int], max_completion: int) -> Table:
     """What an answer of each length weighs in the loss, all with the same advantage: by token, and as a whole."""
     mask = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
@@ -136,6 +147,12 @@ def conflict(gradients: Sequence[Float[Tensor, "parameter"]], weights: Sequence[
         progress = {f"progress of {i + 1}": round(float(one["w"] @ g), 4) for i, one in enumerate(named)}
         lines.append({"combine": name, "step": tuple(round(x, 4) for x in g.tolist())} | progress)
     return pd.DataFrame(lines)
+
+
+def _clip(row: Algorithm) -> str:
+    """Lower and upper, as far as the surrogate has them."""
+    low, high = (f"{bound:g}" for bound in row.clip)
+    return {"sapo": "-", "cispo_cap": f"-, {high}"}.get(row.surrogate, f"{low}, {high}")
 
 
 def _expectation(estimate: Estimator, logp: Tensor, ref: Tensor) -> Callable[[Tensor], Tensor]:

@@ -31,17 +31,18 @@
 import torch
 
 import grpo_nb as g
-from grpo_nb import exhibits, losses, plots, tables
+from grpo_nb import exhibits, plots, tables
 
 print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
-CAP = 512
+CAP = 512  # tokens an answer may have, in "What a long answer weighs"
 
 # %% [markdown]
 # ## An algorithm is four choices
 # How rewards become advantages; what each token contributes and what holds it; what the contributions are averaged
-# over; how the KL to the reference is estimated.
+# over; how the KL to the reference is estimated. `sapo` has temperatures in place of a clip. One more choice is in no
+# row: `algorithm.advantage` = `batch_std` divides by the spread of the whole batch.
 
 # %%
 exhibits.algorithms()
@@ -59,10 +60,12 @@ exhibits.advantages(rewards)
 
 # %% [markdown]
 # `opo` weighs its baseline by length: make the best answer of the second prompt long, and it becomes the baseline.
+# `reinforce_pp` and `reinforce_pp_baseline` move as well, for every prompt: they take mean and spread over all tokens
+# of the batch, of which that answer now has most.
 
 # %%
 lengths = torch.tensor([[9, 9, 9, 9], [9, 9, 9, 900], [9, 9, 9, 9], [9, 9, 9, 9]])
-exhibits.advantages(rewards[1:2], lengths[1:2])
+exhibits.advantages(rewards, lengths)
 
 # %% [markdown]
 # ## KL: the value and the gradient are two questions
@@ -77,7 +80,8 @@ exhibits.kl_estimators(policy, reference)
 
 # %% [markdown]
 # One token at a time. Left of 0 the policy likes the token better than the reference does: that is where training
-# takes it, and where `clamp(ref − new, 0, 10)` sees nothing.
+# takes it, and where `clamp(ref − new, 0, 10)` sees nothing. `k3_k2` has the value of `k3`, so no
+# line of its own.
 
 # %%
 plots.curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0, top=10)
@@ -86,7 +90,8 @@ plots.curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0
 # ## Clipping
 # After the first update the policy is no longer the one that sampled. Each line is how hard a token is still pulled,
 # by its ratio. PPO lets go on one side of each picture only: above 1.2 where the answer was good, below 0.8 where it
-# was bad. CISPO weighs instead of letting go; SAPO fades; CPGD's pull never grows.
+# was bad. CISPO weighs instead of letting go, and its weight ends at a cap (5 for `cispo_cap`); SAPO fades; CPGD's pull
+# never grows.
 
 # %%
 names = ["ppo_clip", "cispo", "cispo_cap", "sapo", "cpgd"]
@@ -94,20 +99,18 @@ good, bad = (exhibits.pulls(names, advantage) for advantage in (1.0, -1.0))
 plots.curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
-# A bad answer that became likely pulls without end under PPO: at ratio 4, four times as hard. The dual clip ends it.
+# A bad answer that became likely pulls without end under PPO: at ratio 8, eight times as hard. The dual clip ends it.
 
 # %%
 dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
 plots.curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
-# GSPO and GMPO have one ratio for the whole answer: log-ratios of +0.3 and −0.1 make a ratio of e^0.1 for both tokens.
+# GSPO and GMPO have one ratio for the whole answer: log-ratios of +0.3 and −0.1 make a ratio of e^0.1 = 1.105 for both
+# tokens, where PPO has 1.35 and 0.905.
 
 # %%
-logp = torch.tensor([[0.3, -0.1]])
-wide = losses.Limits(low=0.5, high=0.5)
-for name in ("ppo_clip", "gspo", "gmpo"):
-    print(f"{name:9}", losses.SURROGATES[name](logp, 0 * logp, torch.ones(1, 1), wide, None))
+exhibits.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5)
 
 # %% [markdown]
 # ## What a long answer weighs
@@ -121,7 +124,8 @@ exhibits.long_answers([8, 64, CAP], CAP)
 # ## When objectives disagree
 # Fairness pulls one way, groundedness another. *Look at* the progress: under `sum` the larger gradient wins and the
 # other objective gets worse (below 0). The others settle it, each in its own way; `cagrad` and `upgrad` are here where
-# their solvers are installed (`pip install "grpo_nb[combine]"`).
+# their solvers are installed (`pip install "grpo_nb[combine]"`). With two objectives that disagree,
+# `pcgrad` and `upgrad` take the same step.
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]

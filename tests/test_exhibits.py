@@ -15,6 +15,7 @@ def test_every_algorithm_is_listed_with_its_choices() -> None:
     frame = exhibits.algorithms().frame
     assert list(frame["loss"]) == list(ALGORITHMS)
     assert frame.set_index("loss").loc["gspo", "clip"] == "0.0003, 0.0004"
+    assert frame.set_index("loss").loc[["sapo", "cispo_cap"], "clip"].tolist() == ["-", "-, 5"], "as far as it is used"
 
 
 def test_every_estimator_of_the_advantage_is_shown_with_its_numbers() -> None:
@@ -40,7 +41,7 @@ def test_value_and_gradient_of_the_kl_are_two_questions() -> None:
 def test_pulls_are_those_of_the_surrogates() -> None:
     good, bad = (exhibits.pulls(["ppo_clip", "cispo", "cpgd"], A) for A in (1.0, -1.0))
     assert good["ppo_clip"].loc[:1.19].min() > 0 and good["ppo_clip"].loc[1.21:].abs().max() == 0
-    assert bad["ppo_clip"].loc[:0.79].abs().max() == 0 and bad["ppo_clip"].iloc[-1] == pytest.approx(-4)
+    assert bad["ppo_clip"].loc[:0.79].abs().max() == 0 and bad["ppo_clip"].iloc[-1] == pytest.approx(-8)
     assert good["cispo"].min() == pytest.approx(0.8) and good["cispo"].max() == pytest.approx(1.28)
     dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0)["ppo_clip"]
     assert dual.loc[3.05:].abs().max() == 0 and dual.loc[:2.95].min() < -2.8
@@ -74,3 +75,29 @@ def test_pictures_are_drawn() -> None:
     good = exhibits.pulls(["ppo_clip"], 1.0)
     assert to_png(curves({"a": good, "b": good}, "pull", mark=1.0, log=True)).startswith(b"\x89PNG")
     assert to_png(arrows([(1.0, 0.0), (-1.0, 1.0)], {"sum": (0.0, 1.0)})).startswith(b"\x89PNG")
+
+
+def test_one_ratio_for_an_answer_or_one_for_each_token() -> None:
+    gains = exhibits.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5).frame.set_index("surrogate")
+    assert gains.loc["ppo_clip"].tolist() == [1.3499, 0.9048]
+    assert gains.loc["gspo"].tolist() == gains.loc["gmpo"].tolist() == [1.1052, 1.1052]
+
+
+def test_equal_steps_are_one_arrow_with_both_names() -> None:
+    picture = arrows([(1.0, 0.0), (-1.0, 1.0)], {"sum": (0.0, 1.0), "a": (0.5, 1.0), "b": (0.5, 1.0 + 1e-6)})
+    legend = picture.axes[0].get_legend()
+    assert legend is not None
+    assert [t.get_text() for t in legend.get_texts()] == ["objective 1", "objective 2", "sum", "a = b"]
+
+
+def test_the_numbers_of_the_text_are_those_of_the_tables() -> None:
+    rewards = torch.tensor([[1.0, 0, 0, 1], [2, 2, 2, 5]])
+    lengths = torch.full((2, 4), 9)
+    even = exhibits.advantages(rewards, lengths).frame.set_index("advantage")
+    lengths[1, 3] = 900
+    long = exhibits.advantages(rewards, lengths).frame.set_index("advantage")
+    moved = {name for name in even.index if even.loc[name].tolist() != long.loc[name].tolist()}
+    assert moved == {"opo", "reinforce_pp", "reinforce_pp_baseline"}
+    steps = exhibits.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0]).set_index("combine")
+    if "upgrad" in steps.index:
+        assert steps.loc["upgrad", "step"] == pytest.approx(steps.loc["pcgrad", "step"], abs=1e-3)

@@ -1,5 +1,6 @@
 """Pictures of toy mathematics: curves over one number, and gradients as arrows."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -33,7 +34,7 @@ def curves(
             if log:
                 axis.set_xscale("log", base=2)
                 axis.set_xticks(
-                    [t for t in (0.25, 0.5, 1, 2, 4) if frame.index.min() * 0.99 <= t <= frame.index.max() * 1.01]
+                    [t for t in (0.25, 0.5, 1, 2, 4, 8) if frame.index.min() * 0.99 <= t <= frame.index.max() * 1.01]
                 )
                 axis.xaxis.set_major_formatter(canvas.plain)
             if mark is not None:
@@ -48,22 +49,31 @@ def curves(
 
 
 def arrows(gradients: Sequence[Vector], steps: dict[str, Vector]) -> Picture:
-    """Objectives' gradients in the plane (dark), and the step that each combiner takes (in colour)."""
+    """Objectives' gradients in the plane (thick), and each combiner's step (thin); equal ones as one arrow."""
     with RENDER_LOCK:
         figure = canvas.new(6.3, 5.2)
         axis = figure.subplots()
         figure.subplots_adjust(left=0.08, right=0.97, top=0.86, bottom=0.08)
         canvas.dress(axis)
-        canvas.title(axis, "Two objectives, one step", "dark: each objective's own gradient; in colour: combined")
+        canvas.title(axis, "Two objectives, one step", "thick: each objective's own gradient; thin: combined")
         for i, g in enumerate(gradients):
             _arrow(axis, g, ALARM if i else INK, f"objective {i + 1}", 2.6)
-        for i, (name, step) in enumerate(steps.items()):
-            _arrow(axis, step, PALETTE[i % len(PALETTE)], name, 1.6)
+        for i, (step, names) in enumerate(_alike(steps).items()):
+            _arrow(axis, step, PALETTE[i % len(PALETTE)], " = ".join(names), 1.6)
         reach = 1.15 * max(abs(x) for vector in [*gradients, *steps.values()] for x in vector)
         axis.set_xlim(-reach, reach)
         axis.set_ylim(min(0.0, *(1.2 * v[1] for v in [*gradients, *steps.values()])), reach)
         axis.legend(frameon=False, fontsize=8.5, labelcolor=INK)
         return figure
+
+
+def _alike(steps: dict[str, Vector]) -> dict[Vector, list[str]]:
+    """Names by what they share: an arrow on top of another would hide it."""
+    found: dict[Vector, list[str]] = {}
+    for name, step in steps.items():
+        same = next((other for other in found if math.dist(step, other) <= 1e-3 * math.hypot(*step)), step)
+        found.setdefault(same, []).append(name)
+    return found
 
 
 def _arrow(axis: Axes, to: Vector, colour: str, label: str, width: float) -> None:
