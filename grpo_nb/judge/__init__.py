@@ -28,6 +28,8 @@ class Failure:
 
     kind: Literal["request", "unreadable", "deadline", "budget"]
     cause: str
+    passing: bool = False
+    """Another reply may be better: what spoilt this one need not be the model."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,15 @@ class Judge:
     async def _ask(
         self, endpoint: Endpoint, client: Any, key: str, question: Question, gate: asyncio.Semaphore, until: float
     ) -> Outcome:
+        """What comes of a question; a reply that a network may have spoilt is asked for once more."""
+        outcome = await self._request(endpoint, client, key, question, gate, until)
+        if isinstance(outcome, Failure) and outcome.passing:
+            outcome = await self._request(endpoint, client, key, question, gate, until)
+        return outcome
+
+    async def _request(
+        self, endpoint: Endpoint, client: Any, key: str, question: Question, gate: asyncio.Semaphore, until: float
+    ) -> Outcome:
         """One request, written down with what came of it; nothing is sent once the budget is used up."""
         began, reply = None, None
         try:
@@ -212,11 +223,11 @@ def _settled(attempts: Sequence[Attempt]) -> bool:
 
 def _read(reply: Reply) -> Outcome:
     if reply.problem:
-        return Failure("unreadable", reply.problem)
+        return Failure("unreadable", reply.problem, passing=not reply.final)
     try:
         return Verdict(*parse_verdict(reply.text))
     except UnreadableVerdict as error:
-        return Failure("unreadable", str(error))
+        return Failure("unreadable", str(error), passing=True)
 
 
 def _score(outcome: Outcome) -> Score:

@@ -16,6 +16,8 @@ from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
 BYTES_PER_TOKEN = 4
 """What is counted where a server does not say how many tokens it used."""
 LONGEST_CAUSE = 200
+_ENDED = {"length": "cut off at max_tokens", "content_filter": "withheld by the server's content filter"}
+"""Why a reply is no whole one, by the reason for its end that the server gives."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class Reply:
     tokens_in: int
     tokens_out: int
     problem: str = ""
-    """Why the text cannot be a verdict, where the server says so itself."""
+    """Why the text cannot be a verdict, where that shows before it is read."""
+    final: bool = False
+    """The model ended so itself: at temperature 0 it would do it again."""
 
 
 class AskFailed(Exception):
@@ -74,8 +78,12 @@ class Endpoint:
                 response = await client.chat.completions.create(model=self.provider.model, messages=messages, **options)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 said, options = str(error), _without(options, str(error))
-            except (openai.OpenAIError, ValueError) as error:
+            except openai.OpenAIError as error:
                 raise AskFailed(self._clean(self._words(error))) from None
+            except ValueError as error:
+                return Reply(
+                    "", *_tokens(None, messages, ""), problem=f"the body is no JSON ({self._clean(str(error))})"
+                )
             else:
                 self._options = options
                 reply = _reply(response, messages)
@@ -87,8 +95,6 @@ class Endpoint:
 
         if isinstance(error, openai.APITimeoutError):
             return f"no answer within {self._config.timeout_s:g} s, {self._config.retries + 1} times"
-        if not isinstance(error, openai.OpenAIError):
-            return f"the body is no JSON ({error})"
         if isinstance(error, openai.APIConnectionError):
             return f"no connection ({type(error.__cause__ or error).__name__}: {error.__cause__ or error})"
         return f"{type(error).__name__}: {error}"
@@ -145,11 +151,12 @@ def _reply(response: Any, messages: Messages) -> Reply:
         ended = choice.finish_reason
     except (AttributeError, TypeError, IndexError, KeyError):
         text, refusal, ended = None, None, None
-    if not isinstance(text, str):
-        problem = f"the model refused: {refusal}" if refusal else "the server's answer is no chat completion"
-        return Reply("", *_tokens(response, messages, ""), problem=problem)
-    problem = f"cut off at max_tokens: {text[:80]!r}" if ended == "length" else ""
-    return Reply(text, *_tokens(response, messages, text), problem=problem)
+    whole = isinstance(text, str)
+    why = _ENDED.get(str(ended), "") or (f"the model refused: {refusal}" if refusal and not whole else "")
+    problem = f"{why}: {text[:80]!r}" if why and text and whole else why
+    if not whole:
+        text, problem = "", problem or "the server's answer is no chat completion"
+    return Reply(text, *_tokens(response, messages, text), problem=problem, final=bool(why))
 
 
 def _tokens(response: Any, messages: Messages, text: str) -> tuple[int, int]:
