@@ -3,6 +3,7 @@
 import importlib.metadata
 import logging
 import sys
+import threading
 import time
 import traceback
 from typing import Any, Literal
@@ -83,6 +84,21 @@ def welcome() -> None:
             say(text)
 
     here.events.register("post_run_cell", list_runs)
+
+
+def cell_end() -> threading.Event:
+    """Set when the cell that runs now has ended; from the start where no kernel runs any."""
+    ended = threading.Event()
+    if (here := shell()) is None:
+        ended.set()
+        return ended
+
+    def end(*_: Any) -> None:
+        here.events.unregister("post_run_cell", end)
+        ended.set()
+
+    here.events.register("post_run_cell", end)
+    return ended
 
 
 def shorten(error: BaseException, name: str, whole: str | None) -> None:

@@ -38,6 +38,8 @@ POLL_SECONDS = 0.1
 TAIL_LINES, TAIL_BYTES = 20, 8192
 LAST_WORDS = "; the end of "
 """Between what ended a process and the end of its log."""
+HEAD_START = 0.3
+"""Seconds that a cell has to end before a thread trains beside it: the first imports would hold it up."""
 ENDED_WELL = (0, 130)
 """Exit status of `grpo-nb`: done, or interrupted and saved."""
 
@@ -116,7 +118,11 @@ class Worker(threading.Thread):
 
 
 class ThreadWorker(Worker):
-    """Trains in this kernel; a script that comes to its end waits for it."""
+    """Trains in this kernel, once the cell that started it has ended; a script that comes to its end waits for it."""
+
+    def __init__(self, session: Any, job: Job) -> None:
+        super().__init__(session, job)
+        self._cell_end = kernel.cell_end() if job.where == "thread" else None
 
     def start(self) -> None:
         if not kernel.in_notebook():
@@ -127,6 +133,8 @@ class ThreadWorker(Worker):
         super().start()
 
     def run(self) -> None:
+        if self._cell_end is not None:
+            self._cell_end.wait(HEAD_START)  # a cell that starts and waits ends no sooner than the run
         try:
             with contextlib.closing(self.job.work()) as steps:
                 for _ in steps:

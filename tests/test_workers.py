@@ -152,6 +152,51 @@ def test_stop_before_the_process_listens_is_no_failure(run: Run, monkeypatch: py
     assert live.error is None and live.state == "new" and time.monotonic() - began < 10.0
 
 
+class Cells:
+    """IPython's events, of which a test says when they happen."""
+
+    def __init__(self) -> None:
+        self.events, self.hooks = self, []  # type: ignore[var-annotated]
+
+    def register(self, event: str, hook: Callable[..., None]) -> None:
+        assert event == "post_run_cell"
+        self.hooks.append(hook)
+
+    def unregister(self, event: str, hook: Callable[..., None]) -> None:
+        self.hooks.remove(hook)
+
+    def end_of_cell(self) -> None:
+        for hook in list(self.hooks):
+            hook(None)
+
+
+@pytest.mark.ux(2, at="unit")
+def test_thread_of_a_kernel_trains_when_the_cell_has_ended(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Job, "work", lambda job: (step for step in done.append(job.where) or ()))
+    monkeypatch.setattr(Job, "complete", lambda job: False)
+    cells = Cells()
+    monkeypatch.setattr(kernel, "shell", lambda: cells)
+    monkeypatch.setattr(kernel, "shield_from_autoreload", lambda: None)
+    monkeypatch.setattr(kernel.Still, "refresh", lambda still, now=False: None)
+    monkeypatch.setattr(workers, "HEAD_START", PATIENCE)
+    live = start(run, where="thread")
+    assert (live.state, done, len(cells.hooks)) == ("starting", [], 1)
+    cells.end_of_cell()
+    live.wait_blocking()
+    assert done == ["thread"] and not cells.hooks, "and the next cell's end is nobody's"
+    start(run, where="foreground")
+    assert done[1:] == ["foreground"] and not cells.hooks, "its cell ends no sooner"
+    monkeypatch.setattr(workers, "HEAD_START", 0.0)
+    start(run, where="thread").wait_blocking()
+    assert done[2:] == ["thread"], "a cell that starts and waits does not wait for its own end"
+    cells.end_of_cell()
+    monkeypatch.setattr(kernel, "shell", lambda: None)
+    monkeypatch.setattr(workers, "HEAD_START", PATIENCE)
+    start(run, where="thread").wait_blocking()
+    assert done[3:] == ["thread"], "nor does a script"
+
+
 # seen from another kernel
 @pytest.mark.ux(13, at="unit")
 def test_recorded_failure_is_seen_from_elsewhere(run: Run) -> None:
