@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LEFT_OUT = 4
 """Of a block: its first steps, while the dashboard comes up, and its last one, which is held."""
+SPARE = 300
+"""Steps for turning the knobs, more than any model does meanwhile."""
 MANY = 1000
 FAST_ROWS = 200.0
 """Rows a second, when a thousand of them are logged: faster than any model, so the picture is always behind."""
@@ -131,7 +133,7 @@ async def flood(path: str, steps: int = MANY) -> None:
 
 
 def _steps(folder: Path, pairs: int, block: int) -> list[str]:
-    steps = (pairs + 1) * (block + LEFT_OUT) + 60
+    steps = (pairs + 1) * (block + LEFT_OUT) + SPARE
     config = presets.demo().replace(
         **{"sft.steps": 0, "run.steps": steps, "run.checkpoint_every": steps, "run.quick_eval_every": 0}
     )
