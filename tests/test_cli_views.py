@@ -210,8 +210,9 @@ def test_runs_lists_every_run(run: Run, capsys: pytest.CaptureFixture[str]) -> N
 def test_doctor_exits_1_if_a_check_fails(
     statuses: list[Any], expected: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpo_nb.doctor.environment", lambda: [Check(f"c{s}", s, "found") for s in statuses])
+    monkeypatch.setattr("grpo_nb.doctor.environment", lambda: [Check(f"c{s}", s, "found " * 50) for s in statuses])
     status, out, _ = says(capsys, "doctor")
+    assert max(map(len, out.splitlines())) <= 100, "read by people, so wrapped"
     assert status == expected and all(f"c{s}" in out for s in statuses)
     assert [row["status"] for row in json.loads(says(capsys, "doctor", "--json")[1])] == statuses
 

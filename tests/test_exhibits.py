@@ -101,3 +101,8 @@ def test_the_numbers_of_the_text_are_those_of_the_tables() -> None:
     steps = exhibits.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0]).set_index("combine")
     if "upgrad" in steps.index:
         assert steps.loc["upgrad", "step"] == pytest.approx(steps.loc["pcgrad", "step"], abs=1e-3)
+
+
+def test_a_picture_says_in_words_what_it_shows() -> None:
+    assert repr(curves({"A = +1": exhibits.kl_curves()}, "nats")) == "Picture: A = +1"
+    assert repr(arrows([(1.0, 0.0)], {"sum": (0.0, 1.0)})) == "Picture: Two objectives, one step"

@@ -9,6 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+UNWRAPPED = 10_000
+"""Columns: whoever cuts them or greps must find a row on one line."""
+
 
 def say(text: str) -> None:
     """A sentence on standard output."""
@@ -16,14 +19,14 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def show(rows: Sequence[Mapping[str, Any]], empty: str = "nothing") -> None:
-    """Rows of one shape as a table; as plain text, unwrapped, where standard output is no terminal."""
+def show(rows: Sequence[Mapping[str, Any]], empty: str = "nothing", width: int = UNWRAPPED) -> None:
+    """Rows of one shape as a table; as plain text, of `width`, where standard output is no terminal."""
     if not rows:
         say(empty)
         return
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
-        console.width = 10_000  # whoever cuts columns or greps must find a row on one line
+        console.width = width
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         numeric = all(isinstance(row[name], int | float) or row[name] is None for row in rows)

@@ -13,6 +13,8 @@ from grpo_nb.durable import write_atomically
 from grpo_nb.run import list_runs
 
 DONE, FAILED = 0, 1
+PROSE = 100
+"""Columns of a table that is read, not cut."""
 
 
 def diagnose_command(arguments: Namespace) -> int:
@@ -85,7 +87,7 @@ def doctor_command(arguments: Namespace) -> int:
     if arguments.json:
         show_json(rows)
     else:
-        show(rows)
+        show(rows, width=PROSE)
     return FAILED if any(row["status"] == "error" for row in rows) else DONE
 
 

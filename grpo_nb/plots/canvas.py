@@ -39,6 +39,12 @@ class Picture(Figure):
     def _repr_png_(self) -> bytes:
         return to_png(self)
 
+    def __repr__(self) -> str:
+        """What it shows, for whoever cannot see it: a page gives these words as the picture's alternative text."""
+        headings = [text.get_text() for text in self.texts]
+        titles = [axis.get_title(loc="left") or axis.get_title() for axis in self.axes]
+        return "Picture: " + ("; ".join(filter(None, [*headings, *titles])) or f"{len(self.axes)} panels")
+
 
 def to_png(figure: Figure) -> bytes:
     """The figure as PNG bytes, drawn by Agg under the lock."""
