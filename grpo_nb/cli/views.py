@@ -66,7 +66,9 @@ def runs_command(arguments: Namespace) -> int:
     """Every run in a folder, the last changed first."""
     root = Path(arguments.root)
     if not root.is_dir():
-        raise UsageError(f"no folder {root}; give the folder that holds your runs (grpo-nb train --help makes one)")
+        raise UsageError(
+            f"no folder {root}; give the folder of your runs (grpo-nb train runs/demo --preset demo makes one)"
+        )
     found = list_runs(root)
     if arguments.json:
         show_json([asdict(summary) for summary in found])
