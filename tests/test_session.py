@@ -110,6 +110,12 @@ def run(tmp_path: Path) -> Run:
     return tiny_run(tmp_path, run__steps=6)
 
 
+@pytest.fixture(autouse=True)
+def no_dashboard_is_left() -> Iterator[None]:
+    yield
+    ipywidgets.Widget.close_all()
+
+
 def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if hasattr(thread, "grpo_nb_session")]
 
@@ -543,7 +549,7 @@ def test_turn_of_a_resting_run_is_shown_at_once(run: Run) -> None:
     control = board.controls.knobs["beta/fairness"]
     control.entry.value = 0.2
     until(lambda: control.label.value == "requested <b>0.2</b>, in use 0.04 (auto)")
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
 
 
 # ---- dashboard
@@ -562,7 +568,7 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return drawn
 
 
-def test_dashboard_follows_to_the_last_row_and_ends(
+def test_dashboard_follows_to_the_last_row_and_ends_when_closed(
     stage: Stage, run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpo_nb.widgets.dashboard.DRAWING_SHARE", 1e-9)  # no picture is due but the last
@@ -572,9 +578,38 @@ def test_dashboard_follows_to_the_last_row_and_ends(
     assert live.dashboard() is board
     stage.release(FOREVER)
     live.wait_blocking()
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
     assert drawings[-1] == 6 and board.bar.value == 6 and "done" in board.status.value
-    assert "grpo_nb dashboard" not in {thread.name for thread in threading.enumerate()}
+    board.close()
+    until(lambda: not board._thread.is_alive())  # type: ignore[union-attr]
+
+
+@pytest.mark.ux(10, 37, at="unit")
+def test_resting_dashboard_notices_that_its_run_is_taken_up_again(
+    run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "REST_SECONDS", 0.01)
+    looks: list[str] = []
+    status, words = Run.status, Dashboard._refresh_words
+    monkeypatch.setattr(Run, "status", lambda run: looks.append("look") or status(run))
+    monkeypatch.setattr(Dashboard, "_refresh_words", lambda board: looks.append("words") or words(board))
+    run.log_metrics(row(run, 1))
+    run.log_event("stopped", step=1)
+    board = attach(run).dashboard()
+    until(board.resting.is_set)
+    looks.clear()
+    until(lambda: len(looks) > 9)
+    assert set(looks) == {"look"} and drawings == [1], "at rest it looks where the run stands, and no more"
+    with Run.open(run.path).lock():  # as another process would
+        run.log_event("resume", step=1)
+        until(lambda: "running" in board.status.value and not board.resting.is_set())
+        run.log_metrics(row(run, 2))
+        until(lambda: board.bar.value == 2)
+        run.log_event("stopped", step=2)
+    until(board.resting.is_set)
+    assert "stopped" in board.status.value and drawings[-1] == 2
+    board.widget.close()  # as ipywidgets does when all widgets are closed
+    until(lambda: not board._thread.is_alive())  # type: ignore[union-attr]
 
 
 @pytest.mark.ux(16, at="unit")
@@ -673,7 +708,7 @@ def test_pages_are_turned_by_the_drawing_thread(run: Run, monkeypatch: pytest.Mo
     for page in ("rewards", "machinery"):
         board.pages.value = page
         until(lambda page=page: drawn[-1] == (page, "grpo_nb dashboard"))
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
     assert len(drawn) == 3, "each page once"
 
 
@@ -907,11 +942,11 @@ def test_resume_wakes_the_dashboard(stage: Stage, run: Run, drawings: list[int])
     live.stop()
     stage.release()
     live.wait_blocking()
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
     stage.release(FOREVER)
     live.resume()
     live.wait_blocking()
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
     assert drawings[-1] == 6
 
 
@@ -921,7 +956,7 @@ def test_dashboard_of_an_earlier_start_rests(stage: Stage, run: Run, drawings: l
     board = first.dashboard()
     first.wait_blocking()
     second = start(run)
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
     assert second.live and board.bar.value == 2
     until(lambda: second.state == "running")
     assert first.state == "continued"
@@ -933,7 +968,7 @@ def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, draw
         run.log_metrics(row(run, 1))
         until(lambda: board.bar.value == 1)
         assert board._thread is not None
-    until(lambda: board._thread is None)
+    until(board.resting.is_set)
 
 
 @pytest.mark.ux(31, at="unit")

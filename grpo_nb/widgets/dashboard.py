@@ -1,7 +1,8 @@
 """The live view of a run: a status line, a bar, pages to turn between, findings, the controls.
 
 All of it comes from the run's files, so it shows a run of this kernel, of another process, or of last week
-alike. One thread draws, at most once a second, and only when a file changed; it ends with the run.
+alike. One thread draws, at most once a second, and only when a file changed. When the run ends it rests: it looks
+now and then whether the run moves again, in whatever process, and ends when the dashboard is closed.
 """
 
 import html
@@ -20,7 +21,7 @@ import ipywidgets as w
 from grpo_nb import plots, report
 from grpo_nb.journal import Row
 from grpo_nb.plots import canvas
-from grpo_nb.run import Log, Run
+from grpo_nb.run import Log, Run, RunError
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
 from grpo_nb.widgets.samples import SampleBrowser
@@ -28,6 +29,8 @@ from grpo_nb.widgets.samples import SampleBrowser
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+REST_SECONDS = 3.0
+"""Between two looks at where a run stands that does not move; nothing is drawn for them."""
 PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
 """Smaller, its numbers could not be read; a narrow window scrolls it sideways."""
 DRAWING_SHARE = 0.01
@@ -67,7 +70,7 @@ class Dashboard:
         empty = canvas.blank(canvas.PAGE if grpo else canvas.STRIP)  # else a broken picture until the first is drawn
         self.picture = w.Image(value=empty, format="png", layout=w.Layout(**PICTURE))
         self._frame = w.Box([self.picture], layout=w.Layout(overflow="auto hidden", flex="0 0 auto"))
-        self.controls = Controls(session, self.say, self._wake_up) if grpo else None
+        self.controls = Controls(session, self.say, self.watch) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
             options=[*report.PAGES, SAMPLES],
@@ -83,6 +86,8 @@ class Dashboard:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wake = threading.Event()
+        self.resting = threading.Event()
+        """Set while there is nothing to follow."""
         self._rows: list[Row] = []
         self._read: object = None
         self._drawn: object = None
@@ -101,7 +106,8 @@ class Dashboard:
         return [self.status, self.bar, self.notices, *steering, self.pages, self.caption, *shown, self.findings]
 
     def watch(self) -> None:
-        """Follow the run until it ends; harmless when it is followed already."""
+        """Follow the run, and look at once; harmless when it is followed already."""
+        self._wake.set()
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._loop, name="grpo_nb dashboard", daemon=True)
@@ -157,11 +163,6 @@ class Dashboard:
         """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
         self._lay_out()
         self._next_drawing = 0.0
-        self._wake_up()
-
-    def _wake_up(self) -> None:
-        """Have the one thread look now; where the run rests and nobody watches, it is started for one look."""
-        self._wake.set()
         self.watch()
 
     def _lay_out(self) -> None:
@@ -176,17 +177,34 @@ class Dashboard:
     def _loop(self) -> None:
         while not self._closed.is_set():
             self._wake.clear()
+            stood = self._standing()
             active = self.session.followed  # before drawing, so that the last picture has the last row
             try:
-                self.refresh(draw_now=not active)
+                self.refresh(draw_now=not active and stood[0] not in states.ACTIVE)
             except Exception as error:  # a picture that fails must not end the watching, and never the training
                 log.exception("the dashboard of %s could not be drawn", self.session.run.name)
                 self.say(f"the picture could not be drawn ({error}); training is not affected")
-            with self._lock:
-                if not (active or self.session.followed or self._wake.is_set()):  # nothing came up meanwhile
-                    self._thread = None
-                    return
-            self._wake.wait(TICK_SECONDS)
+            if active or self.session.followed:
+                self._wake.wait(TICK_SECONDS)
+            else:
+                self._rest(stood)
+
+    def _rest(self, stood: object) -> None:
+        """Until somebody asks, the run no longer stands as it `stood`, or its widgets are gone."""
+        self.resting.set()
+        while not self._wake.wait(REST_SECONDS) and self._standing() == stood:
+            if self.widget.comm is None:  # closed by ipywidgets' own means
+                self._closed.set()
+                return
+        self.resting.clear()
+
+    def _standing(self) -> tuple[str, int, object]:
+        """Changes when a process takes the run up, goes on with it, or ends."""
+        try:
+            status = self.session.run.status()
+        except (OSError, RunError):
+            return "unreadable", 0, None
+        return status.state, status.step, status.owner and status.owner.token
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """The widget where there are widgets, else the picture, else a sentence."""
