@@ -148,16 +148,22 @@ class Still:
         self._next = 0.0
 
     def refresh(self, now: bool = False) -> None:
-        """Draw it anew if it is due, or `now`."""
+        """Draw it anew if it is due, or `now`; that it cannot be drawn ends neither the cell nor the training."""
         if shell() is None or not (now or time.monotonic() >= self._next):
             return
+        try:
+            self._show()
+        except Exception:
+            log.exception("the picture of %s could not be drawn", self._session.run.name)
+        self._next = time.monotonic() + PICTURE_SECONDS
+
+    def _show(self) -> None:
         from IPython.display import display
 
         if self._handle is None:
             self._handle = display(self._bundle(), raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._handle.update(self._bundle(), raw=True)
-        self._next = time.monotonic() + PICTURE_SECONDS
 
     def _bundle(self) -> dict[str, str]:
         """Picture and text; the text alone where there is nothing to draw."""

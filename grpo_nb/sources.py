@@ -36,11 +36,10 @@ def note(package: str = PACKAGE) -> None:
 
 def changed() -> list[str]:
     """Files whose text on disk is no longer what this process loaded, e.g. `train.py`, `losses/kl.py`."""
-    note()
     return sorted(
         path.relative_to(ROOT).as_posix()
-        for name, _, path in _modules()
-        if _stamp(path) != _loaded[name].stamp and _digest(path) != _loaded[name].digest
+        for path, loaded in _noted()
+        if _stamp(path) != loaded.stamp and _digest(path) != loaded.digest
     )
 
 
@@ -52,12 +51,17 @@ def sentence(files: list[str]) -> str:
 
 def fingerprint() -> str:
     """Hash of the package's sources: of what is loaded as it was loaded, of the rest as it is on disk."""
-    note()
-    loaded = {path: _loaded[name].digest for name, _, path in _modules()}
+    loaded = {path: noted.digest for path, noted in _noted()}
     total = hashlib.sha256()
     for path in sorted(ROOT.rglob("*.py")):
         total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + loaded.get(path, _digest(path)))
     return total.hexdigest()[:16]
+
+
+def _noted() -> list[tuple[Path, _Loaded]]:
+    """Those loaded by now; what another thread imports meanwhile comes the next time."""
+    note()
+    return [(path, _loaded[name]) for name, _, path in _modules() if name in _loaded]
 
 
 def _modules() -> list[tuple[str, ModuleSpec, Path]]:

@@ -25,7 +25,7 @@ from nbclient.exceptions import CellExecutionError
 import grpo_nb
 import grpo_nb.sft
 import grpo_nb.train
-from grpo_nb import guards, plots, project, render, report, rules, session, sources
+from grpo_nb import guards, kernel, plots, project, render, report, rules, session, sources
 from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
@@ -338,6 +338,17 @@ def test_foreground_trains_in_the_cell(stage: Stage, run: Run) -> None:
 
 
 @pytest.mark.ux(13, at="unit")
+def test_foreground_waits_on_where_its_picture_cannot_be_drawn(
+    stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.release(FOREVER)
+    monkeypatch.setattr(kernel, "shell", lambda: SimpleNamespace(events=SimpleNamespace(register=lambda *_: None)))
+    monkeypatch.setattr(kernel, "shield_from_autoreload", lambda: None)
+    monkeypatch.setattr(kernel.Still, "_bundle", lambda still: 1 / 0)
+    live = start(run, where="foreground")
+    assert live.state == "done" and "the picture of tiny could not be drawn" in caplog.text
+
+
 def test_foreground_fails_in_its_cell(stage: Stage, run: Run) -> None:
     stage.error = ZeroDivisionError("of the worker")
     stage.release()
@@ -1086,6 +1097,15 @@ def test_list_of_runs_says_what_to_do(tmp_path: Path, run: Run, monkeypatch: pyt
     assert frame.to_dict("records") == [
         {"run": "tiny", "state": "stopped", "step": 2, "steps": 6, "next": "resume: grpo_nb.start('tiny')"}
     ]
+
+
+def test_module_imported_while_the_sources_are_looked_at_is_looked_at_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = sources._modules()
+    found = iter([known, [*known, ("grpo_nb.late", known[0][1], sources.ROOT / "late.py")]] * 2)
+    monkeypatch.setattr(sources, "_modules", lambda: next(found))
+    assert sources.changed() == [] and len(sources.fingerprint()) == 16
 
 
 def test_many_edited_files_are_counted() -> None:
