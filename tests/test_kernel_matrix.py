@@ -47,7 +47,7 @@ def test_controls_work_while_a_cell_waits_and_while_none_does(used: bool, tmp_pa
     kernel = Kernel(tmp_path)
     try:
         assert "kernel subshells" in kernel.client.kernel_info(reply=True, timeout=120)["content"]["supported_features"]
-        run = tiny_run(tmp_path, run__steps=5000)
+        run = tiny_run(tmp_path, run__steps=5000, sft__steps=0)
         models = json.loads(kernel.run(WIDGETS))
         subshell = kernel.subshell() if used else None
         until(lambda: run.last_step(), "the first step")
