@@ -50,7 +50,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.says: Callable[[Body], str] | None = None
         """What it writes in place of a verdict."""
         self.reply: Any = None
-        """What it sends in place of a completion."""
+        """What it sends in place of a completion; bytes as they are."""
         self.delay = 0.0
         self.bodies: list[Body] = []
         """Every request that reached it."""
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, completion(json.dumps({"reason": "by the rules", "score": score})))
 
     def _send(self, status: int, value: Any) -> None:
-        data = json.dumps(value).encode()
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

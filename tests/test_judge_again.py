@@ -102,3 +102,33 @@ def test_of_the_groups_that_garbage_hits_most_are_saved(tmp_path: Path, server: 
     row = function.tally.row(H, scores, [1] * 48)
     assert (len(hit), row[f"judge/{H}/dropped_groups"]) == (9, 2)
     assert row[f"cost/judge_asked/{H}"] == len(rows) == proxy.done.total() > 48
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        "lots",
+        {"prompt_tokens": 0, "completion_tokens": 0},
+        {"prompt_tokens": -5, "completion_tokens": -1},
+        {"prompt_tokens": True, "completion_tokens": True},
+        {"prompt_tokens": 1.5, "completion_tokens": float("nan")},
+    ],
+)
+def test_usage_that_cannot_be_is_counted_by_us(tmp_path: Path, server: JudgeServer, usage: Any) -> None:
+    """Else a server that says 0, as some do, would never come to the end of a budget."""
+    server.reply = {**completion(VERDICT), "usage": usage}
+    function = judge(tmp_path, server.url)
+    (verdict,) = ask(function, [example()], ["a"])
+    request = "".join(message["content"] for message in server.bodies[0]["messages"])
+    counted = sum(len(text.encode()) // 4 for text in (request, VERDICT))
+    assert verdict.parts["judge"] == 0.75 and function.tally.tokens == counted > 300
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b"9" * 6000, b'{"choices": "\xff\xfe"}', b""])
+def test_a_body_that_no_parser_takes_is_a_failure_and_no_crash(
+    tmp_path: Path, server: JudgeServer, body: bytes
+) -> None:
+    server.reply = body
+    (verdict,) = ask(judge(tmp_path, server.url), [example()], ["a"])
+    assert verdict.value is None and "the body is no JSON" in verdict.cause

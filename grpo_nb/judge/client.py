@@ -14,7 +14,7 @@ from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
 
 BYTES_PER_TOKEN = 4
-"""What is counted where a server does not say how many tokens it used."""
+"""What is counted where a server does not say how many tokens it used, or says what cannot be."""
 LONGEST_CAUSE = 200
 _ENDED = {"length": "cut off at max_tokens", "content_filter": "withheld by the server's content filter"}
 """Why a reply is no whole one, by the reason for its end that the server gives."""
@@ -80,7 +80,7 @@ class Endpoint:
                 said, options = str(error), _without(options, str(error))
             except openai.OpenAIError as error:
                 raise AskFailed(self._clean(self._words(error))) from None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 return Reply(
                     "", *_tokens(None, messages, ""), problem=f"the body is no JSON ({self._clean(str(error))})"
                 )
@@ -166,5 +166,5 @@ def _tokens(response: Any, messages: Messages, text: str) -> tuple[int, int]:
         sum(len(m["content"].encode()) for m in messages) // BYTES_PER_TOKEN,
         len(text.encode()) // BYTES_PER_TOKEN,
     ]
-    found = [c if isinstance(c, int) and c >= 0 else g for c, g in zip(counts, guess, strict=True)]
+    found = [c if type(c) is int and c >= min(g, 1) else g for c, g in zip(counts, guess, strict=True)]
     return found[0], found[1]
