@@ -6,7 +6,6 @@ run that trains here, elsewhere, or not at all.
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from grpo_nb import kernel, sources
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.run import Run, RunError
-from grpo_nb.workers import Job, Rewards, Stage, Where, Worker, recorded_failure
+from grpo_nb.workers import LIVE, Job, Rewards, Stage, Where, Worker, live_session, recorded_failure, refuse_if_live
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     import pandas as pd
@@ -26,18 +25,10 @@ if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and th
     from grpo_nb.widgets.dashboard import Dashboard
 
 POLL_SECONDS = 0.1
-LIVE = ("running", "paused")
 
 
 class Stopped(Exception):
     """A wait was interrupted: the run has saved and stopped. Shown as one line, and ends Run All."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
-
-
-class AlreadyTraining(RunError):
-    """A second trainer was refused. Shown as one line, which gives the choices."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -387,7 +378,8 @@ def start(
 def attach(run: Run | str | Path) -> Session:
     """The session of a run that this kernel trains, else a view of its files: live elsewhere, finished or dead."""
     run = Run.open(Path(run)) if isinstance(run, str | Path) else run
-    return _live_session(run) or Session(run)
+    found: Session | None = live_session(run)
+    return found or Session(run)
 
 
 def begin_anew(run: Run) -> None:
@@ -402,27 +394,6 @@ def begin_anew(run: Run) -> None:
         run.log_event("begun_anew", step=0, set_aside=moved)
 
 
-def refuse_if_live(run: Run) -> None:
-    """Refuse a second trainer on one run.
-
-    Raises:
-        AlreadyTraining: it trains in this kernel or in another process; the message gives the choices.
-    """
-    if (here := _live_session(run)) is not None:
-        place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
-        raise AlreadyTraining(
-            f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
-            f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.path}')`), or train "
-            "a run of another name"
-        )
-    status = run.status()
-    if status.state in LIVE:
-        raise AlreadyTraining(
-            f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
-            f"stop it with `grpo_nb.attach('{run.path}')`, wait until it ends, or train a run of another name"
-        )
-
-
 def _cold(run: Run) -> str | None:
     """What a first start of GRPO begins from, where the warm-up that the settings ask for is not done."""
     wanted, done = run.config.sft.steps, max(run.sft_checkpoints.steps(), default=0)
@@ -433,12 +404,3 @@ def _cold(run: Run) -> str | None:
         f"{run.name} trains from {origin}; a new run is warmed up first by `start(run, stage='sft')` and waiting for "
         "it, and sft.steps=0 says that none is wanted"
     )
-
-
-def _live_session(run: Run) -> Session | None:
-    for thread in threading.enumerate():
-        session = getattr(thread, "grpo_nb_session", None)
-        if session is not None and thread.is_alive() and Path(session.run.path).resolve() == Path(run.path).resolve():
-            found: Session = session
-            return found
-    return None

@@ -40,12 +40,21 @@ LAST_WORDS = "; the end of "
 """Between what ended a process and the end of its log."""
 HEAD_START = 0.3
 """Seconds that a cell has to end before a thread trains beside it: the first imports would hold it up."""
+LIVE = ("running", "paused")
+"""States of a run that somebody trains."""
 ENDED_WELL = (0, 130)
 """Exit status of `grpo-nb`: done, or interrupted and saved."""
 
 
 class WorkerFailed(RunError):
     """The process that trained ended badly; the message has the end of its log."""
+
+
+class AlreadyTraining(RunError):
+    """A second trainer was refused. Shown as one line, which gives the choices."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,36 @@ class ProcessWorker(Worker):
         if not self.asked_to_stop.is_set():
             super().ask_to_stop()
             self.process.terminate()
+
+
+def refuse_if_live(run: Run) -> None:
+    """Refuse a second trainer on one run.
+
+    Raises:
+        AlreadyTraining: it trains in this kernel or in another process; the message gives the choices.
+    """
+    if (here := live_session(run)) is not None:
+        place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
+        raise AlreadyTraining(
+            f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
+            f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.path}')`), or train "
+            "a run of another name"
+        )
+    status = run.status()
+    if status.state in LIVE:
+        raise AlreadyTraining(
+            f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
+            f"stop it with `grpo_nb.attach('{run.path}')`, wait until it ends, or train a run of another name"
+        )
+
+
+def live_session(run: Run) -> Any | None:
+    """The session that trains `run` in this kernel or in a process that it started; None where there is none."""
+    for thread in threading.enumerate():
+        session = getattr(thread, "grpo_nb_session", None)
+        if session is not None and thread.is_alive() and Path(session.run.path).resolve() == Path(run.path).resolve():
+            return session
+    return None
 
 
 def recorded_failure(run: Run) -> WorkerFailed | None:
