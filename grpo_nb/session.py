@@ -220,8 +220,8 @@ class Session:
     # ------------------------------------------------------------------ looking
 
     def dashboard(self) -> "Dashboard":
-        """The live view; every call shows the same one again."""
-        if self._dashboard is None:
+        """The live view; every call shows the same one again, or a new one where that was closed."""
+        if self._dashboard is None or self._dashboard.closed:
             from grpo_nb.widgets.dashboard import Dashboard
 
             self._dashboard = Dashboard(self)

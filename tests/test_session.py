@@ -20,6 +20,7 @@ import nbformat
 import pandas as pd
 import pytest
 import torch
+from ipywidgets.widgets.widget import _instances
 from nbclient.exceptions import CellExecutionError
 
 import grpo_nb
@@ -621,6 +622,21 @@ def test_resting_dashboard_notices_that_its_run_is_taken_up_again(
     assert "stopped" in board.status.value and drawings[-1] == 2
     board.widget.close()  # as ipywidgets does when all widgets are closed
     until(lambda: not board._thread.is_alive())  # type: ignore[union-attr]
+
+
+def test_dashboard_that_is_closed_leaves_nothing_and_can_be_shown_again(run: Run, drawings: list[int]) -> None:
+    seen = attach(run)
+    for trained in (seen, session.Session(run, Job(run, "sft"))):
+        before, shown = len(_instances), []
+        for _ in range(3):
+            board = trained.dashboard()
+            shown.append(board)
+            assert not board.closed and trained.dashboard() is board and len(_instances) > before
+            board.close()
+            board.close()
+            until(lambda board=board: not board._thread.is_alive())
+            assert len(_instances) == before, "no widget is kept"
+        assert len({id(board) for board in shown}) == 3
 
 
 @pytest.mark.ux(16, at="unit")

@@ -117,7 +117,12 @@ class Dashboard:
         """Stop following and remove the widgets; the run goes on."""
         self._closed.set()
         self._wake.set()
-        self.widget.close()
+        _close(self.widget)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it shows nothing any more; also where ipywidgets closed its widgets."""
+        return self._closed.is_set() or self.widget.comm is None
 
     def say(self, text: str) -> None:
         """Show one line under the controls; an empty one takes it away."""
@@ -193,7 +198,7 @@ class Dashboard:
         """Until somebody asks, the run no longer stands as it `stood`, or its widgets are gone."""
         self.resting.set()
         while not self._wake.wait(REST_SECONDS) and self._standing() == stood:
-            if self.widget.comm is None:  # closed by ipywidgets' own means
+            if self.closed:
                 self._closed.set()
                 return
         self.resting.clear()
@@ -214,6 +219,14 @@ class Dashboard:
             figure = _figure(self.session, "overview")
             bundle["image/png"] = b64encode(plots.to_kept_png(figure)).decode()
         return bundle
+
+
+def _close(widget: w.Widget) -> None:
+    """With all that it is made of: ipywidgets closes the outermost alone, and keeps the rest for ever."""
+    parts = [getattr(widget, name, None) for name in ("layout", "style")]
+    for part in [*getattr(widget, "children", ()), *filter(None, parts)]:
+        _close(part)
+    widget.close()
 
 
 def _log(session: Any) -> Log:
