@@ -87,6 +87,7 @@ def templates(count: int, categories: tuple[str, ...] = ("Peoples", "Guilds")) -
         ("Answer: The text does not say", 1),
         ("Answer: A tullic", 0),
         ("Answer: A", 0),
+        ("Answer: C the peltrin", 2),
         # no answer, or two of them
         ("The tullic", None),
         ("Answer:", None),
@@ -95,6 +96,9 @@ def templates(count: int, categories: tuple[str, ...] = ("Peoples", "Guilds")) -
         ("Answer: A/C", None),
         ("Answer: the tullic and the peltrin", None),
         ("Answer: C. The tullic", None),
+        ("Answer: C the tullic", None),
+        ("Answer: the tullic, option C", None),
+        ("Answer: A C", None),
         ("Answer: Unknown, or C", None),
         ("Answer: not known, perhaps the tullic", None),
         ("Answer: a mirrowen", None),

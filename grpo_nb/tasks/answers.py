@@ -30,11 +30,12 @@ _MORE_ABSTENTIONS = (
 _ANSWER = re.compile(r"\banswer\b[\s*_`]*:", re.IGNORECASE)
 _EVIDENCE = re.compile(r"\bevidence\b[\s*_`]*:", re.IGNORECASE)
 _QUOTED = re.compile(r"[\"\u201c\u00ab](.*)[\"\u201d\u00bb]")
-_LETTER_ALONE = re.compile(r"^\W*([a-c])\W*$", re.IGNORECASE)
 _LETTER_FIRST = re.compile(r"^\W*([a-c])[.):]", re.IGNORECASE)
 _LETTER_NAMED = re.compile(r"\boption\s+\(?([a-c])\b", re.IGNORECASE)
-# A capital letter that stands for an option, not the article "A": closed by punctuation, a conjunction or the end.
-_LETTER_INSIDE = re.compile(r"(?<![\w'.])\(?([A-C])(?:\)|(?=[.:,;/&]|\s*$|\s+(?:and|or)\b))")
+_LETTERS_ONLY = re.compile(r"^\W*(?:(?:[a-c]|and|or|options?)\b\W*)+$", re.IGNORECASE)
+# A capital letter that stands for an option, not the article "A": closed by punctuation, a conjunction or the end. No
+# word is spelt B or C.
+_LETTER_INSIDE = re.compile(r"(?<![\w'.])\(?([A-C](?=[).:,;/&]|\s*$|\s+(?:and|or)\b)|[BC](?![\w'\u2019-]))")
 _ARTICLES = {"a", "an", "the"}
 _NOT = r"\b(?:not|nor|neither|never|except|isn't|wasn't)"
 _DENIED = re.compile(rf"{_NOT}$")
@@ -158,8 +159,8 @@ def choose(line: str, options: Sequence[str], unknown: int) -> int | None:
 
 def _letters(line: str) -> set[int]:
     line = _DENIED_LETTER.sub(" ", line)
-    if match := _LETTER_ALONE.match(line):
-        found = [match[1]]
+    if _LETTERS_ONLY.match(line):
+        found = re.findall(r"\b[a-c]\b", line, re.IGNORECASE)
     else:
         first = _LETTER_FIRST.match(line)
         found = [*([first[1]] if first else []), *_LETTER_NAMED.findall(line), *_LETTER_INSIDE.findall(line)]
