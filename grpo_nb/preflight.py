@@ -3,16 +3,20 @@
 The warm-up asks for it too, on behalf of GRPO, which would find it out only after the warm-up's minutes.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_nb import combine
 from grpo_nb.config import Config, ConfigError, check_data_size
+from grpo_nb.judge.client import check_ready
 from grpo_nb.model import Policy
 from grpo_nb.spelling import hint
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, check_task, load_task, read_examples
 from grpo_nb.types import Example
+
+log = logging.getLogger(__name__)
 
 Encode = Callable[[str, Example], list[int]]
 """Token ids of the prompt of an objective's example."""
@@ -61,16 +65,33 @@ def check_combiner(config: Config) -> None:
 def check_ahead(config: Config, folder: Path, policy: Policy, tasks: Mapping[str, Task] | None = None) -> None:
     """Refuse now what GRPO would refuse after the warm-up; objectives whose task only GRPO is given are left to it.
 
+    A judge that could not be asked is only warned of: GRPO may be done elsewhere, where the key is.
+
     Raises:
         ConfigError: as `check_examples`, or a task that is for evaluation only.
         DataError: a built-in task's data cannot be used, or an example id is used twice.
     """
+    try:
+        check_judges(config)
+    except ConfigError as error:
+        log.warning("%s; the warm-up needs no judge, but GRPO after it does", error)
     given = tasks or {}
     known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
     loaded = _load(config, folder, given, known)
     examples = {name: read_examples(task, "train") for name, task in loaded.items()}
     check_ids(examples)
     check_examples(config, examples, policy.context, lambda _, example: policy.encode(example.prompt))
+
+
+def check_judges(config: Config) -> None:
+    """Refuse judges that could not be asked.
+
+    Raises:
+        ConfigError: the client is not installed, or a key is not in the environment.
+    """
+    for name, objective in config.objectives.items():
+        if objective.judge is not None:
+            check_ready(f"objectives.{name}.judge", objective.judge)
 
 
 def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], context: int, encode: Encode) -> None:

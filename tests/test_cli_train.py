@@ -16,7 +16,7 @@ from grpo_nb.run import Run, RunError
 from grpo_nb.types import StepStats
 from tests.cli_stage import STEPS, fake_grpo, mine, save, says, stats, train_nothing
 from tests.conftest import ROOT
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_run
 
 
 @pytest.fixture
@@ -70,6 +70,16 @@ def test_train_does_sft_first_and_says_so(tmp_path: Path, capsys: pytest.Capture
     assert out.index("SFT comes first") < out.index("SFT, 3 steps") < out.index("GRPO, 4 steps")
     assert "SFT step 3/3" in err
     assert "SFT" not in says(capsys, "train", run.path, "--steps", 5)[1]
+
+
+def test_a_judge_without_its_key_is_refused_before_sft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("A_JUDGES_KEY", raising=False)
+    judge = {"providers": [{"model": "m", "api_key_env": "A_JUDGES_KEY"}]}
+    run = tiny_run(tmp_path, sft__steps=1, objectives__hallucination__judge=judge)
+    status, out, err = says(capsys, "train", run.path)
+    assert status == 2 and "A_JUDGES_KEY is not set" in err and "SFT" not in out
 
 
 def test_sft_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

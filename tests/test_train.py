@@ -508,6 +508,15 @@ def test_objective_whose_task_only_grpo_is_given_does_not_hinder_the_warm_up(tmp
     next(sft(tiny_run(tmp_path / "b", objectives__fairness__task="capitals", sft__data="demo")))
 
 
+def test_the_warm_up_warns_of_a_judge_that_could_not_be_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("A_JUDGES_KEY", raising=False)
+    judge = {"providers": [{"model": "m", "api_key_env": "A_JUDGES_KEY"}]}
+    next(sft(tiny_run(tmp_path, sft__steps=1, objectives__hallucination__judge=judge)))
+    assert "A_JUDGES_KEY is not set" in caplog.text and "the warm-up needs no judge" in caplog.text
+
+
 def test_sft_is_refused_once_grpo_has_begun(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     next(grpo(run))

@@ -10,7 +10,7 @@ from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
 from grpo_nb.paired import STAGES, Stage, comparison, three
-from grpo_nb.preflight import load_tasks
+from grpo_nb.preflight import check_judges, load_tasks
 from grpo_nb.probe import probe
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
@@ -35,6 +35,7 @@ def train_command(arguments: Namespace) -> int:
     newest, _ = run.checkpoints.latest()
     if newest is None:
         load_tasks(run.config, run.path)  # data that cannot be used is said before SFT, not after it
+        check_judges(run.config)
     if newest is None and not arguments.no_sft and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")
         if status := _warm_up(run):
