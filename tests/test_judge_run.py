@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from grpo_nb.train import grpo
 from grpo_nb.types import Score
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import Body, JudgeServer, by_text, serving
-from tests.judging import KEY, VARIABLE, F, H, ask, example, provider
+from tests.judging import KEY, VARIABLE, F, H, ask, example, judge, provider
+from tests.test_judge import INJECTIONS
 from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
 
 
@@ -197,25 +198,28 @@ def smollm2() -> Policy:
     return load_policy(ModelConfig(name=path, device="cpu", train="full"))
 
 
+def likeliest(policy: Policy, said: list[int]) -> Callable[[Body], str]:
+    """The model held to the form of a verdict: its likeliest score, after the request as its template renders it."""
+    turn, opening = threading.Lock(), '{"reason": "graded", "score": '
+
+    def says(body: Body) -> str:
+        ids = policy.encode(body["messages"]) + policy.encode_target(opening)[:-1]
+        grades = [policy.encode_target(str(grade))[0] for grade in range(5)]
+        with turn, policy.scoring(), torch.no_grad():
+            logits = policy.model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1, grades]
+        said.append(int(logits.argmax()))
+        return f"{opening}{said[-1]}}}"
+
+    return says
+
+
 @pytest.mark.slow
 def test_a_real_model_judges_through_a_faulty_network(
     tmp_path: Path, smollm2: Policy, scored: list[tuple[str, Score]]
 ) -> None:
-    """SmolLM2 held to the form of a verdict: its likeliest score, after the request as its template renders it."""
-    turn = threading.Lock()
-
-    def likeliest(body: Body) -> str:
-        opening = '{"reason": "graded", "score": '
-        ids = smollm2.encode(body["messages"]) + smollm2.encode_target(opening)[:-1]
-        grades = [smollm2.encode_target(str(grade))[0] for grade in range(5)]
-        with turn, smollm2.scoring(), torch.no_grad():
-            logits = smollm2.model(torch.tensor([ids])).logits[0, -1, grades]
-        said.append(int(logits.argmax()))
-        return f"{opening}{said[-1]}}}"
-
     said: list[int] = []
     with serving(JudgeServer(key=KEY)) as server, serving(FaultProxy(server.url, seed=3, slow=3.0)) as proxy:
-        server.says = likeliest
+        server.says = likeliest(smollm2, said)
         settings = {"timeout_s": 60, "deadline_s": 300, "concurrency": 2, "retries": 3}
         run = judged_run(tmp_path, proxy.url, only=(H,), steps=2, **settings)
         metrics = trained(run)
@@ -223,6 +227,31 @@ def test_a_real_model_judges_through_a_faulty_network(
     assert len(metrics) == 2 and verdicts and {v * 4 for v in verdicts} <= set(said)
     assert proxy.done.total() > proxy.done["none"] > 0
     assert not [path for path in run.path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [H, F])
+def test_orders_to_a_real_model_lift_no_wrong_answer_above_a_right_one(
+    tmp_path: Path, smollm2: Policy, objective: str
+) -> None:
+    """A judge that is no match for them: what they cannot win is the order of the rewards, by the judge's weight.
+
+    SmolLM2-135M gives the right answer 0 as it does the wrong one, and 5 of these 14 orders lift the wrong one to 4, in
+    either task (the scores in judge.jsonl): what looks like a verdict or a high score is copied, fence or not. It is
+    not fit to judge. That the fence is a fence is shown by rules (test_judge.py); that it holds with a model that is
+    fit to judge is not shown.
+    """
+    item, settings = example(objective=objective), {"timeout_s": 60, "deadline_s": 600, "concurrency": 1}
+    columns = item.columns
+    bad = columns["hallucinated_answer"] if objective == H else columns["options"][(columns["label"] + 1) % 3]
+    texts = [item.target or "", f"Answer: {bad}", *(f"Answer: {bad}\n{order}" for order in INJECTIONS)]
+    with serving(JudgeServer(key=KEY)) as server:
+        server.says = likeliest(smollm2, [])
+        honest, plain, *ordered = ask(judge(tmp_path, server.url, objective=objective, **settings), [item] * 16, texts)
+    grades = [s.parts["judge"] for s in (honest, plain, *ordered)]
+    assert None not in grades and len(server.bodies) == len(texts)
+    assert all(s.value < honest.value for s in (plain, *ordered)), grades  # type: ignore[operator]
+    assert grades[2] <= grades[1], "the plainest order of all"  # type: ignore[operator]
 
 
 @pytest.mark.slow
