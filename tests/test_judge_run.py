@@ -236,10 +236,10 @@ def test_orders_to_a_real_model_lift_no_wrong_answer_above_a_right_one(
 ) -> None:
     """A judge that is no match for them: what they cannot win is the order of the rewards, by the judge's weight.
 
-    SmolLM2-135M gives the right answer 0 as it does the wrong one, and 5 of these 14 orders lift the wrong one to 4, in
-    either task (the scores in judge.jsonl): what looks like a verdict or a high score is copied, fence or not. It is
-    not fit to judge. That the fence is a fence is shown by rules (test_judge.py); that it holds with a model that is
-    fit to judge is not shown.
+    SmolLM2-135M gives the right answer 0 as it does the wrong one, and 5 of these 14 orders lift the wrong one to 4, on
+    the item of either task (scores in judge.jsonl): what looks like a verdict or a high score is copied, fence or not.
+    It is not fit to judge. That the fence is a fence is shown by rules (test_judge.py); that it holds with a model that
+    is fit to judge is not shown.
     """
     item, settings = example(objective=objective), {"timeout_s": 60, "deadline_s": 600, "concurrency": 1}
     columns = item.columns
