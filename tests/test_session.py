@@ -624,6 +624,21 @@ def test_resting_dashboard_notices_that_its_run_is_taken_up_again(
     until(lambda: not board._thread.is_alive())  # type: ignore[union-attr]
 
 
+def test_folder_that_is_gone_is_said_and_what_was_known_stays(
+    run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard, "REST_SECONDS", 0.01)
+    run.log_metrics(row(run, 1))
+    board = attach(run).dashboard()
+    until(board.resting.is_set)
+    away = run.path.rename(run.path.with_name("away"))
+    until(lambda: "cannot be reached (No such file or directory)" in board.notices.value)
+    assert "step 1 of 6" in board.status.value and "could not be drawn" not in board.message.value and drawings == [1]
+    away.rename(run.path)
+    until(lambda: board.notices.value == "" and board.message.value == "")
+    board.close()
+
+
 def test_dashboard_that_is_closed_leaves_nothing_and_can_be_shown_again(run: Run, drawings: list[int]) -> None:
     seen = attach(run)
     for trained in (seen, session.Session(run, Job(run, "sft"))):

@@ -152,6 +152,7 @@ class Controls:
     def __init__(self, session: Any, say: Say, turned: Callable[[], None] = lambda: None) -> None:
         """`turned` is called after a knob was turned or a button was pressed here."""
         self._session, self._say, self._turned = session, say, turned
+        self._problem: str | None = None
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
         self.knobs: dict[str, KnobControl] = {
@@ -173,8 +174,9 @@ class Controls:
             wanted = Setting(asked.values[name], asked.modes[name] == "auto", asked.by[name])
             used, note = self._used(name, row, wanted.automatic)
             control.follow(wanted, used, note)
-        if asked.problem:
-            self._say(asked.problem)
+        if asked.problem or self._problem:
+            self._say(asked.problem or "")  # and it goes when the file is whole again
+        self._problem = asked.problem
         for command in COMMANDS:
             self.buttons[command.name].disabled = state not in command.states
 

@@ -141,7 +141,7 @@ class Dashboard:
     def _refresh_words(self) -> str:
         """All but the picture and the samples; the session's state."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
-        if newest != self._read:
+        if newest not in (None, self._read):
             self._rows, self._read = self.session.run.rows(_log(self.session)), newest
         state: str = self.session.state
         last = self._rows[-1] if self._rows else {}
@@ -260,9 +260,12 @@ def _warnings(run: Run, limit: int = 3) -> str:
 
 
 def _signature(folder: os.PathLike[str]) -> object:
-    """Changes when a log of the run changes."""
-    logs = (entry for entry in os.scandir(folder) if entry.name.endswith(".jsonl"))
-    return sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in logs)
+    """Changes when a log of the run changes; None where its folder cannot be read."""
+    try:
+        logs = [entry for entry in os.scandir(folder) if entry.name.endswith(".jsonl")]
+        return sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in logs)
+    except OSError:
+        return None
 
 
 def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
