@@ -841,6 +841,17 @@ def test_trainer_that_failed_says_what_ended_it(stage: Stage, run: Run) -> None:
     assert "failed after step 0: ZeroDivisionError: as logged. More is in events.jsonl" in said and "line" not in said
 
 
+@pytest.mark.parametrize("error", [RunError("the disk of it is full."), KeyError("a fault")])
+def test_panel_speaks_of_a_traceback_only_where_one_is_kept(stage: Stage, run: Run, error: Exception) -> None:
+    stage.error = error
+    stage.release()
+    live = start(run)
+    with pytest.raises(type(error)):
+        live.wait_blocking()
+    kept = any(event["kind"] == "traceback" for event in run.rows("events"))
+    assert ("traceback" in told(live)) == kept == isinstance(error, KeyError)
+
+
 @pytest.mark.ux(14, at="unit")
 def test_memory_that_ran_out_is_explained_freed_and_can_be_started_again(stage: Stage, run: Run) -> None:
     stage.error = torch.OutOfMemoryError(

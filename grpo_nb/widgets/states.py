@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_nb.doctor.errors import explain_text
-from grpo_nb.run import Run
+from grpo_nb.run import Run, RunError
 from grpo_nb.workers import LAST_WORDS, LOG, WorkerFailed
 
 Severity = Literal["error", "warning", "info", "good"]
@@ -101,7 +101,8 @@ def _cause(session: Any) -> str:
         more = " and ".join(name for name in ("events.jsonl", LOG) if (session.run.path / name).exists())
         return f"{str(error).partition(LAST_WORDS)[0].rstrip('.')}. More is in {more}."
     if error is not None:
-        return f"{type(error).__name__}: {error}".rstrip(".") + ". The traceback is in events.jsonl."
+        more = "" if isinstance(error, RunError) else " The traceback is in events.jsonl."  # of a RunError none is kept
+        return f"{type(error).__name__}: {error}".rstrip(".") + f".{more}"
     return "no cause was logged."
 
 
