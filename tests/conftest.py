@@ -43,6 +43,24 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture
+def judge_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the judges that tests ask."""
+    from tests.judging import KEY, VARIABLE
+
+    monkeypatch.setenv(VARIABLE, KEY)
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A judge behind HTTP that grades by rules and wants the key."""
+    from tests.judge_server import JudgeServer, serving
+    from tests.judging import KEY
+
+    with serving(JudgeServer(key=KEY)) as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def this_checkout() -> Iterator[None]:
     """Kernels that start meanwhile import the package from here, and add up in the order that one thread has."""

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,21 +19,12 @@ from grpo_nb.rewards import Rubric, score
 from grpo_nb.tasks.halueval import FORMS
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
-from tests.judge_server import Body, JudgeServer, by_reference, parts_of, serving
-from tests.judging import KEY, TEXTS, VARIABLE, F, H, ask, example, given_by, judge, provider
+from tests.judge_server import Body, JudgeServer, by_reference, parts_of
+from tests.judging import TEXTS, F, H, ask, example, given_by, judge, provider
 from tests.test_halueval import ROWS, TASKS
 from tests.tiny import small_tasks
 
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, KEY)
-
-
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with serving(JudgeServer(key=KEY)) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("judge_key")
 
 
 # ---- what it is asked and what comes back

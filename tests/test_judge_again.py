@@ -1,6 +1,5 @@
 """A reply that cannot be read is asked for once more: within every limit, paid for, not where it would end alike."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +9,13 @@ from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE
 from tests.fault_proxy import FaultProxy
 from tests.judge_server import Body, JudgeServer, completion, serving
-from tests.judging import KEY, VARIABLE, H, ask, example, judge
+from tests.judging import H, ask, example, judge
 
 GARBAGE = ("html", "prose", "half")
 VERDICT = '{"reason": "by the rules", "score": 3}'
 
 
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, KEY)
-
-
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with serving(JudgeServer(key=KEY)) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("judge_key")
 
 
 def test_a_verdict_that_comes_the_second_time_counts_and_both_replies_are_paid(

@@ -4,7 +4,6 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,7 @@ from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import JudgeServer, by_text, completion, serving
 from tests.judging import KEY, TASK, TEXTS, VARIABLE, F, H, ask, example, given_by, judge, provider
 
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, KEY)
-
-
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with serving(JudgeServer(key=KEY)) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("judge_key")
 
 
 # ---- failures

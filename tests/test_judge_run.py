@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,7 @@ from tests.judging import KEY, VARIABLE, F, H, ask, example, judge, provider
 from tests.test_judge import INJECTIONS
 from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
 
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, KEY)
-
-
-@pytest.fixture
-def server() -> Iterator[JudgeServer]:
-    with serving(JudgeServer(key=KEY)) as running:
-        yield running
+pytestmark = pytest.mark.usefixtures("judge_key")
 
 
 def judged_run(folder: Path, *urls: str, only: tuple[str, ...] = (H, F), steps: int = 4, **changes: Any) -> Run:
