@@ -257,7 +257,8 @@ def _there(run: Run, points: Sequence[Point]) -> list[Point]:
     if len(there) == 1:
         log.warning(
             "%s: only %s was evaluated on every objective and can be loaded, so it is best without a rival; set "
-            "run.quick_eval_every in a new run, or evaluate more stages in one mode (`evaluate(run, stage=...)`)",
+            "run.quick_eval_every to a multiple of run.checkpoint_every in a new run, or evaluate more stages in one "
+            "mode (`evaluate(run, stage=...)`)",
             run.name,
             there[0].name,
         )

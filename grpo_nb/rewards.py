@@ -161,7 +161,14 @@ def _function_values(
     functions: Sequence[Weighted], arguments: Callable[[], Mapping[str, Any]], count: int
 ) -> dict[str, list[Score]]:
     """Every function's values, checked; each with arguments of its own. Async functions run side by side."""
-    results = {entry.name: _call(entry, arguments()) for entry in functions}
+    results: dict[str, Any] = {}
+    try:
+        for entry in functions:
+            results[entry.name] = _call(entry, arguments())
+    except RewardError:
+        for unwanted in filter(inspect.iscoroutine, results.values()):
+            unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
+        raise
     pending = {name: result for name, result in results.items() if inspect.isawaitable(result)}
     results |= _run(_gather(pending)) if pending else {}
     return {name: _checked(name, result, count) for name, result in results.items()}

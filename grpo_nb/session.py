@@ -9,13 +9,25 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from grpo_nb import kernel, sources
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.run import Run, RunError
-from grpo_nb.workers import LIVE, Job, Rewards, Stage, Where, Worker, live_session, recorded_failure, refuse_if_live
+from grpo_nb.spelling import hint
+from grpo_nb.workers import (
+    LIVE,
+    LOG,
+    Job,
+    Rewards,
+    Stage,
+    Where,
+    Worker,
+    live_session,
+    recorded_failure,
+    refuse_if_live,
+)
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     import pandas as pd
@@ -266,13 +278,21 @@ class Session:
         if not self._job.complete():
             self._launch()
             return
-        step = run.last_step()
-        kernel.say(f"{run.name} is already complete at step {step} and is reused; start(…, fresh=True) begins it anew")
+        step, steps = run.last_step(), run.config.run.steps
+        further = f"start(…, steps={steps}) goes on, " if step is not None and step < steps else ""
+        kernel.say(
+            f"{run.name} is already complete at step {step} and is reused; {further}start(…, fresh=True) begins it anew"
+        )
 
     def _launch(self) -> None:
         refuse_if_live(self.run)
         if self.where != "process":
             kernel.shield_from_autoreload()
+        if self._worker is None and self.where == "thread" and (self.run.path / LOG).exists():
+            kernel.say(
+                f"{self.run.name} trained in a process of its own, and goes on in this kernel; "
+                "start(…, where='process') trains apart again"
+            )
         self._worker = self._job.worker(self)
         self._worker.start()
         if self._dashboard is not None:
@@ -351,7 +371,7 @@ def start(
     `session.wait_blocking()` raises it, and makes it the exit status. A notebook's kernel waits for nothing.
 
     Args:
-        run: a Run, or the path of one; with `config` it is made if it is missing.
+        run: a Run, or the path of one; made if it is missing where `config` is given.
         tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`.
         steps: stop after this many steps in total; None: the configuration's number.
         stage: `grpo`, or `sft` for the warm-up.
@@ -361,9 +381,15 @@ def start(
         fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
 
     Raises:
-        RunError: the run is already training, here or elsewhere; or `tasks` and `rewards` are to cross into a process.
+        ConfigError: a `stage` or a `where` that there is not.
+        RunError: the run is missing, or already trains, here or elsewhere; or `tasks` and `rewards` are to cross into a
+            process.
     """
-    run = Run.open_or_create(Path(run), config) if isinstance(run, str | Path) else run
+    for name, value, known in (("stage", stage, get_args(Stage)), ("where", where, get_args(Where))):
+        if value is not None and value not in known:
+            raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{hint(str(value), known)}")
+    if isinstance(run, str | Path):
+        run = Run.open(Path(run)) if config is None else Run.open_or_create(Path(run), config)
     job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps)
     refuse_if_live(run)
     if fresh:

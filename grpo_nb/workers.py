@@ -260,6 +260,8 @@ def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
     source = str(Path(__file__).resolve().parents[1])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal
+        environment.pop(colour, None)
     with output.open("wb") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
         file.flush()

@@ -114,6 +114,17 @@ def test_eval_compare_needs_evaluations(run: Run, capsys: pytest.CaptureFixture[
     assert f"grpo-nb eval {run.path} --stage sft --split train --mode sample\n" in err
 
 
+def test_eval_compare_says_what_is_not_measured_yet(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row: dict[str, Any] = {"objective": "fairness", "metric": "accuracy", "differs": None, "n": 4}
+    for name, value in (("base", None), ("sft", 0.4), ("latest", None), ("difference", None)):
+        row |= {name: value, f"{name}_low": value, f"{name}_high": value}
+    monkeypatch.setattr(verbs, "comparison", lambda *_, **__: pd.DataFrame([row], dtype=object))
+    out = says(capsys, "eval", run.path, "--compare")[1]
+    assert re.findall(r"--stage (\w+)\n", out[out.index("not measured yet:") :]) == ["base", "latest"]
+
+
 def probed(run: Run, stage: Any) -> pd.DataFrame:
     """Takes the place of `probe`."""
     numbers = {"before": 0.8, "after": 0.6, "difference": -0.2}

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -95,6 +96,16 @@ def test_sync_async_partial_and_callable_object() -> None:
     )
     assert first.parts == {"detail": 0.5, "task": 1.0, "scaled": 6.0, "partly": 9.0, "Colour": 3.0}
     assert second.value == pytest.approx(0.0 + 10 + 15 + 4)
+
+
+def test_a_function_that_raises_leaves_no_coroutine_unawaited(recwarn: pytest.WarningsRecorder) -> None:
+    def broken(completions: list[Any]) -> list[float]:
+        raise ValueError("no")
+
+    with pytest.raises(RewardError, match="'broken' raised"):
+        run(slow, broken)
+    gc.collect()
+    assert not recwarn.list
 
 
 def test_async_functions_run_side_by_side() -> None:

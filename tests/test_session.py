@@ -27,6 +27,7 @@ import grpo_nb
 import grpo_nb.sft
 import grpo_nb.train
 from grpo_nb import guards, kernel, plots, project, render, report, rules, session, sources
+from grpo_nb.config import ConfigError
 from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
@@ -1247,6 +1248,39 @@ def test_kernel_is_reached_without_tcp_and_progress_counts_cells_that_ended_well
 
 
 # ---- the real thing
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_start_makes_nothing_that_it_was_not_asked_for(tmp_path: Path, run: Run) -> None:
+    with pytest.raises(RunError, match="absent"):
+        start(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    with pytest.raises(
+        ConfigError, match=r"where='proces'; needs one of thread, process, foreground; did you mean 'pro"
+    ):
+        start(run, where="proces")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"stage='grop'; needs one of sft, grpo; did you mean 'grpo'"):
+        start(run, stage="grop")  # type: ignore[arg-type]
+    assert not workers()
+
+
+def test_fewer_steps_than_all_are_no_end(stage: Stage, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.log_metrics({"step": 2})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "complete", lambda job: True)
+        attach(run).resume()
+    assert f"complete at step 2 and is reused; start(…, steps={run.config.run.steps}) goes on, start(…," in caplog.text
+
+
+def test_run_of_a_process_that_goes_on_in_the_kernel_says_so(
+    stage: Stage, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    (run.path / "worker.log").write_text("a process was here\n")
+    live = attach(run)
+    live.resume()
+    assert "tiny trained in a process of its own, and goes on in this kernel" in caplog.text
+    live.stop()
+    stage.release(FOREVER)
 
 
 @pytest.mark.ux(27, at="unit")

@@ -74,6 +74,13 @@ def test_process_trains_pauses_stops_and_goes_on(run: Run) -> None:
     assert run.metrics()["step"].tolist() == list(range(1, before + 2))
 
 
+def test_log_of_a_process_is_no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel has it
+    code = "import rich.console; print(rich.console.Console().is_terminal)"
+    assert workers._spawn([sys.executable, "-c", code], tmp_path / "log").wait() == 0
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "False"
+
+
 KERNEL = """
 import sys, time
 from grpo_nb import start

@@ -97,15 +97,20 @@ def _compare(run: Run, arguments: Namespace) -> int:
     if table.empty:
         raise RunError(
             f"{run.path} has no evaluation of the {arguments.split} split in mode {arguments.mode} to compare; run "
-            "these first:\n"
-            + "\n".join(f"  grpo-nb eval {run.path} --stage {stage}{_asked(arguments)}" for stage in STAGES)
+            "these first:\n" + _evaluations(run, arguments, [str(stage) for stage in STAGES])
         )
     rows = rows_of(table)
     if arguments.json:
         show_json({"run": str(run.path), "split": arguments.split, "mode": arguments.mode, "comparison": rows})
     else:
         show([_with_interval(row, ("base", "sft", "latest", "difference")) for row in rows])
+        if missing := [name for name in map(str, STAGES) if all(row.get(name) is None for row in rows)]:
+            say("not measured yet:\n" + _evaluations(run, arguments, missing))
     return DONE
+
+
+def _evaluations(run: Run, arguments: Namespace, stages: Sequence[str]) -> str:
+    return "\n".join(f"  grpo-nb eval {run.path} --stage {stage}{_asked(arguments)}" for stage in stages)
 
 
 def _asked(arguments: Namespace) -> str:

@@ -157,7 +157,7 @@ def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
     if objective.task not in BUILT_IN:
         raise ConfigError(
             f"task '{objective.task}' is not built in (known: {', '.join(BUILT_IN)}); use one of these, "
-            "or pass your own: grpo(run, tasks={'<objective>': your_task})"
+            "or give your own, each time: tasks={'<objective>': your_task}"
         )
     if not objective.data:
         raise ConfigError(f"task '{objective.task}' has no data; set `data` to a file or folder, or to 'demo'")
