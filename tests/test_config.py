@@ -334,6 +334,13 @@ def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any
     assert not [n for n in presets.demo().replace(**steering).idle() if "objectives." in n]
 
 
+@pytest.mark.parametrize(("quick", "saved", "notes"), [(3, 20, 1), (30, 20, 1), (40, 20, 0), (20, 20, 0), (0, 20, 0)])
+def test_steps_that_are_measured_and_cannot_be_loaded_are_said(quick: int, saved: int, notes: int) -> None:
+    config = presets.demo().replace(**{"run.quick_eval_every": quick, "run.checkpoint_every": saved})
+    found = [note for note in config.idle() if "take a multiple of run.checkpoint_every=20" in note]
+    assert len(found) == len(config.idle()) == notes
+
+
 def test_the_clamp_acts_after_the_clip() -> None:
     said = refused(algorithm__log_ratio_clamp=0.1)
     assert "log_ratio_clamp=0.1 would act before the clip" in said and "needs more than 0.247" in said

@@ -259,13 +259,17 @@ class Config(Settings):
         return self.batch.prompts // len(self.objectives)
 
     def idle(self) -> list[str]:
-        """A sentence for each setting that was changed and does nothing beside the others."""
-        objectives = [note for name, o in self.objectives.items() for note in o.idle(f"objectives.{name}")]
+        """A sentence for each setting that was changed and does nothing, or less than it seems, beside the others."""
+        notes = [note for name, o in self.objectives.items() for note in o.idle(f"objectives.{name}")]
         if self.algorithm.combine != "sum" and len(self.objectives) == 1:
-            objectives.append(
-                f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives"
+            notes.append(f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives")
+        run = self.run
+        if run.quick_eval_every % run.checkpoint_every:
+            notes.append(
+                f"run.quick_eval_every={run.quick_eval_every} measures steps that have no checkpoint, so the best of "
+                f"them cannot be loaded; take a multiple of run.checkpoint_every={run.checkpoint_every}"
             )
-        return [*objectives, *self.algorithm.idle(self.batch.on_policy), *self.shaping.idle(self.algorithm.row)]
+        return [*notes, *self.algorithm.idle(self.batch.on_policy), *self.shaping.idle(self.algorithm.row)]
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.
