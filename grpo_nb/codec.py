@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from grpo_nb.loading import ModelError
+from grpo_nb.tasks import thinking
 from grpo_nb.types import Prompt
 
 _CONTEXT = 4
@@ -29,6 +30,8 @@ class Codec:
         self.tokenizer = tokenizer
         self.rows = rows
         self.bos = _leading_bos(tokenizer)
+        self._special = _special(tokenizer)
+        self._marks = {i for i in self._special if thinking.is_mark(self.token(i))}
         self.beyond = _beyond(tokenizer, rows)
         self._model_eos = [i for i in model_eos if i < rows]
         self._settle()
@@ -67,6 +70,24 @@ class Codec:
         """The text of a completion, without terminators and other special tokens."""
         kept = [i for i in ids if i not in self.terminators]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True))
+
+    def decode_marked(self, ids: Sequence[int]) -> str:
+        """The text of a completion without special tokens but for those that begin or end a model's thinking."""
+        if self._marks.isdisjoint(ids):
+            return self.decode(ids)
+        kept = [i for i in ids if i in self._marks or (i not in self._special and i not in self.terminators)]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+    def left_open(self, prompt_ids: Sequence[int]) -> str:
+        """The mark of a thinking block that a prompt leaves open for the completion to go on with; else empty.
+
+        Only the turn that the completion belongs to counts: what follows the last special token that is no mark.
+        Where a prompt has none, its last word does.
+        """
+        others = self._special - self._marks
+        start = next((n for n in range(len(prompt_ids), 0, -1) if prompt_ids[n - 1] in others), 0)
+        turn = str(self.tokenizer.decode(list(prompt_ids[start:]), skip_special_tokens=False))
+        return thinking.left_open(turn) if start else thinking.ends_open(turn)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds, special ones too: joined, they are the decoded text.
@@ -147,6 +168,12 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def _added(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids that are left out of a text that is decoded without special tokens."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(i for i, token in added if getattr(token, "special", False))}
 
 
 def _leading_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:

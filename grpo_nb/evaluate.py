@@ -81,7 +81,7 @@ def evaluate(
         pool = examples_of(run, objective, task, split, limit)
         with _progress(objective, len(pool)) as progress:
             drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
-            texts = ask(learner, pool, run.config.sampling, built, drawn, progress).texts
+            texts = ask(learner, pool, run.config.sampling, built, drawn, progress).scored_texts
         row = {"stage": name, "step": step, "split": split, "mode": mode}
         row |= measured(run, objective, task, pool, texts)
         run.log_evaluation(row)

@@ -122,6 +122,14 @@ class Policy:
         """The text of a completion without special tokens."""
         return self.codec.decode(ids)
 
+    def decode_marked(self, ids: Sequence[int]) -> str:
+        """The text of a completion with the marks of thinking; see `Codec.decode_marked`."""
+        return self.codec.decode_marked(ids)
+
+    def left_open(self, prompt_ids: Sequence[int]) -> str:
+        """The mark of a thinking block that a prompt leaves open; see `Codec.left_open`."""
+        return self.codec.left_open(prompt_ids)
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds, special tokens too."""
         return self.codec.pieces(ids)

@@ -64,6 +64,6 @@ def refuse_other_words(policy: Policy) -> None:
 def _ask(run: Run, stage: str, step: int, policy: Policy, engine: Engine) -> None:
     task = Probe()
     examples = task.examples("test")
-    texts = ask(policy, examples, SAMPLING, engine).texts
+    texts = ask(policy, examples, SAMPLING, engine).scored_texts
     row = {"stage": stage, "step": step, "split": "test", "mode": MODE}
     run.log_evaluation(row | measured(run, NAME, task, examples, texts))

@@ -96,7 +96,7 @@ def _pool(state: Training, name: str) -> list[Example]:
 
 def _measured(state: Training, objective: Objective, step: int) -> Row:
     run, task, examples = state.run, objective.rubric.task, _pool(state, objective.name)
-    texts = ask(state.policy, examples, run.config.sampling, state.engine).texts
+    texts = ask(state.policy, examples, run.config.sampling, state.engine).scored_texts
     row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE}
     row |= measured(run, objective.name, task, examples, texts)
     run.log_evaluation(row)

@@ -216,9 +216,9 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
     table = []
     for name, task in preflight.load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, name, task, limit=limit)
-        texts = ask(policy, pool, run.config.sampling, engine("eager")).texts
-        for example, text in zip(pool, texts, strict=True):
-            score = task.score(example, text)
+        rollouts = ask(policy, pool, run.config.sampling, engine("eager"))
+        for example, text, scored in zip(pool, rollouts.texts, rollouts.scored_texts, strict=True):
+            score = task.score(example, scored)
             table.append(
                 {"objective": name, "prompt": _text(example.prompt), "gold": example.target, "answer": text}
                 | {"label": score.label, "reward": score.value}

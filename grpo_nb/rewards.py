@@ -4,9 +4,12 @@
     rubric = Rubric(task, [(short, 0.1)])
 
 A function gets whole lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
-`completion_ids`, the columns of the examples and what `reward_notes` has (all of it where it takes `**kwargs`). Where
-prompts are chats, each completion is a list of one assistant message, as in TRL. `None` says "cannot be scored":
-never 0 instead; `Score(value=None, cause=...)` says why, too.
+`completion_ids`, `after_thinking`, the columns of the examples and what `reward_notes` has (all of it where it takes
+`**kwargs`). Where prompts are chats, each completion is a list of one assistant message, as in TRL. `None` says "cannot
+be scored": never 0 instead; `Score(value=None, cause=...)` says why, too.
+
+A completion is the text that TRL gives: decoded without special tokens, thinking included. `after_thinking` has the
+part of each that follows the model's thinking, empty where that never ends; tasks and the judge read this part alone.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from typing import Any
 
 from grpo_nb.reward_notes import Notes
 from grpo_nb.tasks import Task
+from grpo_nb.tasks.thinking import after_thinking
 from grpo_nb.types import Example, Score
 
 Values = Sequence[float | Score | None]
@@ -27,6 +31,8 @@ RewardFunction = Callable[..., Values | Awaitable[Values]]
 
 TASK = "task"
 """Name of the part that the task's own score is."""
+AFTER_THINKING = "after_thinking"
+"""Name of the argument that has what follows the thinking of each completion."""
 LARGEST = 1e9
 """Size that no reward may exceed: float32 squares it in a group's variance, and would lose the others beside it."""
 
@@ -74,18 +80,21 @@ def score(
     texts_B: Sequence[str],
     completion_ids_B: Sequence[Sequence[int]],
     notes: Notes | None = None,
+    marked_B: Sequence[str] | None = None,
 ) -> list[Score]:
     """The verdicts on B completions, in order; `examples_B[i]` is what completion i answers.
 
-    What reward functions log goes into `notes`; without, it is checked and forgotten.
+    What reward functions log goes into `notes`; without, it is checked and forgotten. The task reads `marked_B`
+    (`Rollouts.scored_texts`), or `texts_B` without; reward functions get `texts_B`.
 
     Raises:
         RewardError: a reward function, or the task, raised or gave something that is no reward.
     """
     if not texts_B:
         return []
-    own_scores = task_scores(rubric.task, examples_B, texts_B)
+    own_scores = task_scores(rubric.task, examples_B, marked_B or texts_B)
     told = (notes or Notes(len(texts_B))).arguments()
+    told[AFTER_THINKING] = [after_thinking(text) for text in marked_B or texts_B]
     values = _function_values(
         rubric.functions, lambda: _arguments(examples_B, texts_B, completion_ids_B) | told, len(texts_B)
     )

@@ -20,8 +20,8 @@ from grpo_nb.tasks import (
     summarise,
     supported,
 )
-from grpo_nb.tasks.answers import evidence, given
 from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.reading import read
 from grpo_nb.tasks.records import DataError, Row
 from grpo_nb.tasks.targets import METADATA
 from grpo_nb.types import Example, Score
@@ -57,7 +57,7 @@ class Scored:
 def score_bbq(data: str, predictions: str | None, name: str) -> Scored:
     """Accuracies and bias scores by category, and of all.
 
-    An answer is what follows its last `Answer:`, else the whole text, so plain option texts and letters do.
+    An answer is read as in training (tasks/reading.py): plain option texts and letters do.
 
     Args:
         data: BBQ's files, as the task reads them.
@@ -74,9 +74,7 @@ def score_bbq(data: str, predictions: str | None, name: str) -> Scored:
     answers = {i: _text(row, name) for i, row in _joined(examples, rows, keys, name).items()}
     there = {examples[i].columns["category"] for i in answers}
     _refuse_gaps([i for i, e in examples.items() if e.columns["category"] in there], answers)
-    given_answers = [
-        (examples[i].columns, bbq.verdict(examples[i].columns, given(text))[1]) for i, text in answers.items()
-    ]
+    given_answers = [(examples[i].columns, bbq.judge(examples[i].columns, text)[1]) for i, text in answers.items()]
     parts = {category: [a for a in given_answers if a[0]["category"] == category] for category in sorted(there)}
     parts |= {"all": given_answers} if len(there) > 1 else {}
     return Scored({group: _biases(part) for group, part in parts.items()}, _bbq_notes(categories, there, given_answers))
@@ -110,7 +108,7 @@ def score_halueval(data: str, predictions: str | None, name: str) -> Scored:
         texts = {f"{item}/{member}": _member(row, name, member) for item, row in found.items() for member in _MEMBERS}
         return _measured_task(f"{kind} recognition", HaluEvalRecognition(data, kind=kind), texts)
     texts = {item: _text(row, name) for item, row in found.items()}
-    quoted = any(evidence(text) for text in texts.values())
+    quoted = any(read(text).evidence for text in texts.values())
     return _measured_task(kind, _TASKS[kind](data, evidence=quoted), texts)
 
 
@@ -136,8 +134,7 @@ def _measured_task(group: str, task: Task, texts: Mapping[str, str]) -> Scored:
 def _score(example: Example, text: str) -> Score:
     if "hallucinated" in example.columns:
         return recognition.judge(example.columns, text)
-    block = halueval.FORMS[example.columns["kind"]].share is not None
-    return halueval.verdict(example.columns, given(text, block), evidence(text))
+    return halueval.judge(example.columns, text)
 
 
 def _biases(answers: Sequence[bias.Answer]) -> Measured:

@@ -225,6 +225,7 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
             [rollouts.texts[i] for i in rows],
             [rollouts.completion_ids[i] for i in rows],
             objective.notes,
+            [rollouts.scored_texts[i] for i in rows],
         )
         if objective.judge is not None:
             log.info(objective.judge.tally.line(state.step + 1, name))

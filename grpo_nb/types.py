@@ -87,6 +87,14 @@ class Rollouts:
     """[B] decoded without special tokens."""
     group_size: int
     """K"""
+    marked: Sequence[str] = ()
+    """[B] the same with the marks of thinking that are special tokens, and before it the mark that its prompt left
+    open; empty: they are `texts`."""
+
+    @property
+    def scored_texts(self) -> Sequence[str]:
+        """[B] what tasks and the judge read: where thinking ends can be seen in them."""
+        return self.marked or self.texts
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class Answer:
     text: str
     ids: Sequence[int]
     cut: bool = False
+    marked: str | None = None
+    """The text with the marks of thinking, where it differs."""
 
 
 def workbench(
@@ -89,7 +91,8 @@ def workbench(
 def scored(objective: Objective, answers: Sequence[Answer], config: Config) -> pd.DataFrame:
     """The answers with rewards, labels, parts and ranks, prompt by prompt, the best paid first."""
     texts, ids = [a.text for a in answers], [a.ids for a in answers]
-    scores = score(objective.rubric, [a.example for a in answers], texts, ids)
+    marked = [a.text if a.marked is None else a.marked for a in answers]
+    scores = score(objective.rubric, [a.example for a in answers], texts, ids, marked_B=marked)
     rows = [_row(objective.name, answer, verdict) for answer, verdict in zip(answers, scores, strict=True)]
     frame = pd.DataFrame(rows)
     frame["reward"] = frame["reward"].astype(float)
@@ -156,7 +159,8 @@ def _sampled(
         rollouts = engine.generate(policy, prompts, group, sampling, sampling.temperature, drawn)
     for i, text in enumerate(rollouts.texts):
         cut = rollouts.stop_reasons[i] == "length"
-        yield Answer(examples[i // group], MODEL, "", text, rollouts.completion_ids[i], cut)
+        ids, marked = rollouts.completion_ids[i], rollouts.scored_texts[i]
+        yield Answer(examples[i // group], MODEL, "", text, ids, cut, marked)
 
 
 def _row(objective: str, answer: Answer, verdict: Score) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 
 from grpo_nb.evaluate import examples_of
 from grpo_nb.tasks import bias
-from grpo_nb.tasks.answers import answer_line, choose
 from grpo_nb.tasks.bbq import BANDS, BBQ, judge
+from grpo_nb.tasks.reading import Reading, choose, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.targets import biased_index, published_targets
 from grpo_nb.types import Score
@@ -86,10 +86,10 @@ def templates(count: int, categories: tuple[str, ...] = ("Peoples", "Guilds")) -
         ("Answer: can’t be determined.", 1),
         ("Answer: The text does not say", 1),
         ("Answer: A tullic", 0),
+        ("The tullic", 0),
         ("Answer: A", 0),
         ("Answer: C the peltrin", 2),
         # no answer, or two of them
-        ("The tullic", None),
         ("Answer:", None),
         ("", None),
         ("Answer: A or C", None),
@@ -124,9 +124,9 @@ def test_an_option_inside_a_longer_one_is_not_a_second_answer() -> None:
     assert choose("the man", options, 2) == 1
 
 
-def test_answer_line_takes_the_last_and_sheds_markdown() -> None:
-    assert answer_line("Answer: A\nso\n> **Answer**: `B`") == "B"
-    assert answer_line("no such line") is None
+def test_the_last_answer_line_is_read_without_markdown() -> None:
+    assert read("Answer: A\nso\n> **Answer**: `B`").answer == "B"
+    assert read("no such line") == Reading("no such line", None, "", "no such line")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.tasks import load_task
-from grpo_nb.tasks.answers import abstains, answer_block, answer_line, evidence
 from grpo_nb.tasks.grounding import agrees, best_quote, grounded, invented, matches, subject, token_f1
 from grpo_nb.tasks.halueval import (
     BARE,
@@ -26,6 +25,7 @@ from grpo_nb.tasks.halueval import (
     judge,
     known_bad,
 )
+from grpo_nb.tasks.reading import abstains, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 
@@ -93,7 +93,10 @@ def says(kind: str, completion: str, **changes: Any) -> Score:
         (RIGHT, "Answer: bees", "wrong"),
         (RIGHT, "Answer: Ablo keeps bees.", "wrong"),
         (RIGHT, "Answer: The text does not say", "abstained"),
-        (RIGHT, "goats", "unparsed"),
+        (RIGHT, "goats", "correct"),
+        (RIGHT, "", "unparsed"),
+        (RIGHT, "<think>Answer: goats", "unparsed"),
+        (RIGHT, "<think>Answer: goats</think>bees", "wrong"),
         (RIGHT, "Answer: ...", "unparsed"),
         (UNTOLD_ROW, "Answer: Not stated", "correct"),
         (UNTOLD_ROW, "Answer: It cannot be determined from the text.", "correct"),
@@ -103,7 +106,7 @@ def says(kind: str, completion: str, **changes: Any) -> Score:
         (UNTOLD_ROW, "Answer: The text does not say where Ablo lives.", "correct"),
         (RIGHT, "Answer: goats, unknown", "wrong"),
         (RIGHT, "Answer: Not stated, goats", "abstained"),
-        (UNTOLD_ROW, "Lunt", "unparsed"),
+        (UNTOLD_ROW, "Lunt", "invented"),
     ],
 )
 def test_labels_and_rewards(tmp_path: Path, row: dict[str, Any], completion: str, label: str) -> None:
@@ -124,7 +127,7 @@ QUOTE = '\nEvidence: "Ablo keeps goats and plays drums."'
 
 def test_each_class_scores_above_the_one_before() -> None:
     worst_to_best = [
-        "goats",
+        "Answer:",
         "Answer: bees",
         "Answer: unknown",
         "Answer: Ablo keeps goats there",
@@ -132,7 +135,7 @@ def test_each_class_scores_above_the_one_before() -> None:
     ]
     values = [says("qa", text).value or 0 for text in worst_to_best]
     assert values == sorted(values) and len(set(values)) == len(values)
-    untold = [says("qa", text, **UNTOLD_COLUMNS).value for text in ("Lunt", "Answer: Lunt", "Answer: not stated")]
+    untold = [says("qa", text, **UNTOLD_COLUMNS).value for text in ("Answer:", "Answer: Lunt", "Answer: not stated")]
     assert untold == [0.0, 0.1, 1.0]
 
 
@@ -201,15 +204,15 @@ def test_the_gold_quotation_is_a_sentence_or_a_window_of_one() -> None:
     assert subject("yes", "Is it barley?") == {"barley"}
 
 
-def test_answer_block_and_evidence() -> None:
+def test_answer_and_evidence() -> None:
     text = "Thinking.\nAnswer: Two towns\nwere flooded.\n\nEvidence: the answer: \u201cTwo towns drowned.\u201d"
-    assert answer_line(text) == "Two towns"
-    assert answer_block(text) == "Two towns were flooded."
-    assert evidence(text) == "Two towns drowned."
-    assert answer_line('Answer: goats Evidence: "it keeps goats"') == "goats"
-    assert answer_line("Answer:\nEvidence: goats") is None
-    assert evidence("Evidence: as it stands") == "as it stands"
-    assert evidence("Answer: goats") is None
+    found = read(text)
+    assert (found.answer, found.block) == ("Two towns", "Two towns were flooded.")
+    assert found.evidence == "Two towns drowned."
+    assert read('Answer: goats Evidence: "it keeps goats"').answer == "goats"
+    assert read("Answer:\nEvidence: goats").answer == ""
+    assert read("Evidence: as it stands").evidence == "as it stands"
+    assert read("Answer: goats").evidence is None
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ def test_each_function_gets_only_what_it_names() -> None:
         "prompts": [CHAT, "plain"],
         "completions": [[{"role": "assistant", "content": "one"}], "three"],
         "completion_ids": IDS,
+        "after_thinking": ["one", "three"],
         "own": [1.0, 0.25],
         "colour": ["red", None],
         "size": [None, 7],

@@ -17,6 +17,7 @@ from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict, key_of
 from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence_of, messages, parse_verdict
 from grpo_nb.judge.tally import NAME, Tally
 from grpo_nb.reward_notes import BESIDES
+from grpo_nb.tasks import thinking
 from grpo_nb.types import Example, Score
 
 __all__ = ["FILE", "Judge", "Tally"]
@@ -97,10 +98,16 @@ class Judge:
         for example in examples:
             evidence_of(self._rubric, example.columns, f"objective '{self._objective}', example {example.id}")
 
-    async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[Score]:
-        """The verdicts on a step's completions, in order; those of one example stand together."""
+    async def __call__(
+        self, completions: Sequence[Any], after_thinking: Sequence[str] | None = None, **columns: Any
+    ) -> list[Score]:
+        """The verdicts on a step's completions, in order; those of one example stand together.
+
+        What is judged is `after_thinking`, without it the part of each completion that follows its thinking.
+        """
         began, self.tally = time.perf_counter(), self._blank()
-        groups = self._groups(completions, {k: v for k, v in columns.items() if k not in BESIDES})
+        answers = after_thinking or [_answer(completion) for completion in completions]
+        groups = self._groups(answers, {k: v for k, v in columns.items() if k not in BESIDES})
         outcomes = await self._settle(groups)
         self.tally.seconds = time.perf_counter() - began
         self.tally.tokens, self.tally.usd = self._ledger.tokens, self._ledger.usd
@@ -109,13 +116,13 @@ class Judge:
     def _blank(self) -> Tally:
         return Tally(self._endpoints[0].label, tokens=self._ledger.tokens, usd=self._ledger.usd)
 
-    def _groups(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[list[Question]]:
+    def _groups(self, answers: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[list[Question]]:
         """Neighbours with the same evidence are a group (two draws of one example are one: nothing gets mixed)."""
         rows = []
-        for i, completion in enumerate(completions):
+        for i, answer in enumerate(answers):
             own = {name: values[i] for name, values in columns.items()}
             evidence = evidence_of(self._rubric, own, f"objective '{self._objective}', completion {i}")
-            rows.append((evidence, completion if isinstance(completion, str) else completion[0]["content"]))
+            rows.append((evidence, answer))
         return [
             [Question(answer, messages(self._rubric, evidence, answer)) for evidence, answer in group]
             for _, group in groupby(rows, key=lambda row: row[0])
@@ -215,6 +222,10 @@ class Judge:
                 self.tally.failures[outcome.kind] += 1
             outcomes.append(outcome)
         return outcomes
+
+
+def _answer(completion: Any) -> str:
+    return thinking.after_thinking(completion if isinstance(completion, str) else completion[0]["content"])
 
 
 def _settled(attempts: Sequence[Attempt]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_nb.tasks.answers import LETTERS
+from grpo_nb.tasks.reading import LETTERS
 from grpo_nb.tasks.records import DataError
 
 VERSION = 1

@@ -98,7 +98,11 @@ class _Drawn:
     def rollouts(self, policy: Policy, prompt_ids_P: Sequence[Sequence[int]], group_size: int) -> Rollouts:
         reasons: list[StopReason] = ["stop" if ids[-1] in policy.terminators else "length" for ids in self.ids]
         texts = [policy.decode(ids) for ids in self.ids]
-        return Rollouts(prompt_ids_P, self.ids, self.logprobs, reasons, texts, group_size)
+        opened = [policy.left_open(prompt) for prompt in prompt_ids_P]
+        marked = [opened[i // group_size] + policy.decode_marked(ids) for i, ids in enumerate(self.ids)]
+        return Rollouts(
+            prompt_ids_P, self.ids, self.logprobs, reasons, texts, group_size, marked if marked != texts else ()
+        )
 
 
 def draw(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:

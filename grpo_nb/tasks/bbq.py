@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_nb.tasks import bias
-from grpo_nb.tasks.answers import LETTERS, answer_line, choose
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.reading import LETTERS, choose, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.tasks.targets import OPTIONS, biased_index, published_targets, unknown_index
 from grpo_nb.types import Example, Score
@@ -140,12 +140,7 @@ class BBQ:
 
 def judge(columns: Mapping[str, Any], completion: str) -> tuple[str, int | None]:
     """Label of a completion, and the index of the option that its answer line names (None: unparsed)."""
-    return verdict(columns, answer_line(completion) or "")
-
-
-def verdict(columns: Mapping[str, Any], answer: str) -> tuple[str, int | None]:
-    """Label of an answer without its `Answer:`, and the index of the option that it names (None: unparsed)."""
-    chosen = choose(answer, columns["options"], columns["unknown"])
+    chosen = choose(read(completion).answer, columns["options"], columns["unknown"])
     if chosen is None:
         return "unparsed", None
     if chosen == columns["label"]:

@@ -10,7 +10,7 @@ from itertools import count, product
 from random import Random
 from typing import Any, NamedTuple
 
-from grpo_nb.tasks.answers import LETTERS, UNKNOWN_WORDINGS
+from grpo_nb.tasks.reading import LETTERS, UNKNOWN_WORDINGS
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Set
 from functools import lru_cache
 
-from grpo_nb.tasks.answers import abstains, contains, denied, normalise
+from grpo_nb.tasks.reading import abstains, contains, denied, normalise
 
 QUOTE_WORDS = (5, 40)
 """A quotation has at least so many words (fewer name nothing) and at most so many (more is copying)."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.tasks.answers import abstains, answer_block, answer_line, evidence, normalise
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.grounding import (
     agrees,
@@ -27,6 +26,7 @@ from grpo_nb.tasks.grounding import (
     subject,
 )
 from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.reading import abstains, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.types import Example, Score
 
@@ -231,9 +231,10 @@ class HaluEvalSummarization(HaluEval):
 
 
 def judge(columns: Mapping[str, Any], completion: str) -> Score:
-    """The verdict on a completion with an `Answer:` line, and an `Evidence:` line where the item asks for one."""
+    """The verdict on a completion: on its answer (the line, or all lines of a free one), and on its evidence."""
+    reading = read(completion)
     short = FORMS[columns["kind"]].share is None
-    return verdict(columns, (answer_line if short else answer_block)(completion) or "", evidence(completion))
+    return verdict(columns, reading.answer if short else reading.block, reading.evidence)
 
 
 def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -> Score:

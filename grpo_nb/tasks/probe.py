@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from grpo_nb.tasks.answers import normalise
+from grpo_nb.tasks.reading import normalise
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from grpo_nb.tasks.answers import yes_or_no
 from grpo_nb.tasks.halueval import FORMS, Form, check, cluster
 from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.reading import yes_or_no
 from grpo_nb.tasks.records import DataError, Row
 from grpo_nb.types import Example, Score
 

@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+
+from grpo_nb.tasks.thinking import after_thinking
 
 LETTERS = "ABC"
 
@@ -40,6 +43,33 @@ _ARTICLES = {"a", "an", "the"}
 _NOT = r"\b(?:not|nor|neither|never|except|isn't|wasn't)"
 _DENIED = re.compile(rf"{_NOT}$")
 _DENIED_LETTER = re.compile(rf"{_NOT}\s+(?:option\s+)?\(?[a-c]\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a completion answers, after its thinking."""
+
+    answer: str
+    """The answer in one line, without its marker, markdown and evidence; empty where there is none."""
+    evidence: str | None
+    """What it quotes for it."""
+    marker: str
+    """Name of the marker that the answer follows; empty: the text has none, and all of it is the answer."""
+    block: str
+    """All lines of the answer, joined: free answers (replies, summaries) go on after the first one."""
+
+
+def read(text: str) -> Reading:
+    """The answer of a completion and its evidence.
+
+    >>> read("<think>A?</think>So:\\n**Answer:** B\\nEvidence: 'x'")
+    Reading(answer='B', evidence="'x'", marker='answer:', block='B')
+    """
+    text = after_thinking(text)
+    if _ANSWER.search(text) is None:
+        whole = " ".join(_EVIDENCE.split(text, maxsplit=1)[0].split())
+        return Reading(whole, evidence(text), "", whole)
+    return Reading(answer_line(text) or "", evidence(text), "answer:", answer_block(text) or "")
 
 
 def answer_line(text: str) -> str | None:
