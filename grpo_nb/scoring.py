@@ -23,7 +23,6 @@ from grpo_nb.tasks import (
 from grpo_nb.tasks.hub import load_rows
 from grpo_nb.tasks.reading import read
 from grpo_nb.tasks.records import DataError, Row
-from grpo_nb.tasks.targets import METADATA
 from grpo_nb.types import Example, Score
 
 SEED = 0
@@ -87,8 +86,8 @@ def score_halueval(data: str, predictions: str | None, name: str) -> Scored:
 
     Args:
         data: a HaluEval file.
-        predictions: rows of `example_id` (the row's place in the data, from 0; general: its ID) and the answer; None:
-            the answer lies in the data's own rows.
+        predictions: rows of `example_id` (the row's place in the data, from 0; general: its ID, and `ID#place` where
+            the ID is blank or another row's, too) and the answer; None: the answer lies in the data's own rows.
         name: the field of the answer.
 
     Raises:
@@ -96,7 +95,7 @@ def score_halueval(data: str, predictions: str | None, name: str) -> Scored:
     """
     own = load_rows(data, _JSON, {})
     kind = _kind(own[0])
-    items = [f"{kind}/{row.data['ID'] if kind == 'general' else place}" for place, row in enumerate(own)]
+    items = recognition.general_names(own) if kind == "general" else [f"{kind}/{place}" for place in range(len(own))]
     rows = load_rows(predictions, _JSON, {"example_id": object}) if predictions else own
     keys = [f"{kind}/{str(row.data['example_id']).removeprefix(f'{kind}/')}" for row in rows] if predictions else items
     found = _joined(dict.fromkeys(items), rows, keys, name)
@@ -138,6 +137,7 @@ def _score(example: Example, text: str) -> Score:
 
 
 def _biases(answers: Sequence[bias.Answer]) -> Measured:
+    answers = bias.reported(answers, bias.measured(columns for columns, _ in answers))
     rows, clusters = bias.counts(answers), [str(columns["cluster"]) for columns, _ in answers]
     totals = rows.sum(axis=0, keepdims=True)
     values = {name: float(value[0]) for name, value in bias.measures(totals).items()}
@@ -151,12 +151,8 @@ def _bbq_notes(categories: Mapping[str, int], there: Collection[str], answers: S
     notes = []
     if absent := sorted(categories.keys() - there):
         notes.append(f"not in, since no answer is theirs: {', '.join(absent)}")
-    if unknown := Counter(str(columns["category"]) for columns, _ in answers if columns["biased"] is None):
-        found = ", ".join(f"{category} {count}" for category, count in unknown.items())
-        notes.append(
-            f"in no bias score, since their rows name no target, or two: {found} items; BBQ's {METADATA} beside the "
-            "data tells it for the intersectional categories"
-        )
+    if note := bbq.untold([columns for columns, _ in answers]):
+        notes.append(note)
     return notes
 
 

@@ -171,8 +171,21 @@ def test_general_is_read_and_refused_for_training(tmp_path: Path) -> None:
         HaluEvalGeneral(written(path, [MARKS[0] | {"hallucination": "maybe"}]))
 
 
-def test_an_id_of_general_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 3: ID 7 is there already \(.*line 1\); remove one copy"):
+def test_rows_of_general_without_an_id_of_their_own_are_told_apart_by_their_place(tmp_path: Path) -> None:
+    other = MARKS[0] | {"chatgpt_response": "Quite another answer."}
+    rows = [*MARKS, other, other | {"ID": " "}]
+    task = HaluEvalGeneral(written(tmp_path / "general_data.json", rows))
+    names = {example.id for example in task.examples("test")}
+    assert len(names) == len(rows)
+    assert {
+        f"general/{MARKS[0]['ID']}#0",
+        f"general/{MARKS[0]['ID']}#{len(MARKS)}",
+        f"general/#{len(MARKS) + 1}",
+    } < names
+
+
+def test_a_copy_of_a_row_of_general_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"line {len(MARKS) + 1}.*line 1"):
         HaluEvalGeneral(written(tmp_path / "general_data.json", [*MARKS, MARKS[0]]))
 
 

@@ -79,7 +79,7 @@ def test_items_without_a_known_target_are_said(tmp_path: Path) -> None:
     rows = [r | {"additional_metadata": {}} for r in templates(2, ("Race_x_SES",))]
     scored = score_bbq(written(tmp_path / "d.jsonl", rows), written(tmp_path / "p.jsonl", answered(rows)), "said")
     (note,) = scored.notes
-    assert note.startswith("in no bias score, since their rows name no target, or two: Race_x_SES 8 items")
+    assert "8 of 8 in Race_x_SES" in note
     assert "additional_metadata.csv" in note
     assert numbers(scored, "Race_x_SES")["bias_ambiguous"][0] != numbers(scored, "Race_x_SES")["bias_ambiguous"][0]
 

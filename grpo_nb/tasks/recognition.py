@@ -5,7 +5,9 @@ published HaluEval QA made-up answers are longer, so a model that only counts le
 something where it is above `length_accuracy`.
 """
 
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -117,8 +119,20 @@ class HaluEvalGeneral(_Recognition):
 
     def __init__(self, path: str | Path, seed: int = 0) -> None:
         rows = load_rows(path, ("general_data.json*", "*.json*"), GENERAL_FIELDS)
-        _refuse_repeats(rows)
-        super().__init__([_general(row) for row in rows], seed)
+        _refuse_copies(rows)
+        super().__init__([_general(name, row) for name, row in zip(general_names(rows), rows, strict=True)], seed)
+
+
+def general_names(rows: Sequence[Row]) -> list[str]:
+    """`general/ID` of each row; `general/ID#place`, the row's place from 0, where the ID is blank or not its own alone.
+
+    The published file has two rows of the ID `ID` and one of none.
+    """
+    count = Counter(row.data["ID"].strip() for row in rows)
+    return [
+        f"general/{name}" if count[name] == 1 and name else f"general/{name}#{place}"
+        for place, name in enumerate(row.data["ID"].strip() for row in rows)
+    ]
 
 
 def judge(columns: Mapping[str, Any], completion: str) -> Score:
@@ -233,19 +247,20 @@ def _pair(number: int, row: Mapping[str, Any], form: Form, knowledge: bool) -> l
     ]
 
 
-def _refuse_repeats(rows: Sequence[Row]) -> None:
+def _refuse_copies(rows: Sequence[Row]) -> None:
     seen: dict[str, str] = {}
     for row in rows:
-        if (name := row.data["ID"]) in seen:
-            raise DataError(f"{row.where}: ID {name} is there already ({seen[name]}); remove one copy")
-        seen[name] = row.where
+        content = json.dumps(row.data, sort_keys=True, default=str)
+        if content in seen:
+            raise DataError(f"{row.where}: the same row stands at {seen[content]} already; remove one copy")
+        seen[content] = row.where
 
 
-def _general(row: Row) -> Example:
+def _general(name: str, row: Row) -> Example:
     mark = row.data["hallucination"].strip().lower()
     if mark not in ("yes", "no"):
         raise DataError(f"{row.where}: hallucination is {row.data['hallucination']!r}, needs yes or no")
-    answer, name = row.data["chatgpt_response"].strip(), f"general/{row.data['ID']}"
+    answer = row.data["chatgpt_response"].strip()
     shown = [f"Request: {row.data['user_query'].strip()}", f"Answer: {answer}"]
     return _asked(name, shown, "answer", "", mark == "yes", answer, {"cluster": name})
 

@@ -1,16 +1,14 @@
-"""Reading JSON-lines files so that whatever is wrong with one is said once, with its file and line."""
+"""Rows of data files with the fields that a task needs: whatever is wrong with one is one error, with file and line."""
 
 import glob
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-class DataError(ValueError):
-    """A data file or a row of it is wrong: the message says where, what was found and what is needed."""
+from grpo_nb.tasks.formats import DataError as DataError
+from grpo_nb.tasks.formats import records, shortened
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,10 @@ def find_files(path: str | Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def read_rows(files: Iterable[Path], fields: Mapping[str, type]) -> list[Row]:
-    """All rows of JSON-lines files, each an object that has `fields` with these types. Blank lines are skipped.
+    """All rows of data files (see `formats.records`), each an object that has `fields` with these types.
 
     Raises:
-        DataError: a file that is empty or not text, a line that is not JSON, a field that is missing or mistyped.
+        DataError: a file that is empty or in no format that is read, a field that is missing or mistyped.
     """
     return [row for file in files for row in _rows_of(file, fields)]
 
@@ -60,12 +58,12 @@ def checked_row(where: str, data: Mapping[str, Any], fields: Mapping[str, type])
         if name not in data:
             raise DataError(f"{where}: field '{name}' is missing; found {', '.join(data) or 'no fields'}")
         if not isinstance(data[name], kind) or (kind is int and isinstance(data[name], bool)):
-            found = f"{type(data[name]).__name__} {_short(repr(data[name]))}"
+            found = f"{type(data[name]).__name__} {shortened(repr(data[name]))}"
             raise DataError(f"{where}: field '{name}' is {found}, needs {kind.__name__}")
         if kind is str and not _is_text(data[name]):
             raise DataError(
                 f"{where}: field '{name}' has half a character in it (a lone surrogate), which no tokenizer can read: "
-                f"{_short(ascii(data[name]))}; write the file anew as UTF-8"
+                f"{shortened(ascii(data[name]))}; write the file anew as UTF-8"
             )
     return Row(where, data)
 
@@ -87,30 +85,10 @@ def check_share(test_share: float) -> None:
 
 
 def _rows_of(file: Path, fields: Mapping[str, type]) -> list[Row]:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{file}: cannot be read as UTF-8 text ({error}); needs one JSON object a line") from None
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
+    rows = [checked_row(where, data, fields) for where, data in records(file)]
+    if not rows:
         raise DataError(f"{file} is empty; needs one JSON object a line")
-    return [_row(f"{file}, line {number}", line, fields) for number, line in lines]
-
-
-def _row(where: str, line: str, fields: Mapping[str, type]) -> Row:
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}): {_short(line)}") from None
-    except ValueError as error:  # a number of more digits than Python takes
-        raise DataError(f"{where}: cannot be read ({error}): {_short(line)}") from None
-    except RecursionError:
-        raise DataError(
-            f"{where}: brackets are nested too deep to be read, needs one flat object: {_short(line)}"
-        ) from None
-    if not isinstance(data, dict):
-        raise DataError(f"{where}: found a JSON {type(data).__name__}, needs one object a line: {_short(line)}")
-    return checked_row(where, data, fields)
+    return rows
 
 
 def _is_text(value: str) -> bool:
@@ -119,7 +97,3 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _short(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
