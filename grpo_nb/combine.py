@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Gradient = Mapping[str, Tensor]
@@ -78,10 +78,11 @@ def pcgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     if not scaled.isfinite().all():
         return weights
     projected = torch.eye(len(weights), dtype=gram.dtype)  # row i: the i-th gradient in terms of the original ones
+    alive = _alive(scaled)
     for i, row in enumerate(projected):
         for j in torch.randperm(len(weights), generator=generator).tolist():
             dot = row @ scaled[j]
-            if j != i and dot < 0:
+            if j != i and alive[j] and dot < 0:
                 row[j] -= dot / scaled[j, j]
     return projected.sum(0) * weights
 
@@ -147,12 +148,18 @@ def _settle(gram: Gram, weights: Weights, shares: Callable[[Gram], Weights]) -> 
     weights = weights.to(gram.dtype)
     scaled = weights[:, None] * gram * weights
     scaled = scaled / scaled.diagonal().max()  # TorchJD takes a trace below 1e-4, an everyday one here, for zero
-    alive = scaled.diagonal() > NEGLIGIBLE**2  # none, where the longest is 0 or not finite
+    alive = _alive(scaled)  # none, where the longest is 0 or not finite
     if alive.sum() < 2:
         return weights
     settled = weights.clone()
     settled[alive] *= shares(scaled[alive][:, alive])
     return settled
+
+
+def _alive(gram: Gram) -> Bool[Tensor, "objective"]:
+    """Which gradients are more than rounding beside the longest."""
+    squares = gram.diagonal()
+    return squares > NEGLIGIBLE**2 * squares.max()
 
 
 def _semidefinite(gram: Gram) -> Gram:

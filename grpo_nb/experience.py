@@ -57,13 +57,15 @@ def compare(
         rewards = reward_matrix([scores[i] for i in rows], group)
         rewards = torch.where(rewards.isnan().any(dim=1, keepdim=True), torch.nan, rewards)
         lengths = torch.tensor([len(rollouts.completion_ids[i]) for i in rows]).view(-1, group)
+        scale = reward_scale([scores[i] for i in rows], group)
         shaped[name], objective.moments = shape(
-            rewards, lengths, _truncated(rollouts)[rows].view(-1, group), config, objective.moments
+            rewards, lengths, _truncated(rollouts)[rows].view(-1, group), config, objective.moments, scale
         )
         outcomes = losses.Outcomes(
             shaped[name],
             experience.lengths[rows].view(-1, group),
             _penalty(experience, rows, betas[name], config, group),
+            objective.moments.rescale(scale) if config.shaping.normalise else scale,
         )
         compared.append(_advantages(outcomes, config.algorithm).flatten(0, 1).float())
     widest = max(values.shape[1] for values in compared)  # one a token where a penalty makes them differ
@@ -78,8 +80,12 @@ def shape(
     truncated: Tensor,
     config: Config,
     moments: losses.Moments,
+    scale: Float[Tensor, "prompt group"] | None = None,
 ) -> tuple[Float[Tensor, "prompt group"], losses.Moments]:
-    """Rewards as the settings shape them, in this order: truncated, overlong, normalised, clipped; and the moments."""
+    """Rewards as the settings shape them, in this order: truncated, overlong, normalised, clipped; and the moments.
+
+    `scale`: size of what each reward was summed from, where that is known to be more than its own.
+    """
     shaping = config.shaping
     if shaping.truncated_factor is not None:
         rewards = losses.stop_properly(rewards, truncated, shaping.truncated_factor)
@@ -88,7 +94,9 @@ def shape(
             lengths, config.sampling.max_completion, shaping.overlong_buffer, shaping.overlong_penalty
         )
     if shaping.normalise:
-        moments = moments.update(rewards[~rewards.isnan()].tolist())
+        known = ~rewards.isnan()
+        largest = 0.0 if scale is None or not known.any() else float(scale[known].max())
+        moments = moments.update(rewards[known].tolist(), largest)
         rewards = moments.normalise(rewards)
     return rewards if shaping.clip is None else rewards.clamp(-shaping.clip, shaping.clip), moments
 
@@ -96,6 +104,12 @@ def shape(
 def reward_matrix(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
     """Rewards by prompt and completion, in float64; NaN where there is none."""
     values = [float("nan") if s.value is None else s.value for s in scores]
+    return torch.tensor(values, dtype=torch.float64).view(-1, group)
+
+
+def reward_scale(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
+    """Size of what each reward was summed from, by prompt and completion; 0 where there is none."""
+    values = [max(s.scale, abs(s.value or 0.0)) for s in scores]
     return torch.tensor(values, dtype=torch.float64).view(-1, group)
 
 

@@ -273,8 +273,8 @@ def _total(own: Score, others: Sequence[tuple[Weighted, Score]]) -> Score:
     causes += [_cause(entry.name, verdict) for entry, verdict in others if verdict.value is None]
     if own.value is None or causes:
         return Score(value=None, label=own.label, parts=parts, cause="; ".join(causes))
-    total = own.value + sum(entry.weight * verdict.value for entry, verdict in others if verdict.value is not None)
-    return Score(value=total, label=own.label, parts=parts)
+    terms = [own.value, *(entry.weight * verdict.value for entry, verdict in others if verdict.value is not None)]
+    return Score(value=sum(terms), label=own.label, parts=parts, scale=sum(map(abs, terms)))
 
 
 def _cause(name: str, verdict: Score) -> str:

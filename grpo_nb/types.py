@@ -61,6 +61,8 @@ class Score:
     """Value of each reward function by name, before weighting."""
     cause: str = ""
     """Why `value` is None."""
+    scale: float = field(default=0.0, compare=False, repr=False)
+    """Size of what `value` was summed from, which its rounding is relative to; below |value|: the value's own."""
 
     @property
     def scored(self) -> bool:

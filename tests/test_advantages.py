@@ -327,3 +327,61 @@ def test_float32_rewards_are_compared_without_further_rounding(name: Any) -> Non
     lengths = torch.arange(1, 15).view(2, 7)
     narrow, wide = (losses.advantages(Outcomes(r, lengths), name) for r in (rewards, rewards.double()))
     assert narrow.dtype == torch.float32 and torch.equal(narrow, wide.float())
+
+
+# ---- rewards that a float32 function means to be equal
+
+
+def noisy(scale: float, offset: float, seed: int, shape: tuple[int, int] = (3, 8)) -> Tensor:
+    """Equal rewards but for float32's last bits, as float64."""
+    generator = torch.Generator().manual_seed(seed)
+    exact = torch.full(shape, scale * (offset + 0.1), dtype=float64)
+    return exact * (1 + 1.2e-7 * torch.randn(shape, generator=generator, dtype=float64))
+
+
+scales = st.sampled_from([10.0**power for power in range(-6, 7)])
+offsets = st.sampled_from([0.0, 1.0, -3.0, 1e3])
+
+
+@given(st.sampled_from(NAMES), scales, offsets, st.integers(0, 50))
+def test_float32_noise_is_no_advantage_at_any_scale(name: Any, scale: float, offset: float, seed: int) -> None:
+    rewards = noisy(scale, offset, seed)
+    lengths = torch.ones(rewards.shape, dtype=torch.long)
+    assert losses.advantages(Outcomes(rewards, lengths), name).eq(0).all()
+
+
+@given(st.sampled_from(NAMES), scales, offsets, st.integers(0, 50))
+def test_a_true_spread_is_seen_at_any_scale(name: Any, scale: float, offset: float, seed: int) -> None:
+    rewards = noisy(scale, offset, seed)
+    rewards[:, 0] *= 1.0001
+    got = losses.advantages(Outcomes(rewards, torch.ones(rewards.shape, dtype=torch.long)), name)[..., 0]
+    assert (got[:, 0] * rewards[:, 0].sign() > 0).all()
+
+
+@given(st.sampled_from(NAMES), scales, offsets, st.integers(0, 50))
+def test_normalising_does_not_blow_noise_up(name: Any, scale: float, offset: float, seed: int) -> None:
+    """What is normalised first: nothing else was seen, so that the noise is all the spread there is."""
+    rewards = noisy(scale, offset, seed)
+    moments = Moments().update(rewards.flatten().tolist())
+    normalised, size = moments.normalise(rewards), moments.rescale(rewards.abs())
+    assert normalised.abs().max() <= 1e-6 * scale * (1 + abs(offset))
+    outcomes = Outcomes(normalised, torch.ones(rewards.shape, dtype=torch.long), scale=size)
+    assert losses.advantages(outcomes, name).eq(0).all()
+
+
+@given(st.sampled_from(NAMES), scales)
+def test_parts_that_cancel_leave_the_rounding_of_the_parts(name: Any, scale: float) -> None:
+    rewards = noisy(scale, 1.0, 0) - noisy(scale, 1.0, 1)
+    outcomes = Outcomes(rewards, torch.ones(rewards.shape, dtype=torch.long), scale=torch.full((3, 8), 2.2 * scale))
+    assert losses.advantages(outcomes, name).eq(0).all()
+
+
+def test_noise_among_rewards_that_differ_is_not_normalised_up() -> None:
+    moments = Moments().update([0.0, 1.0, 0.1, 0.1 + 1e-8])
+    group = torch.tensor([[0.1, 0.1 + 1e-8]], dtype=float64)
+    outcomes = Outcomes(moments.normalise(group), torch.ones(1, 2, dtype=torch.long), scale=moments.rescale(group))
+    assert losses.advantages(outcomes, "group_std").eq(0).all()
+
+
+def test_moments_of_older_checkpoints_are_read() -> None:
+    assert Moments.from_dict({"count": 2, "mean": 2.0, "squares": 2.0}).spread == pytest.approx(2**0.5)

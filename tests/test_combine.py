@@ -490,3 +490,12 @@ def test_min_cosine_is_that_of_the_worst_pair() -> None:
     J = jacobian(4)
     pairs = [torch.cosine_similarity(a, b, dim=0).item() for a, b in itertools.combinations(J, 2)]
     assert combine.min_cosine(J @ J.T) == pytest.approx(min(pairs))
+
+
+def test_a_gradient_of_rounding_conflicts_with_nobody() -> None:
+    """Its direction is noise: taking it out of the other gradient would change that one by as much as a true one."""
+    J = torch.tensor([[1.0, 1.0], [-1e-8, 1e-9]], dtype=float64)
+    weights = torch.ones(2, dtype=float64)
+    assert combine.pcgrad(J @ J.T, weights, torch.Generator()).tolist() == pytest.approx([1, 1], abs=1e-6)
+    J[1] *= 1e5
+    assert combine.pcgrad(J @ J.T, weights, torch.Generator()).tolist() != [1, 1]

@@ -194,11 +194,19 @@ def alike(completions: list[Any], **columns: Any) -> list[float]:
     return [1000.1] * len(completions)
 
 
-def test_equal_rewards_teach_nothing_however_large(tmp_path: Path) -> None:
+def alike_in_float32(completions: list[Any], **columns: Any) -> list[float]:
+    """One value summed in different orders: its last bits differ."""
+    return [0.3 * (1 + 6e-8 * (i % 3)) for i in range(len(completions))]
+
+
+@pytest.mark.parametrize("loss", ["dr_grpo", "reinforce_pp"])
+@pytest.mark.parametrize("function", [alike, alike_in_float32])
+def test_equal_rewards_teach_nothing_however_large(tmp_path: Path, function: Any, loss: str) -> None:
     """1000.1 is no float32: a mean over eight of them is another number, and was once taken for a baseline."""
-    run = tiny_run(tmp_path, run__steps=2, shaping__normalise=True, objectives__fairness__beta=0.0)
+    changes = {f"objectives__{name}__beta": 0.0 for name in REWARDS}
+    run = tiny_run(tmp_path, run__steps=2, shaping__normalise=True, algorithm__loss=loss, **changes)
     tasks = {name: OneReward() for name in run.config.objectives}
-    steps = rows(list(grpo(run, tasks=tasks, rewards={name: [(alike, 1.0)] for name in tasks})))
+    steps = rows(list(grpo(run, tasks=tasks, rewards={name: [(function, 1.0)] for name in tasks})))
     assert [row["dead_groups/fairness"] for row in steps] == [1, 1]
     assert [row["loss/policy"] for row in steps] == [0, 0]
 

@@ -18,13 +18,14 @@ from grpo_nb.algorithms import AdvantageName
 Groups = Float[Tensor, "prompt group"]
 TokenGroups = Float[Tensor, "prompt group #token"]
 
+LAST_DIGITS = 1e-13
+"""Share of the batch's largest reward that float64 can just add to it."""
 STD_EPS = 1e-4
 """Added to a group's std before dividing, as TRL does; it matters: rewards .50001, .5, .5, .5 give A = .07, not 1.5."""
-ROUNDING, NARROW_ROUNDING = 1e-10, 1e-6
-"""A std below this share of the largest |reward|, in float64 and in narrower types, is rounding: a sum of parts has
-other last bits in another order. Nothing can be compared there, and noise is not blown up to advantages."""
-ROUNDING_FLOOR = 0.01
-"""Rewards this small and smaller are measured against this, for parts that cancel leave the noise of what they were."""
+ROUNDING, EXACT_ROUNDING = 1e-6, 1e-10
+"""A std below this share of what the rewards were summed from is rounding: float32's (8 ulp), for reward functions
+compute in it whatever they return; float64's where all rewards of a group are whole numbers. Nothing can be compared
+there, and noise is not blown up to advantages. The share is relative at every scale."""
 WHITEN_EPS = 1e-8
 """Added to the variance of a whole batch before its root, as OpenRLHF does."""
 CPGD_MAX_WEIGHT = 3.0
@@ -45,15 +46,22 @@ class Outcomes:
     """Trained tokens of each answer."""
     penalty: Float[Tensor, "prompt group token"] | None = None
     """What each token costs, in units of the reward: beta · k1, with KL in the reward; 0 beyond the length."""
-    rounding: float = 0.0
-    """Relative spread that is rounding, where that is more than the type of the rewards has."""
+    scale: Groups | None = None
+    """Size of what each reward was summed from, where parts may cancel; None: the reward's own size."""
 
     def double(self) -> "Outcomes":
-        """The same in float64, with the rounding of the types it came in."""
-        tables = [self.rewards] if self.penalty is None else [self.rewards, self.penalty]
-        rounding = max(self.rounding, *map(_rounding, tables))
+        """The same in float64."""
         penalty = None if self.penalty is None else self.penalty.double()
-        return Outcomes(self.rewards.double(), self.lengths, penalty, rounding)
+        return Outcomes(self.rewards.double(), self.lengths, penalty, self.scale)
+
+    def noise(self) -> Float[Tensor, "prompt 1"]:
+        """The std that rounding may give to each group's totals."""
+        sizes = [self.rewards.abs()]
+        if self.penalty is not None:
+            sizes.append(self.rewards.abs() + self.penalty.abs().sum(-1))
+        if self.scale is not None:
+            sizes.append(self.scale.to(self.rewards.dtype))
+        return rounding_noise(self.totals(), torch.stack(sizes).amax(0))[:, None]
 
     def totals(self) -> Groups:
         """Rᵢ − Σₜ penaltyᵢₜ: an answer's reward less what its tokens cost."""
@@ -67,7 +75,7 @@ class Outcomes:
 
     def comparable(self) -> Bool[Tensor, "prompt 1"]:
         """Whether each group has something to compare."""
-        return comparable(self.totals(), self.rounding)[:, None]
+        return group_std(self.totals())[:, None] > self.noise()
 
     def weights(self) -> TokenGroups:
         """Tokens that each entry of `returns` stands for; 0 for unscored answers."""
@@ -86,11 +94,22 @@ def group_std(rewards: Groups) -> Float[Tensor, "prompt"]:
     return torch.where(n >= 2, variance.sqrt(), torch.nan)
 
 
-def comparable(rewards: Groups, rounding: float = 0.0) -> Bool[Tensor, "prompt"]:
-    """Whether a group has something to compare: two scored answers or more, with rewards that differ by more than
-    rounding, that of their own type or `rounding`, of the largest."""
+def comparable(rewards: Groups) -> Bool[Tensor, "prompt"]:
+    """Whether a group has something to compare: two scored answers or more, that differ by more than rounding."""
     wide = rewards.double()
-    return group_std(wide) > _noise(wide.nan_to_num().abs().amax(-1), max(rounding, _rounding(rewards)))
+    return group_std(wide) > rounding_noise(wide, wide.abs())
+
+
+def rounding_noise(rewards: Groups, scale: Groups) -> Float[Tensor, "prompt"]:
+    """The std that rounding alone may give to each group: a share of the largest `scale` of its scored answers.
+
+    A group beside which float64 has no more digits for the batch's largest is rounding too.
+    """
+    scored = ~rewards.isnan()
+    whole = (rewards == rewards.round()) | ~scored
+    share = torch.where(whole.all(-1), EXACT_ROUNDING, ROUNDING)
+    largest = torch.where(scored, scale, 0.0).amax(-1)
+    return (share * largest).clamp(min=LAST_DIGITS * float(largest.max()))
 
 
 def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = None) -> TokenGroups:
@@ -180,14 +199,14 @@ def reinforce_pp(outcomes: Outcomes) -> TokenGroups:
 
     No group: an answer is compared with the whole batch, so a group of equal rewards still learns.
     """
-    return _whitened(outcomes.returns(), outcomes.weights(), outcomes.rounding)
+    return _whitened(outcomes.returns(), outcomes.weights(), outcomes.noise())
 
 
 def reinforce_pp_baseline(outcomes: Outcomes) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄, whitened over the tokens of all groups that can be compared). Hu et al. 2025."""
     centred = _centred(outcomes)[0][..., None]
     weights = torch.where(centred.isnan(), 0.0, outcomes.lengths[..., None].to(centred.dtype))
-    return _whitened(centred, weights, outcomes.rounding)
+    return _whitened(centred, weights, outcomes.noise())
 
 
 ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
@@ -202,14 +221,6 @@ ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
 }
 
 
-def _rounding(rewards: Tensor) -> float:
-    return ROUNDING if rewards.dtype == torch.float64 else NARROW_ROUNDING
-
-
-def _noise(largest: Tensor, rounding: float) -> Tensor:
-    return rounding * largest.clamp(min=ROUNDING_FLOOR)
-
-
 def _centred(outcomes: Outcomes) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
     """(Rᵢ − R̄, s) of each group; NaN throughout a group that cannot be compared."""
     totals = outcomes.totals()
@@ -217,11 +228,11 @@ def _centred(outcomes: Outcomes) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
     return torch.where(outcomes.comparable(), centred, torch.nan), group_std(totals)[:, None]
 
 
-def _whitened(values: TokenGroups, weights: TokenGroups, rounding: float) -> TokenGroups:
-    """(x − mean) / √(var + 1e-8) under the weights; NaN where the weight is 0 or nothing differs."""
+def _whitened(values: TokenGroups, weights: TokenGroups, noise: Float[Tensor, "prompt 1"]) -> TokenGroups:
+    """(x − mean) / √(var + 1e-8) under the weights; NaN where the weight is 0 or nothing differs by more than noise."""
     held = torch.where(weights > 0, values, 0.0)
     total = weights.sum()
     mean = (weights * held).sum() / total
     variance = (weights * (held - mean).square()).sum() / total
-    known = (weights > 0) & (variance.sqrt() > _noise(held.abs().max(), rounding))
+    known = (weights > 0) & (variance.sqrt() > noise.max())
     return torch.where(known, (held - mean) / (variance + WHITEN_EPS).sqrt(), torch.nan)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_nb.losses.advantages import ROUNDING, ROUNDING_FLOOR
+from grpo_nb.losses.advantages import ROUNDING
 from grpo_nb.losses.tokens import same_shape
 
 Groups = Float[Tensor, "prompt group"]
@@ -47,26 +47,36 @@ class Moments:
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    largest: float = 0.0
+    """Size of the largest number that a reward seen was summed from: what rounding is relative to."""
 
     @property
     def std(self) -> float:
         """√(squares / (count − 1)); 0 below two rewards."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
-    def update(self, values: list[float]) -> "Moments":
-        """With more rewards seen; unscored ones are not among `values`."""
+    @property
+    def spread(self) -> float:
+        """What rewards are divided by: the std, or 1 while nothing differs by more than rounding."""
+        return self.std if self.std > ROUNDING * max(self.largest, abs(self.mean)) else 1.0
+
+    def update(self, values: list[float], scale: float = 0.0) -> "Moments":
+        """With more rewards seen; unscored ones are not among `values`. `scale`: the largest that they are made of."""
         count, mean, squares = self.count, self.mean, self.squares
         for value in values:
             count += 1
             before = value - mean
             mean += before / count
             squares += before * (value - mean)
-        return Moments(count, mean, squares)
+        return Moments(count, mean, squares, max([self.largest, scale, *map(abs, values)]))
 
     def normalise(self, rewards: Groups) -> Groups:
         """(R − mean) / std, in what has been seen so far; only centred while nothing differs yet."""
-        spread = self.std if self.std > ROUNDING * max(ROUNDING_FLOOR, abs(self.mean)) else 1.0  # rounding is no spread
-        return (rewards - self.mean) / spread
+        return (rewards - self.mean) / self.spread
+
+    def rescale(self, scale: Groups) -> Groups:
+        """Size of what normalised rewards are summed from: (scale + |mean|) / std."""
+        return (scale + abs(self.mean)) / self.spread
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
