@@ -3,12 +3,10 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import Parameter
 from transformers import PreTrainedModel
@@ -45,23 +43,6 @@ def attach(model: PreTrainedModel, config: ModelConfig, base: str, seed: int) ->
     except ValueError as error:
         raise ModelError(_no_target(model, config, error)) from error
     wrapped.peft_config["default"].base_model_name_or_path = base
-    return wrapped
-
-
-def reopen(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """The model with the saved adapter of `folder`, ready to train on.
-
-    Raises:
-        ModelError: the adapter is damaged, or does not fit the base model.
-    """
-    try:
-        with quietly():
-            wrapped = PeftModel.from_pretrained(model, folder, is_trainable=True, use_safetensors=True)
-    except (ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise ModelError(
-            f"adapter {folder} is damaged or does not fit its base model ({type(error).__name__}: {error}); copy it "
-            "anew, or correct 'base_model_name_or_path' in its adapter_config.json"
-        ) from error
     return wrapped
 
 

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,16 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt
 WEIGHT_FILES = ("*.safetensors",)
 PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 ADAPTER_CONFIG = "adapter_config.json"
+
+
+UNSUPPORTED_LORA = {
+    "bias": "biases of the base model train in addition to the adapter, so the reference would change with them",
+    "layer_replication": "its copied layers belong to one adapter, so there is no frozen reference of them",
+    "alora_invocation_tokens": "it acts after certain tokens only, which a batch of prompts does not say",
+    "arrow_config": "it chooses between several adapters, and one adapter is trained here",
+    "monteclora_config": "its weights are random in each pass, so log-probs would not be those of the sampled policy",
+}
+"""Settings of LoRA with which a policy cannot have a frozen reference or a fixed distribution, with the reason."""
 
 
 class ModelError(ValueError):
@@ -229,6 +239,7 @@ def _adapter(path: Path) -> Source:
         raise ModelError(f"{found}; needs adapter_model.safetensors (pickled weights are refused: they can run code)")
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"adapter folder {path} is of type {settings.get('peft_type')}; only LORA can be trained here")
+    refuse_unsupported(settings, f"adapter folder {path}")
     base = settings.get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise ModelError(
@@ -238,6 +249,20 @@ def _adapter(path: Path) -> Source:
     if (Path(base) / ADAPTER_CONFIG).is_file():
         raise ModelError(f"adapter {path} stands on another adapter, {base}; merge that one into its base model first")
     return Source("adapter", str(path), path, base=locate(base))
+
+
+def refuse_unsupported(settings: Mapping[str, Any], where: str) -> None:
+    """Refuse a kind of LoRA that cannot be trained here, by the fields of its configuration.
+
+    Raises:
+        ModelError: names the field, the reason and what to do.
+    """
+    for field, why in UNSUPPORTED_LORA.items():
+        if (value := settings.get(field)) not in (None, "none", []):
+            raise ModelError(
+                f"{where} has {field}={value!r}, which cannot be trained here: {why}. Use a LoRA adapter without it, "
+                "or the base model with the adapter merged into it, where peft can do that"
+            )
 
 
 def _adapter_settings(file: Path) -> dict[str, Any]:
@@ -267,7 +292,7 @@ def _check_complete(source: Source, model: PreTrainedModel, report: dict[str, An
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
             f"{source.name}: the weights lack {len(missing)} tensors of a {type(model).__name__} "
-            f"({_some(missing, 3)}), which would be random; needs a checkpoint of a causal language model"
+            f"({listed(missing, 3)}), which would be random; needs a checkpoint of a causal language model"
         )
 
 
@@ -325,10 +350,11 @@ def _listing(folder: Path) -> str:
         names = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
     except OSError as error:
         return f"(unreadable: {error.strerror})"
-    return _some(names, 12) if names else "nothing"
+    return listed(names, 12) if names else "nothing"
 
 
-def _some(names: list[str], most: int) -> str:
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_nb import adapters, loading
+from grpo_nb import adapter_files, adapters, loading
 from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
 from grpo_nb.loading import ModelError
@@ -324,15 +324,15 @@ def _checkpoint_activations(base: PreTrainedModel) -> None:
 def _with_adapter(base: PreTrainedModel, source: loading.Source, config: ModelConfig, seed: int) -> PeftModel:
     if source.path is None or source.kind != "adapter":
         return adapters.attach(base, config, source.name, seed)
-    wrapped = adapters.reopen(base, source.path)
+    wrapped = adapter_files.reopen(base, source.path)
     if (rank := _rank(wrapped)) != config.lora_rank:
         logger.info("adapter %s has rank %d; model.lora_rank=%d is not used", source.path, rank, config.lora_rank)
     return wrapped
 
 
 def _save(model: PreTrainedModel | PeftModel, folder: str) -> None:
-    if isinstance(model, PeftModel):  # without the reference, and without asking the hub whether embeddings grew
-        model.save_pretrained(folder, selected_adapters=list(model.active_adapters), save_embedding_layers=False)
+    if isinstance(model, PeftModel):
+        adapter_files.save(model, folder)
     else:
         model.save_pretrained(folder)
 
@@ -342,6 +342,8 @@ def _trainable_names(model: PreTrainedModel | PeftModel) -> tuple[str, ...]:
         raise ModelError(f"adapters {model.active_adapters} are active; needs exactly one: model.set_adapter(name)")
     if isinstance(model, PeftModel) and not isinstance(model.peft_config[model.active_adapters[0]], LoraConfig):
         raise ModelError(f"an adapter of type {model.peft_type}; only LoRA can be trained here")
+    if isinstance(model, PeftModel):
+        loading.refuse_unsupported(vars(model.peft_config[model.active_adapters[0]]), "this adapter")
     names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     if not names:
         raise ModelError(
