@@ -22,7 +22,7 @@ from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
 from grpo_nb.intervals import RESAMPLES, bootstrap, with_intervals
 from grpo_nb.model import Policy, load_policy
-from grpo_nb.paired import Mode, Row, Split, Stage, count
+from grpo_nb.paired import Mode, Row, Split, Stage, count, drawn_from
 from grpo_nb.pareto import Metrics, best, knee
 from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import Engine
@@ -33,7 +33,7 @@ from grpo_nb.types import Example, Rollouts, Score
 
 log = logging.getLogger(__name__)
 
-COLUMNS = ["stage", "step", "split", "mode", "objective", "metric", "value", "low", "high", "n"]
+COLUMNS = ["stage", "step", "split", "mode", "objective", "metric", "value", "low", "high", "n", "clusters"]
 
 
 def evaluate(
@@ -49,8 +49,8 @@ def evaluate(
 ) -> pd.DataFrame:
     """Task measures of one stage on held-out examples, with 95% intervals; also appended to evaluations.jsonl.
 
-    Intervals are percentiles of a bootstrap over clusters (all questions of one template, or on one text, count as
-    one draw), which is what makes them honest where questions resemble each other.
+    Intervals are over clusters (all questions of one template, or on one text, count as one draw), as `intervals`
+    makes them; a measure over fewer than 5 clusters has none.
 
     Args:
         mode: `greedy` takes the likeliest token; `sample` draws at `sampling.temperature`.
@@ -59,8 +59,9 @@ def evaluate(
         limit: examples per objective, at most; None: `run.eval_examples`.
 
     Returns:
-        One row for each objective and metric: stage, step, split, mode, objective, metric, value, low, high, and n,
-        the items that the metric is over (those of its condition).
+        One row for each objective and metric: stage, step, split, mode, objective, metric, value, low, high, and n
+        and clusters, the items that the metric is over (those of its condition) and the templates or texts they are
+        of.
 
     Raises:
         RunError: the stage has no checkpoint.
@@ -227,7 +228,10 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
 def tidy(row: Mapping[str, Any]) -> pd.DataFrame:
     """A row of evaluations.jsonl as a table, one line a metric."""
     shared = {key: row[key] for key in ("stage", "step", "split", "mode", "objective")}
-    lines = [{**shared, "metric": m, **numbers, "n": count(row, m)} for m, numbers in row["metrics"].items()]
+    lines = [
+        {**shared, "metric": m, **numbers, "n": count(row, m), "clusters": drawn_from(row, m)[0]}
+        for m, numbers in row["metrics"].items()
+    ]
     return pd.DataFrame(lines, columns=COLUMNS)
 
 

@@ -25,7 +25,7 @@ from nbclient import NotebookClient
 from traitlets.config import Config
 
 from grpo_nb import presets
-from grpo_nb.intervals import bootstrap, percentiles
+from grpo_nb.intervals import bootstrap, interval
 from grpo_nb.run import Run
 from grpo_nb.session import Session
 
@@ -163,7 +163,7 @@ def _compared(times: Sequence[tuple[float, float]]) -> str:
     without, beside = (statistics.mean(column) for column in zip(*times, strict=True))
     more = np.array([b / a - 1 for a, b in times])
     drawn = bootstrap(lambda rows: {"mean": float(more[rows].mean())}, [str(i) for i in range(len(more))], seed=0)
-    low, high = percentiles(drawn["mean"])
+    low, high = interval("mean", float(more.mean()), drawn["mean"], len(more))
     return (
         f"a step: {without:.3f} s without the dashboard, {beside:.3f} s with it; block by block {more.mean():+.1%} "
         f"({low:+.1%} to {high:+.1%}), median {np.median(more):+.1%}"

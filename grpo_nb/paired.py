@@ -36,7 +36,8 @@ def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.
     Returns:
         One row for each objective and metric. `base`, `base_low`, `base_high`, and so on for `sft` and `latest`;
         `difference` with its 95% interval; `differs`: whether that interval leaves out 0 (None: not comparable);
-        `n`: the items that the metric is over, at the newest of these stages.
+        `n` and `clusters`: the items that the metric is over, and their templates or texts, at the newest of these
+        stages.
     """
     return _table(logged(run, split, mode), {str(stage): stage for stage in STAGES}, "sft", "latest")
 
@@ -95,8 +96,13 @@ def change(before: Row, after: Row, metric: str) -> tuple[float, float, float] |
     if before["pool"] != after["pool"] or not all(metric in row["metrics"] for row in (before, after)):
         return None
     value = after["metrics"][metric]["value"] - before["metrics"][metric]["value"]
-    clusters = after["metrics"][metric].get("clusters", after.get("clusters", 0))
-    return value, *paired(metric, value, draws(after, metric) - draws(before, metric), clusters)
+    return value, *paired(metric, value, draws(after, metric) - draws(before, metric), *drawn_from(after, metric))
+
+
+def drawn_from(row: Mapping[str, Any], metric: str) -> tuple[int, float | None]:
+    """The clusters that a metric is over, and how many of equal size they weigh (None in logs of earlier versions)."""
+    numbers = row["metrics"].get(metric, {})
+    return int(numbers.get("clusters", row.get("clusters", 0))), numbers.get("effective")
 
 
 def _table(rows: Sequence[Row], stages: Mapping[str, Stage], before: str, after: str) -> pd.DataFrame:
@@ -108,7 +114,7 @@ def _table(rows: Sequence[Row], stages: Mapping[str, Stage], before: str, after:
         found = [row for row in newest.values() if row is not None]
         metrics = dict.fromkeys(metric for row in found for metric in row["metrics"])
         lines += [_line(objective, metric, newest, before, after) for metric in metrics]
-    return pd.DataFrame(lines, columns=[*columns, "differs", "n"])
+    return pd.DataFrame(lines, columns=[*columns, "differs", "n", "clusters"])
 
 
 def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before: str, after: str) -> Row:
@@ -117,6 +123,7 @@ def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before:
         numbers = row["metrics"].get(metric, {}) if row else {}
         line |= {f"{stage}{part}": numbers.get(key, math.nan) for key, part in PARTS.items()}
         line["n"] = count(row, metric) if row else line.get("n")
+        line["clusters"] = drawn_from(row, metric)[0] if row else line.get("clusters")
     first, second = stages[before], stages[after]
     if first is None or second is None:
         return line

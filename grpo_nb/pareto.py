@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_nb.intervals import PARTS, percentiles
-from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, draws, logged
+from grpo_nb.intervals import PARTS, paired
+from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, drawn_from, draws, logged
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
 
@@ -135,8 +135,7 @@ def worth_keeping(run: Run) -> tuple[int, ...]:
 def dominates(one: Point, other: Point, by: Metrics) -> bool:
     """Whether `one` is better in every objective, each paired 95% interval of the difference above 0."""
     return one is not other and all(
-        percentiles(_gain(other.rows[objective], one.rows[objective], metric))[0] > 0
-        for objective, metric in by.items()
+        _least_gain(other.rows[objective], one.rows[objective], metric) > 0 for objective, metric in by.items()
     )
 
 
@@ -153,8 +152,11 @@ def better(metric: str, values: Draws) -> Draws:
     return -values if metric.endswith("_rate") else values
 
 
-def _gain(before: Row, after: Row, metric: str) -> Draws:
-    return better(metric, draws(after, metric)) - better(metric, draws(before, metric))
+def _least_gain(before: Row, after: Row, metric: str) -> float:
+    """The lower limit of the paired interval of what `after` is better by; NaN over too few clusters."""
+    was, is_now = (better(metric, np.array([row["metrics"][metric]["value"]])) for row in (before, after))
+    gains = better(metric, draws(after, metric)) - better(metric, draws(before, metric))
+    return paired(metric, float(is_now[0] - was[0]), gains, *drawn_from(after, metric))[0]
 
 
 def _rows(run: Run, mode: Logged | None, split: Split) -> list[Row]:

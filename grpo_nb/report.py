@@ -112,7 +112,8 @@ _HEADLINES = {
 def evaluation(frame: pd.DataFrame) -> Table:
     """One evaluation, a line a metric, with its 95% interval."""
     table = [
-        {"objective": r.objective, "metric": r.metric, "value [95%]": interval(r.value, r.low, r.high), "items": r.n}
+        {"objective": r.objective, "metric": r.metric, "value [95%]": interval(r.value, r.low, r.high)}
+        | {"items": r.n, "clusters": r.clusters}
         for r in frame.itertuples()
     ]
     stage = frame["stage"].iloc[0] if len(frame) else ""
@@ -128,7 +129,7 @@ def comparison(run: Run) -> Table:
             title = {"difference": "change by GRPO [95%]", "latest": "after GRPO"}.get(part, part)
             line[title] = interval(*three(row, part))
         verdict = {True: "yes", False: "no"}.get(row["differs"], "")
-        table.append(line | {"differs": verdict, "items": row["n"]})
+        table.append(line | {"differs": verdict, "items": row["n"], "clusters": row["clusters"]})
     caption = f"{run.name}, the same held-out items at every stage"
     if not table:
         caption = f"{run.name} was not evaluated yet: evaluate(run, stage='sft') and, after GRPO, evaluate(run)"

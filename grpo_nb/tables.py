@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb.config import Config, Settings
+from grpo_nb.intervals import TOO_FEW
 from grpo_nb.memory import PHASES, Plan, gib
 
 LONGEST_CELL = 600
@@ -83,10 +84,10 @@ _TIMES = frozenset({"time", "at", "since", "started", "heartbeat"})
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """`0.61 [0.52, 0.70]`, and nothing where nothing was measured."""
-    if any(math.isnan(number) for number in (value, low, high)):
+    """`0.61 [0.52, 0.70]`; nothing where nothing was measured, and words where clusters are too few for an interval."""
+    if math.isnan(value):
         return ""
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{value:.2f} {TOO_FEW}" if math.isnan(low) or math.isnan(high) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def facts(values: Mapping[str, Any], caption: str = "") -> Table:

@@ -54,8 +54,8 @@ report.report(run)
 
 # %% [markdown]
 # ## Before and after
-# Differences on the same held-out items, with 95% bootstrap intervals. An interval that holds 0 is no result. *Look
-# at* the lines that should not have moved, too: what was right after SFT should still be right.
+# Differences on the same held-out items, with 95% intervals over templates and texts. An interval that holds 0 is no
+# result. *Look at* the lines that should not have moved, too: what was right after SFT should still be right.
 
 # %%
 report.comparison(run)

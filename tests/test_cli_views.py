@@ -32,8 +32,8 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measures(run: Run, **asked: Any) -> pd.DataFrame:
     shared = {"stage": asked["stage"], "step": 4, "split": asked["split"], "mode": asked["mode"]}
-    rows = [("fairness", "accuracy", 0.75, 0.5, 1.0, 8), ("fairness", "bias", float("nan"), None, None, 8)]
-    names = ("objective", "metric", "value", "low", "high", "n")
+    rows = [("fairness", "accuracy", 0.75, 0.5, 1.0, 8, 8), ("fairness", "bias", float("nan"), None, None, 8, 4)]
+    names = ("objective", "metric", "value", "low", "high", "n", "clusters")
     return pd.DataFrame([shared | dict(zip(names, row, strict=True)) for row in rows])
 
 
@@ -46,7 +46,7 @@ def test_eval_json_is_pure_json(run: Run, capsys: pytest.CaptureFixture[str], mo
         str(run.path), "base", 4, "test", "sample",
     ]  # fmt: skip
     assert answer["metrics"][0] == {
-        "objective": "fairness", "metric": "accuracy", "value": 0.75, "low": 0.5, "high": 1.0, "n": 8,
+        "objective": "fairness", "metric": "accuracy", "value": 0.75, "low": 0.5, "high": 1.0, "n": 8, "clusters": 8,
     }  # fmt: skip
     assert answer["metrics"][1]["value"] is None
 
@@ -70,28 +70,28 @@ def scores_of(folder: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_score_bbq_prints_a_table_or_pure_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = scores_of(tmp_path, *(r | {"said": "A" if i % 2 else "B"} for i, r in enumerate(templates(4))))
+    path = scores_of(tmp_path, *(r | {"said": "A" if i % 2 else "B"} for i, r in enumerate(templates(5))))
     status, out, err = says(capsys, "score", "bbq", "--data", path, "--field", "said")
     assert (status, err) == (0, "")
     assert re.search(r"^Guilds +accuracy +100\.0 +\[\d", out, re.MULTILINE)
-    assert re.search(r"^all +bias_ambiguous +0\.0 +\[-37\.5, 37\.5\] +16$", out, re.MULTILINE)
+    assert re.search(r"^all +bias_ambiguous +0\.0 +\[-30\.0, 30\.0\] +20 +10$", out, re.MULTILINE)
     status, out, _ = says(capsys, "score", "bbq", "--data", path, "--field", "said", "--json")
     answer = json.loads(out)
     assert status == 0
     assert [answer[k] for k in ("benchmark", "data", "predictions", "field")] == ["bbq", str(path), None, "said"]
     assert list(answer["groups"]) == ["Guilds", "Peoples", "all"]
     assert answer["groups"]["all"]["metrics"]["accuracy"]["value"] == 1.0
-    assert answer["groups"]["all"]["counts"]["ambig"] == 16
+    assert answer["groups"]["all"]["counts"]["ambig"] == 20
 
 
 def test_score_halueval_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = QA_ROW | {"hallucinated_answer": QA_ROW["right_answer"]}
     path = scores_of(tmp_path, QA_ROW | {"said": "goats"}, same | {"said": "goats"})
     status, out, _ = says(capsys, "score", "halueval", "--data", path, "--field", "said")
-    assert status == 0 and re.search(r"^qa +accuracy_unanswerable +- +- +0$", out, re.MULTILINE)
+    assert status == 0 and re.search(r"^qa +accuracy_unanswerable +- +- +0 +0$", out, re.MULTILINE)
     assert "1 of 2 rows are not in" in out
     answer = json.loads(says(capsys, "score", "halueval", "--data", path, "--field", "said", "--json")[1])
-    none = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0}
+    none = {"value": None, "low": None, "high": None, "n": 0, "clusters": 0, "effective": 0.0}
     assert answer["groups"]["qa"]["metrics"]["accuracy_unanswerable"] == none
     assert len(answer["notes"]) == 1
 
@@ -117,7 +117,7 @@ def test_eval_compare_needs_evaluations(run: Run, capsys: pytest.CaptureFixture[
 def test_eval_compare_says_what_is_not_measured_yet(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row: dict[str, Any] = {"objective": "fairness", "metric": "accuracy", "differs": None, "n": 4}
+    row: dict[str, Any] = {"objective": "fairness", "metric": "accuracy", "differs": None, "n": 4, "clusters": 4}
     for name, value in (("base", None), ("sft", 0.4), ("latest", None), ("difference", None)):
         row |= {name: value, f"{name}_low": value, f"{name}_high": value}
     monkeypatch.setattr(verbs, "comparison", lambda *_, **__: pd.DataFrame([row], dtype=object))
@@ -129,7 +129,9 @@ def probed(run: Run, stage: Any) -> pd.DataFrame:
     """Takes the place of `probe`."""
     numbers = {"before": 0.8, "after": 0.6, "difference": -0.2}
     bounds = {f"{k}{end}": v + d for k, v in numbers.items() for end, d in (("_low", -0.1), ("_high", 0.1))}
-    return pd.DataFrame([{"objective": "probe", "metric": "accuracy", **numbers, **bounds, "differs": True, "n": 40}])
+    return pd.DataFrame(
+        [{"objective": "probe", "metric": "accuracy", **numbers, **bounds, "differs": True, "n": 40, "clusters": 40}]
+    )
 
 
 def test_eval_probe_compares_with_the_base(

@@ -168,18 +168,19 @@ def test_a_measure_under_a_condition_counts_the_items_it_is_over(run: Run, polic
             return {"accuracy": 1.0, "accuracy_low": 1.0}
 
         def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
-            return {"accuracy_low": [e.columns["number"] < 12 for e in examples]}
+            return {"accuracy_low": [e.columns["number"] < 35 for e in examples]}
 
     tasks = {F: Conditional(), H: Conditional()}
     frame = evaluate(run, stage="base", policy=policy, tasks=tasks, engine=Scripted(str))
     pool = examples_of(run, F, Quiz())
-    low = [e.columns["cluster"] for e in pool if e.columns["number"] < 12]
+    low = [e.columns["cluster"] for e in pool if e.columns["number"] < 35]
     own = frame[frame.objective == F].set_index("metric")
-    assert 0 < len(low) < 12 and own["n"].to_dict() == {"accuracy": 40, "accuracy_low": len(low)}
+    assert 0 < len(low) < 35 and own["n"].to_dict() == {"accuracy": 40, "accuracy_low": len(low)}
     assert own["low"]["accuracy"] == pytest.approx(1 - 3 / len({e.columns["cluster"] for e in pool}))
-    assert own["low"]["accuracy_low"] == pytest.approx(max(0.0, 1 - 3 / len(set(low))))
-    table = comparison(run)
+    assert own["low"]["accuracy_low"] == pytest.approx(1 - 3 / len(set(low)))
+    table, row = comparison(run), next(r for r in run.rows("evaluations") if r["objective"] == F)
     assert list(table[table.objective == F].n) == [40, len(low)]
+    assert list(table[table.objective == F].clusters) == [row["clusters"], len(set(low))] == list(own["clusters"])
 
 
 @pytest.mark.parametrize("given", [[1.0], {"accuracy": "high"}, {"accuracy": None}, None])
@@ -327,7 +328,7 @@ def test_a_large_change_is_told_from_none(run: Run, policy: Policy) -> None:
 
 def test_pairing_sees_a_change_that_the_separate_intervals_hide(run: Run, policy: Policy) -> None:
     ask(run, policy, "sft", right=20)
-    ask(run, policy, "latest", right=27)
+    ask(run, policy, "latest", right=30)
     line = compared(run)
     assert line["sft_high"] > line["latest_low"] and line["differs"] is True
 
@@ -363,12 +364,12 @@ def changed(run: Run, *stages: Any, **more: Any) -> Any:
 
 def test_any_two_stages_are_compared_in_pairs(run: Run, policy: Policy) -> None:
     ask(run, policy, "base", right=20)
-    ask(run, policy, 2, right=27)
+    ask(run, policy, 2, right=30)
     run.log_metrics({"step": 4})
     ask(run, policy, "latest", right=10)
     line = changed(run, "base", 2)
-    assert (line["before"], line["after"], line["differs"], line["n"]) == (0.5, 0.675, True, 40)
-    assert line["difference"] == pytest.approx(0.175) and line["before_high"] > line["after_low"], "pairing decides"
+    assert (line["before"], line["after"], line["differs"], line["n"]) == (0.5, 0.75, True, 40)
+    assert line["difference"] == pytest.approx(0.25) and line["before_high"] > line["after_low"], "pairing decides"
     assert changed(run, 2, 4)["after"] == 0.25 == changed(run, 2, "latest")["after"], "the latest was step 4"
     assert changed(run, 4, "base")["difference"] == pytest.approx(0.25)
 

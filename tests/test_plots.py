@@ -57,7 +57,7 @@ def compared() -> pd.DataFrame:
     rows = []
     for name, names in metrics.items():
         for i, metric in enumerate(names):
-            row: dict[str, Any] = {"objective": name, "metric": metric, "differs": i == 0, "n": 200}
+            row: dict[str, Any] = {"objective": name, "metric": metric, "differs": i == 0, "n": 200, "clusters": 40}
             for stage, value in (("base", math.nan), ("sft", 0.4), ("latest", 0.9), ("difference", 0.5)):
                 row |= {stage: value, f"{stage}_low": value - 0.1, f"{stage}_high": value + 0.05}
             rows.append(row)

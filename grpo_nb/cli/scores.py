@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.intervals import TOO_FEW
 from grpo_nb.scoring import Scored, score_bbq, score_halueval
 
 DONE = 0
@@ -24,10 +25,11 @@ def score_command(arguments: Namespace) -> int:
 
 
 def _table(scored: Scored) -> None:
-    say("shares and scores x 100, with 95% intervals (templates, or texts, drawn anew)")
+    say("shares and scores x 100, with 95% intervals over clusters (templates, or texts)")
     show(
         [
             {"group": group, "metric": metric, **_cells(numbers), "items": numbers["n"]}
+            | {"clusters": numbers["clusters"]}
             for group, measured in scored.groups.items()
             for metric, numbers in measured.metrics.items()
         ]
@@ -38,7 +40,8 @@ def _table(scored: Scored) -> None:
 
 def _cells(numbers: Mapping[str, float]) -> dict[str, str]:
     value, low, high = (_percent(numbers[name]) for name in ("value", "low", "high"))
-    return {"value": value, "95% interval": "-" if low == "-" else f"[{low}, {high}]"}
+    limits = f"[{low}, {high}]" if low != "-" else "-" if value == "-" else TOO_FEW
+    return {"value": value, "95% interval": limits}
 
 
 def _percent(value: float) -> str:

@@ -9,6 +9,7 @@ from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
+from grpo_nb.intervals import FEWEST, TOO_FEW
 from grpo_nb.paired import STAGES, Stage, comparison, three
 from grpo_nb.preflight import check_judges, load_tasks
 from grpo_nb.probe import probe
@@ -68,6 +69,8 @@ def eval_command(arguments: Namespace) -> int:
     else:
         say(f"{run.path}: " + ", ".join(f"{key} {value}" for key, value in shared.items()))
         show(measures)
+        if any(row["low"] is None and row["clusters"] < FEWEST for row in rows):
+            say(f"no interval where items are of fewer than {FEWEST} clusters (templates, or texts)")
     return DONE
 
 
@@ -139,8 +142,10 @@ def _with_interval(row: Mapping[str, Any], parts: Sequence[str]) -> dict[str, An
     line = {name: row[name] for name in ("objective", "metric") if name in row}
     for name in parts:
         value, low, high = three(row, name)
-        line[name] = None if value is None else f"{value:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
-    return line | {"differs": {True: "yes", False: "no"}.get(row["differs"], "-"), "items": row["n"]}
+        limits = f" {TOO_FEW}" if low is None else f" [{low:.3f}, {high:.3f}]"
+        line[name] = None if value is None else f"{value:.3f}{limits}"
+    verdict = {True: "yes", False: "no"}.get(row["differs"], "-")
+    return line | {"differs": verdict, "items": row["n"], "clusters": row["clusters"]}
 
 
 def _newest_stage(run: Run) -> Stage:

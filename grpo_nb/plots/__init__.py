@@ -255,7 +255,9 @@ def _stages(axis: Axes, name: str, lines: pd.DataFrame, colour: str) -> None:
 def _change(axis: Axes, y: int, row: dict[Any, Any]) -> None:
     if not math.isfinite(row["difference"]):
         return
-    text = "{:+.2f}  [{:+.2f}, {:+.2f}]".format(*(row[f"difference{part}"] for part in ("", "_low", "_high")))
+    text = f"{row['difference']:+.2f}"
+    if math.isfinite(row["difference_low"]):
+        text += f"  [{row['difference_low']:+.2f}, {row['difference_high']:+.2f}]"
     sure = bool(row["differs"])
     axis.text(
         1.03, y, text.replace("-", "−"), transform=axis.get_yaxis_transform(), va="center", size=8.5,
