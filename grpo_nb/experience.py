@@ -125,7 +125,7 @@ def _advantages(outcomes: losses.Outcomes, algorithm: AlgorithmConfig) -> Float[
     """The settings' estimator; zeros where nothing of the objective was scored, which then trains nothing."""
     if outcomes.rewards.isnan().all():
         return torch.zeros(*outcomes.rewards.shape, 1)
-    return losses.advantages(outcomes, algorithm.row.advantage, algorithm.advantage_clip)
+    return losses.advantages(outcomes, algorithm.row.advantage, algorithm.advantage_bound)
 
 
 def _truncated(rollouts: Rollouts) -> Tensor:

@@ -13,6 +13,9 @@ CONFIG = "config.json"
 ADJUSTABLE = (".judge.budget_tokens", ".judge.budget_usd")
 """Settings that may be edited while a run stands still: what it may spend, which changes nothing of what it learns."""
 
+FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0}
+"""What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""
+
 Differences = Mapping[str, tuple[Any, Any]]
 """Dotted setting -> (what the run has, what it is held against)."""
 
@@ -32,7 +35,8 @@ def plain(config: Config) -> dict[str, Any]:
 def contradictions(has: Config, wanted: Config, explicit: Mapping[str, Any]) -> Differences:
     """Where `wanted` differs from what the run has. Its number of steps counts only where it is asked for by name."""
     found = has.differences(wanted)
-    return found if "run.steps" in explicit else {k: v for k, v in found.items() if k != "run.steps"}
+    spared = {"run.steps", *(key for key, values in found.items() if values == (FORMER_DEFAULTS.get(key), "auto"))}
+    return {key: values for key, values in found.items() if key in explicit or key not in spared}
 
 
 def refuse_contradiction(folder: Path, differences: Differences) -> None:

@@ -91,7 +91,7 @@ def recipe(algorithm: AlgorithmConfig) -> losses.Recipe:
         drift=algorithm.cpgd_drift,
         drift_clip=algorithm.cpgd_drift_clip,
     )
-    return losses.Recipe(row, limits, algorithm.entropy_coef, algorithm.kl_weight)
+    return losses.Recipe(row, limits, algorithm.entropy_coef, algorithm.kl_factor)
 
 
 def micro_tokens(

@@ -115,6 +115,16 @@ def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
     }
 
 
+def clipped_row(objective: str, experience: Experience, bound: float | None) -> Row:
+    """Share of one objective's trained answers whose advantage `algorithm.advantage_clip` cut; absent without one."""
+    rows = experience.rows_of(objective)
+    learns = experience.learns()[rows]
+    if bound is None or not learns.any():
+        return {}
+    cut = (experience.advantages[rows].abs() >= experience.advantages.new_tensor(bound)).any(dim=1)
+    return {f"advantage_clipped/{objective}": float(cut[learns].double().mean())}
+
+
 def shaped_row(objective: str, rewards: Float[Tensor, "prompt group"]) -> Row:
     """Mean of the rewards as they were compared, after shaping; `reward/` is before it."""
     return {f"shaped_reward/{objective}": _mean(rewards[~rewards.isnan()].tolist())}

@@ -2,15 +2,15 @@
 
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. Rules about
-the learning signal and the answers are in symptoms.py, about a judge in judge_rules.py; here are those about numbers,
-weights, KL and beta.
+the learning signal and the answers are in symptoms.py, about a judge in judge_rules.py, about settings that distort
+numbers in numeric_rules.py; here are those about numbers, weights, KL and beta.
 """
 
 import math
 import statistics
 from dataclasses import replace
 
-from grpo_nb import judge_rules, symptoms
+from grpo_nb import judge_rules, numeric_rules, symptoms
 from grpo_nb.config import Config
 from grpo_nb.findings import (
     BASELINE,
@@ -284,6 +284,7 @@ OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     beta_pinned,
     *symptoms.OBJECTIVE_RULES,
     *judge_rules.OBJECTIVE_RULES,
+    *numeric_rules.OBJECTIVE_RULES,
 )
 """True of a stretch of time, judged at its end."""
 

@@ -311,6 +311,7 @@ def _row(
         rows, group = experience.drawn_for(name), rollouts.group_size
         own, learns = [scores[i] for i in rows], experience.learns()[rows].view(-1, group)
         row |= metrics.reward_row(name, own, reward_matrix(own, group), learns)
+        row |= metrics.clipped_row(name, experience, algorithm.advantage_bound)
         if state.config.shaping.active:
             row |= metrics.shaped_row(name, rewards[name])
         row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)

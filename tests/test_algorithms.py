@@ -75,7 +75,7 @@ CHANGES = [
     ("loss", {"loss": "grpo"}, {}),
     ("surrogate", {"surrogate": "sapo"}, {}),
     ("reduction", {"reduction": "sequence_mean"}, {}),
-    ("kl", {"kl": "k2"}, {}),
+    ("kl", {"kl": "k2"}, {"kl_weight": "ratio"}),
     ("kl_weight", {"kl_weight": "none"}, {}),
     ("clip_low", {"clip_low": 0.05}, {}),
     ("clip_high", {"clip_high": 0.05}, {}),

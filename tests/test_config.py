@@ -1,7 +1,7 @@
 """Every rule of the settings with its message: what was found, what is needed, what to change."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_nb import presets
-from grpo_nb.config import BatchConfig, Config, ConfigError, ObjectiveConfig, Settings, check_data_size, parse
+from grpo_nb.algorithms import SCALE_FREE, AdvantageName
+from grpo_nb.config import (
+    AlgorithmConfig,
+    BatchConfig,
+    Config,
+    ConfigError,
+    ObjectiveConfig,
+    Settings,
+    check_data_size,
+    parse,
+)
 
 
 def refused(**changes: Any) -> str:
@@ -295,6 +305,29 @@ def test_the_ratios_gradient_is_for_k3_only(kl: str) -> None:
     presets.demo().replace(**{"algorithm.kl": "k3", "algorithm.kl_weight": "ratio_through"})
 
 
+@pytest.mark.parametrize(("kl", "through"), [("k3", True), ("k2", False), ("k3_k2", False)])
+def test_the_kls_weight_follows_the_estimator(kl: str, through: bool) -> None:
+    chosen = presets.demo().replace(**{"algorithm.kl": kl}).algorithm
+    assert chosen.kl_factor == ("ratio_through" if through else "ratio")
+
+
+def test_the_bound_of_the_advantages_follows_the_estimator() -> None:
+    for name in get_args(AdvantageName):
+        settings = AlgorithmConfig(advantage=name)
+        assert settings.advantage_bound == (10 if name in SCALE_FREE else None)
+        assert AlgorithmConfig(advantage=name, advantage_clip=7).advantage_bound == 7
+        assert AlgorithmConfig(advantage=name, advantage_clip=None).advantage_bound is None
+
+
+def test_settings_written_by_an_older_version_keep_their_values() -> None:
+    """config.json holds every value: what was a default then is a choice now."""
+    tree = presets.demo().model_dump(mode="json")
+    assert {"kl_weight", "advantage_clip"} <= tree["algorithm"].keys()
+    tree["algorithm"] |= {"kl_weight": "ratio", "advantage_clip": 10.0, "loss": "dr_grpo"}
+    old = parse(tree).algorithm
+    assert (old.kl_factor, old.advantage_bound) == ("ratio", 10)
+
+
 @pytest.mark.parametrize("bounds", [[1.1, 2.0], [0.2, 0.9], [1.0, 2.0], [2.0, 0.5]])
 def test_a_correction_lets_an_engine_through_that_agrees(bounds: list[float]) -> None:
     assert "needs lower < 1 < upper" in refused(algorithm__correction="mis", algorithm__correction_bounds=bounds)
@@ -363,7 +396,7 @@ def test_a_cap_is_no_offset() -> None:
         ({"dual_clip": 3.0}, "dapo"),
         ({"sapo_tau_positive": 3.0}, "sapo"),
         ({"cpgd_drift": 0.1}, "cpgd"),
-        ({"kl_weight": "none"}, "dapo"),
+        ({"kl_weight": "none"}, "reinforce_pp_baseline"),
     ],
 )
 def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -> None:

@@ -70,6 +70,7 @@ def learnt(changes: str) -> dict[str, Tensor]:
         ({"algorithm__warmup_steps": 4}, {}),
         ({"algorithm__weight_decay": 0.5}, {}),
         ({"algorithm__advantage_clip": 0.3}, {}),
+        ({"algorithm__advantage_clip": 0.3}, {"algorithm__loss": "dr_grpo", "shaping__normalise": True}),
         ({"algorithm__mask_truncated": True}, {"sampling__max_completion": 6}),
         ({"algorithm__entropy_top_share": 0.2}, {}),
         ({"algorithm__correction": "tis"}, {"algorithm__correction_bounds": [0.5, 1.1]}),
@@ -151,6 +152,24 @@ def test_running_moments_go_on_from_step_to_step() -> None:
     assert [values[0], values[2]] == pytest.approx([-(0.5**0.5), 0.5**0.5])
     _, later = shaped([5.0, 5.0, 5.0], after, shaping__normalise=True)
     assert (later.count, later.mean) == (5, pytest.approx(19 / 5))
+
+
+def hundredfold(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    return [100.0 * (sum(ids) % 11) for ids in completion_ids]
+
+
+@pytest.mark.parametrize("loss", ["dr_grpo", "opo"])
+def test_advantages_in_units_of_the_reward_are_not_flattened(tmp_path: Path, loss: str) -> None:
+    rewards = {name: [hundredfold] for name in REWARDS}
+    cut: list[dict[str, Any]] = []
+    for name, clip in (("auto", "auto"), ("old", 10.0)):
+        changes = {"run__steps": 1, "algorithm__loss": loss, "algorithm__advantage_clip": clip}
+        run = tiny_run(tmp_path, name, **changes)
+        cut += rows(list(grpo(run, rewards=rewards, tasks=small_tasks())))
+        sizes = {abs(sample["advantage"]) for sample in run.samples().to_dict("records")}
+        assert max(sizes) > 10 if clip == "auto" else sizes <= {0.0, 10.0}
+    assert "advantage_clipped/fairness" not in cut[0]
+    assert cut[1]["advantage_clipped/fairness"] > 0.9
 
 
 def test_moments_survive_a_resume(tmp_path: Path) -> None:

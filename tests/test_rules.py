@@ -123,6 +123,13 @@ def test_what_must_hold_at_step_one(change: Row, severity: str, action: str) -> 
     assert "step_one" not in found(rows[1:])
 
 
+def test_advantages_that_a_bound_flattens() -> None:
+    config = CONFIG.replace(**{"algorithm.advantage_clip": 10.0, "algorithm.loss": "dr_grpo"})
+    finding = only(ill(lambda row: {f"advantage_clipped/{F}": 0.8}), "advantage_clipped", config)
+    assert finding.evidence == {"objective": F, "share": pytest.approx(0.8), "bound": 10, "advantage": "mean_only"}
+    assert "advantage_clipped" not in found(ill(lambda row: {f"advantage_clipped/{F}": 0.01}), config)
+
+
 # KL and beta
 
 

@@ -11,6 +11,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.run import Run, RunError
 from tests.kill_points import survives
 from tests.run_folder import CONFIG, STEPS, files, log, save
+from tests.tiny import tiny_config
 
 
 @pytest.fixture
@@ -19,6 +20,15 @@ def run(tmp_path: Path) -> Run:
 
 
 # ---- contradiction
+
+
+def test_a_default_that_has_changed_since_is_no_contradiction(tmp_path: Path) -> None:
+    config = tiny_config(algorithm__kl_weight="ratio", algorithm__advantage_clip=10.0)
+    Run.create(tmp_path / "old", config)
+    again = Run.open_or_create(tmp_path / "old", tiny_config())
+    assert (again.config.algorithm.kl_weight, again.config.algorithm.advantage_clip) == ("ratio", 10.0)
+    asked = Run.open_or_create(tmp_path / "old", tiny_config(), changes={"algorithm.kl_weight": "auto"})
+    assert asked.config.algorithm.kl_weight == "auto"
 
 
 def test_the_same_settings_are_no_contradiction(run: Run) -> None:

@@ -94,7 +94,7 @@ def trl_trace(model: Path, out: Path, *, updates: int = 1, micro_batches: int = 
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
-            **{"use_bias_correction_kl": False} | settings,
+            **settings,
         )
         return _trained_by_trl(trl, model, arguments, updates)
 
@@ -212,7 +212,6 @@ def our_config(model: Path, beta: float, **changes: Any) -> Config:
         "algorithm.weight_decay": 0.0,
         "algorithm.max_grad_norm": 1.0,
         "algorithm.warmup_steps": 0,
-        "algorithm.kl_weight": "none",
         "run.steps": STEPS,
         "run.checkpoint_every": 100,
         "run.quick_eval_every": 0,  # the engine recites training's script and nothing else
@@ -258,12 +257,24 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "sapo": ({"algorithm__loss": "sapo"}, {"loss_type": "sapo"}),
     "a completion's ratio": (
-        {"algorithm__loss": "gspo", "algorithm__clip_low": 0.02, "algorithm__clip_high": 0.03},
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.02, "epsilon_high": 0.03},
+        # TRL would weigh a token's KL by the completion's ratio, we do by the token's
+        {
+            "algorithm__loss": "gspo",
+            "algorithm__clip_low": 0.02,
+            "algorithm__clip_high": 0.03,
+            "algorithm__kl_weight": "none",
+        },
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon": 0.02,
+            "epsilon_high": 0.03,
+            "use_bias_correction_kl": False,
+        },
     ),
-    "KL through the ratio": (
-        {"algorithm__loss": "grpo", "algorithm__kl_weight": "ratio_through"},
-        {"loss_type": "grpo", "use_bias_correction_kl": True},
+    "KL of weight 1": (
+        {"algorithm__loss": "grpo", "algorithm__kl_weight": "none"},
+        {"loss_type": "grpo", "use_bias_correction_kl": False},
     ),
     "dual clip": (
         {"algorithm__loss": "bnpo", "algorithm__clip_high": 0.02, "algorithm__dual_clip": 1.05},

@@ -20,6 +20,9 @@ from grpo_nb.algorithms import (
 )
 from grpo_nb.config.base import Positive, Settings
 
+ADVANTAGE_BOUND = 10.0
+"""Standard deviations: no group of fewer than 100 answers reaches it."""
+
 
 class AlgorithmConfig(Settings):
     """The loss, its clipping, the KL estimator, and how objectives are combined."""
@@ -45,8 +48,10 @@ class AlgorithmConfig(Settings):
     kl: KLName | Literal["auto"] = "auto"
     """KL per token: k2 has the gradient of KL(policy || reference), k3 the unbiased value, `k3_k2` both;
     `k1_in_reward` subtracts it from the reward; `auto`: the algorithm's own."""
-    kl_weight: Literal["none", "ratio", "ratio_through"] = "ratio"
-    """What corrects the KL off-policy: the ratio as a constant, the ratio with its gradient, or nothing."""
+    kl_weight: Literal["auto", "none", "ratio", "ratio_through"] = "auto"
+    """A token's KL is weighed by the ratio with its gradient (`ratio_through`), by it as a constant, or by 1 (`none`).
+    `auto`: `ratio_through` for k3, `ratio` for k2 and k3_k2, so that the penalty's expected gradient is that of
+    KL(policy || reference), which is measured and which beta is steered by; k3 alone has KL(reference || policy)'s."""
     clip_low: Positive | None = None
     """Lower clip: the ratio's gain stops at 1 - clip_low (gmpo: at log-ratio -clip_low); null: the algorithm's own."""
     clip_high: Positive | None = None
@@ -79,8 +84,9 @@ class AlgorithmConfig(Settings):
     """Linear rise of the learning rate at the start; constant afterwards."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's decoupled weight decay."""
-    advantage_clip: Positive | None = 10.0
-    """Advantages are cut at +- this; null never cuts."""
+    advantage_clip: Positive | Literal["auto"] | None = "auto"
+    """Advantages are cut at +- this; null never cuts. `auto`: 10 where they are divided by a spread; never where they
+    are in units of the reward (`mean_only`, `rloo`, `opo`, `cpgd`), which a fixed bound would flatten."""
     log_ratio_clamp: Annotated[float, Field(gt=0, le=80)] = 20.0
     """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
     mask_truncated: bool = False
@@ -98,6 +104,20 @@ class AlgorithmConfig(Settings):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
+
+    @property
+    def kl_factor(self) -> Literal["none", "ratio", "ratio_through"]:
+        """What `kl_weight` comes to."""
+        if self.kl_weight == "auto":
+            return "ratio_through" if self.row.kl == "k3" else "ratio"
+        return self.kl_weight
+
+    @property
+    def advantage_bound(self) -> float | None:
+        """What `advantage_clip` comes to; None: no bound."""
+        if self.advantage_clip == "auto":
+            return ADVANTAGE_BOUND if self.row.advantage in SCALE_FREE else None
+        return self.advantage_clip
 
     @property
     def old_first(self) -> bool:
@@ -124,8 +144,8 @@ class AlgorithmConfig(Settings):
                 "cpgd_drift": [cpgd, moves],
                 "cpgd_drift_clip": [cpgd, moves],
                 "kl_weight": [
-                    ("a KL in the loss", not row.kl_in_reward),
-                    *([moves] if self.kl_weight == "none" else []),
+                    ("a KL in the loss", not row.kl_in_reward or self.kl_weight == "ratio"),
+                    *([moves] if self.kl_weight == "none" and row.kl != "k3" else []),
                 ],
                 "cagrad_c": [("combine 'cagrad'", self.combine == "cagrad")],
                 "correction_level": [corrects],

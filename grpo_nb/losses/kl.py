@@ -2,7 +2,8 @@
 
 Schulman 2020, "Approximating KL divergence". Value and gradient are two different questions: k1 and k3 have the
 right mean and, as losses, the wrong gradient; k2 has the right gradient and a biased mean. `k3_k2` takes each from
-where it is right. Off the policy that sampled, `kl_weight` restores the expectation.
+where it is right, and so does k3 whose weight is the ratio with its gradient. Off the policy that sampled, `kl_weight`
+restores the expectation.
 """
 
 from collections.abc import Callable, Mapping
