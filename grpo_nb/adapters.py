@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,8 +23,9 @@ REFERENCE = "reference"
 def attach(model: PreTrainedModel, config: ModelConfig, base: str, seed: int) -> PeftModel:
     """The model with fresh LoRA adapters (Hu et al. 2021): B is 0, so the policy starts as the base model.
 
-    `auto` targets are all linear layers but the output head. Adapters are float32 whatever the base is, have no
-    dropout, and A is a function of the seed.
+    `auto` targets are all linear layers of the language model but the output head: none of a vision or audio tower,
+    which text never reaches. Adapters are float32 whatever the base is, have no dropout, and A is a function of the
+    seed.
 
     Raises:
         ModelError: `lora_targets` match nothing.
@@ -34,6 +35,7 @@ def attach(model: PreTrainedModel, config: ModelConfig, base: str, seed: int) ->
         lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft divides it by r: any positive number will do
         lora_dropout=0.0,
         target_modules="all-linear" if config.lora_targets == "auto" else list(config.lora_targets),
+        exclude_modules=beyond_text(model, linear_layers(model)) or None if config.lora_targets == "auto" else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
@@ -44,6 +46,31 @@ def attach(model: PreTrainedModel, config: ModelConfig, base: str, seed: int) ->
         raise ModelError(_no_target(model, config, error)) from error
     wrapped.peft_config["default"].base_model_name_or_path = base
     return wrapped
+
+
+def beyond_text(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Those of the names of modules or parameters that a text never reaches.
+
+    They are outside of the decoder (vision and audio towers, projectors) or in its cross-attention layers; the output
+    head is not among them. None for a model of text alone.
+    """
+    inside, head = _name_of(model, model.get_decoder()), _name_of(model, model.get_output_embeddings())
+    crossing = getattr(model.config.get_text_config(), "cross_attention_layers", None) or []
+    images_only = tuple(f"{inside}layers.{i}." for i in crossing)
+    reached = (inside, head) if head else (inside,)
+    return [name for name in names if not f"{name}.".startswith(reached) or name.startswith(images_only)]
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Names of the layers that `auto` chooses from; an adapter's own are not among them."""
+    kinds = nn.Linear | Conv1D
+    return [name for name, m in model.named_modules() if isinstance(m, kinds) and ".lora_" not in name]
+
+
+def _name_of(model: nn.Module, part: nn.Module | None) -> str:
+    """`model.language_model.`; empty for the model itself and for what is no part of it."""
+    found = next((name for name, module in model.named_modules() if module is part), "")
+    return f"{found}." if found else ""
 
 
 @runtime_checkable
@@ -144,7 +171,7 @@ def without_dropout(model: nn.Module) -> list[str]:
 
 
 def _no_target(model: nn.Module, config: ModelConfig, error: ValueError) -> str:
-    linear = {name.rsplit(".", 1)[-1] for name, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
+    linear = {name.rsplit(".", 1)[-1] for name in linear_layers(model)}
     return f"lora_targets={config.lora_targets}: {error} Linear layers of this model: {', '.join(sorted(linear))}"
 
 

@@ -16,7 +16,20 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from grpo_nb import quantised
 
 logger = logging.getLogger(__name__)
 
@@ -114,13 +127,24 @@ def read_model(source: Source, dtype: torch.dtype) -> PreTrainedModel:
         {"quantization_config": GgufConfig(dequantize=True)} if source.kind == "gguf" else {"use_safetensors": True}
     )
     with _explained(source, "model"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        settings = None if source.kind == "gguf" else _read_settings(source)
+        _refuse_quantised(source, settings)
+        loaded: Any = auto_class(settings).from_pretrained(
             **_arguments(source), dtype=dtype, output_loading_info=True, **extra
         )
     model: PreTrainedModel = loaded[0]
     report: dict[str, Any] = loaded[1]
     _check_complete(source, model, report)
     return model
+
+
+def auto_class(settings: PreTrainedConfig | None) -> Any:
+    """The class that opens a model of this configuration: a language model, else one that reads images too."""
+    if settings is None or type(settings) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    return (
+        AutoModelForImageTextToText if type(settings) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
+    )
 
 
 def move(model: PreTrainedModel, to: torch.device | torch.dtype) -> PreTrainedModel:
@@ -283,6 +307,22 @@ def _no_safetensors(found: str, pickled: bool) -> str:
     )
 
 
+def _read_settings(source: Source) -> PreTrainedConfig | None:
+    """The model's config.json; None for a hub repository without one, such as an adapter's."""
+    try:
+        settings: PreTrainedConfig = AutoConfig.from_pretrained(**_arguments(source))
+    except OSError:
+        if source.kind != "hub":
+            raise
+        return None
+    return settings
+
+
+def _refuse_quantised(source: Source, settings: PreTrainedConfig | None) -> None:
+    if (why := quantised.refusal(settings, f"model '{source.name}'")) is not None:
+        raise ModelError(why)
+
+
 def _check_complete(source: Source, model: PreTrainedModel, report: dict[str, Any]) -> None:
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(
@@ -309,6 +349,8 @@ def _explained(source: Source, part: str) -> Iterator[None]:
     try:
         with quietly(bars=source.kind in ("hub", "gguf")):
             yield
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(_explain(source, part, error)) from error
 
@@ -323,7 +365,8 @@ def _explain(source: Source, part: str, error: Exception) -> str:
     if "safetensors" in text and source.kind == "hub" and "does not appear to have" in text:
         return _no_safetensors(f"hub repository '{source.name}'", pickled=True)
     if isinstance(error, ImportError):
-        return f"{where} needs a package that is missing: {_first_line(text)}; install it, e.g. pip install gguf"
+        advice = 'pip install "grpo_nb[gguf]"' if source.kind == "gguf" else "install that package"
+        return f"{where} needs a package that is not installed: {_first_line(text)}. To go on, {advice}"
     if source.kind == "hub" and isinstance(error, OSError):
         return (
             f"{where} was found neither as a file or folder from {Path.cwd()} nor on the hub: {_first_line(text)} "

@@ -232,7 +232,7 @@ class Policy:
         """
         if self._reference is None:
             self._reference = self._new_reference()
-        adapters.restore(self._reference.state(), state, "the reference state")
+        adapters.restore(self._reference.state(), self.trained_of(state), "the reference state")
 
     def _new_reference(self) -> adapters.Reference:
         if isinstance(self.model, PeftModel):
@@ -256,7 +256,20 @@ class Policy:
         Raises:
             ModelError: names, shapes or types differ; nothing is written then.
         """
-        adapters.restore(self.parameters_by_name(), state, "the saved state")
+        adapters.restore(self.parameters_by_name(), self.trained_of(state), "the saved state")
+
+    def trained_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Without the adapters that text never reaches: `auto` once put some there, and their B is still 0.
+
+        Args:
+            tensors: by parameter name, after which `/` and more may follow.
+        """
+        strange = [name for name in tensors if name.partition("/")[0] not in self._trainable and ".lora_" in name]
+        if not strange or not isinstance(self.model, PeftModel):
+            return dict(tensors)
+        base: Any = self.model.get_base_model()
+        unreached = {*adapters.beyond_text(base, (name.removeprefix("base_model.model.") for name in strange))}
+        return {name: t for name, t in tensors.items() if name.removeprefix("base_model.model.") not in unreached}
 
     def save(self, folder: Path | str) -> None:
         """Write the trained model for use elsewhere: a PEFT adapter or a transformers folder, with the tokenizer.
@@ -299,7 +312,7 @@ class Policy:
     def _notes(self) -> list[str]:
         dropped = f"dropout set to 0 in {len(self._dropped)} places, e.g. {self._dropped[:1]}" if self._dropped else ""
         beyond = f"{len(self.codec.beyond)} tokens without a row, refused in prompts, e.g. {self.codec.beyond[:1]}"
-        return [note for note in (dropped, beyond if self.codec.beyond else "") if note]
+        return [note for note in (dropped, beyond if self.codec.beyond else "", _towers_note(self.model)) if note]
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
@@ -308,6 +321,13 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 def _learns_in_full(config: ModelConfig, base: PreTrainedModel) -> bool:
+    if getattr(base, "is_quantized", False):
+        if config.train == "full":
+            raise ModelError(
+                f"model.train='full', and the weights of '{config.name}' are quantised, so nothing but the layers left "
+                "as they were could change. Set model.train='lora', or model.name to the model before it was quantised"
+            )
+        return False
     if config.train == "auto":
         return sum(p.numel() for p in base.parameters()) < FULL_BELOW
     return config.train == "full"
@@ -361,6 +381,18 @@ def _model_eos(model: PreTrainedModel | PeftModel) -> list[int]:
 
 def _plain(model: PreTrainedModel | PeftModel) -> torch.nn.Module:
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _towers_note(model: PreTrainedModel | PeftModel) -> str:
+    """Whether adapters are on layers that a text never reaches, where there are such layers."""
+    if not isinstance(model, PeftModel):
+        return ""
+    base: Any = model.get_base_model()
+    away = adapters.beyond_text(base, adapters.linear_layers(base))
+    learning = (name for name, parameter in base.named_parameters() if parameter.requires_grad)
+    if idle := adapters.beyond_text(base, learning):
+        return f"{len(idle)} adapter weights are where text never reaches and will not change, e.g. {idle[:1]}"
+    return f"adapters on the language model only: text never reaches {len(away)} other linear layers" if away else ""
 
 
 def _rank(model: PeftModel) -> int:

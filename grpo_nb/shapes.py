@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
-from transformers.pytorch_utils import Conv1D
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from grpo_nb.loading import ModelError, Source, locate
+from grpo_nb.adapters import beyond_text, linear_layers
+from grpo_nb.loading import ModelError, Source, auto_class, locate
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     linear_sizes: int
-    """Sum of (inputs + outputs) over the linear layers but the head: a LoRA of rank r has r times as many weights."""
+    """Sum of (inputs + outputs) over the layers that LoRA adapts: with rank r it has r times as many weights."""
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, name: str = "") -> "ModelShape":
@@ -42,7 +42,7 @@ class ModelShape:
         try:
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                model = AutoModelForCausalLM.from_config(config)
+                model = auto_class(config).from_config(config)
         except ValueError as error:
             raise ModelError(f"'{name or config.model_type}' is no causal language model: {error}") from None
         text = config.get_text_config(decoder=True)
@@ -104,10 +104,12 @@ def _intermediate(config: PreTrainedConfig, hidden: int) -> int:
     return getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
 
 
-def _linear_sizes(model: torch.nn.Module) -> int:
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
-    return sum(sum(layer.weight.shape) for layer in layers)
+def _linear_sizes(model: PreTrainedModel) -> int:
+    names = linear_layers(model)
+    others = {*beyond_text(model, names)}
+    head = model.get_output_embeddings()
+    layers: list[Any] = [model.get_submodule(name) for name in names if name not in others]
+    return sum(sum(layer.weight.shape) for layer in layers if layer is not head)
 
 
 def _llama(

@@ -143,7 +143,8 @@ def learned(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[
 def relearn(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
     """Undo `learned`, bit for bit."""
     policy.load_state(checkpoint.tensors("policy"))
-    optim.load_state_tensors(policy.parameters_by_name(), optimizer, checkpoint.tensors("optimizer"))
+    memory = policy.trained_of(checkpoint.tensors("optimizer"))
+    optim.load_state_tensors(policy.parameters_by_name(), optimizer, memory)
 
 
 def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:

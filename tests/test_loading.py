@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from grpo_nb.config import ModelConfig
 from grpo_nb.model import ModelError, load_policy
@@ -75,7 +75,7 @@ def test_a_folder_around_a_gguf_file(tmp_path: Path) -> None:
     refused(tmp_path, r"give the file itself: model.name='.*m.gguf'")
     (tmp_path / "bad.gguf").write_bytes(b"<html>")
     refused(tmp_path / "bad.gguf", "is no GGUF file .*begins with b'<htm'.*; download it again")
-    refused(tmp_path / "m.gguf", "cannot be read|package that is missing")
+    refused(tmp_path / "m.gguf", "cannot be read|package that is not installed")
     (tmp_path / "m.txt").write_text("")
     refused(tmp_path / "m.txt", "file of type '.txt'; needs a .gguf file, or the folder")
 
@@ -102,6 +102,51 @@ def test_broken_or_foreign_weights(tmp_path: Path) -> None:
     refused(tmp_path, r"the weights lack \d+ tensors of a LlamaForCausalLM \(model.layers.2.*which would be random")
     (tmp_path / "config.json").write_text("{")
     refused(tmp_path, "cannot be read")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "hqq", "torchao", "a-new-one"])
+def test_weights_that_are_quantised_are_refused_whatever_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    quantised(tmp_path, {"quant_method": method, "bits": 4})
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    with pytest.raises(ModelError) as caught:
+        load_policy(ModelConfig(name=str(tmp_path), device="cpu"))
+    assert f"quantised with {method}," in str(caught.value) and "install " not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"quant_method": "bitsandbytes"}, {}])
+def test_the_package_of_quantised_weights_is_the_only_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    quantised(tmp_path, settings | {"load_in_4bit": True})
+    monkeypatch.setattr("grpo_nb.quantised.find_spec", lambda name: None)
+    with pytest.raises(ModelError) as caught:
+        load_policy(ModelConfig(name=str(tmp_path), device="cpu"))
+    said = str(caught.value)
+    assert "pip install bitsandbytes" in said and "gguf" not in said and "model.train='lora'" in said
+
+
+def test_quantised_weights_do_not_train_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(name=str(tiny.folder(tmp_path)), device="cpu")
+    monkeypatch.setattr(LlamaForCausalLM, "is_quantized", True, raising=False)
+    assert not load_policy(config).full
+    refused(tmp_path, "model.train='full'.*are quantised", train="full")
+
+
+def test_a_missing_package_is_named_by_the_library_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("needs `optimum`: pip install optimum")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", missing)
+    refused(
+        tiny.folder(tmp_path), r"a package that is not installed: needs `optimum`[^.]*\. To go on, install that pac"
+    )
+
+
+def quantised(folder: Path, settings: dict[str, Any]) -> None:
+    file = tiny.folder(folder) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": settings}))
 
 
 def test_code_from_a_repository_is_never_run(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class ModelConfig(Settings):
     lora_alpha: Positive = 32
     """LoRA scale: the adapter's output is multiplied by alpha / rank."""
     lora_targets: tuple[str, ...] | Literal["auto"] = "auto"
-    """Module names that get an adapter; `auto` is every linear layer but the output head."""
+    """Module names that get an adapter; `auto`: every linear layer of the language model but the output head."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type; `auto` is bfloat16 for a frozen base on a GPU that has it, float32 for all else."""
     device: str = "auto"
