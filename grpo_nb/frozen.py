@@ -10,8 +10,10 @@ from grpo_nb.durable import RunError, to_json, write_atomically
 
 CONFIG = "config.json"
 
-ADJUSTABLE = (".judge.budget_tokens", ".judge.budget_usd")
-"""Settings that may be edited while a run stands still: what it may spend, which changes nothing of what it learns."""
+_LIMITS = ("budget_tokens", "budget_usd", "concurrency", "timeout_s", "retries", "deadline_s", "max_tokens")
+ADJUSTABLE = tuple(f".judge.{limit}" for limit in _LIMITS)
+"""Settings that may be edited while a run stands still: what a judge may spend and how long it is waited for, which
+changes no verdict."""
 
 FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0}
 """What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""

@@ -3,8 +3,9 @@
 Asked through rules.py. A run without a judge has none of these keys, so no rule fires.
 """
 
-from grpo_nb.config import Config, JudgeConfig
+from grpo_nb.config import Config
 from grpo_nb.findings import ENOUGH, WINDOW, Finding, ObjectiveRule, Rows, level, newest, number, series
+from grpo_nb.judge.failures import advice
 
 ENOUGH_VERDICTS = 20
 """Verdicts before equal ones mean anything: a good step may well be all right answers."""
@@ -26,15 +27,17 @@ def judge_failed(rows: Rows, config: Config, objective: str) -> Finding | None:
         return None
     prefix = f"judge/{objective}/failure/"
     kinds = sorted({key.removeprefix(prefix) for row in tail for key in row if key.startswith(prefix)})
+    cause = str(tail[-1].get(f"judge/{objective}/cause") or "")
     return Finding(
         "judge_failed",
         "error",
         newest(rows),
         f"the judge of {objective} gave no verdict on any of the {sum(failed):.0f} answers of the last {ENOUGH} steps "
-        f"({', '.join(kinds)}): every group is left out, so nothing of this objective is learnt.",
-        {"objective": objective, "failed": sum(failed), "kinds": kinds},
-        f"read `cause` in samples.jsonl; see that {_servers(judge)} can be reached with this key and that the model "
-        "can write JSON, then start the run again; it goes on from here",
+        f"({', '.join(kinds)}): every group is left out, so nothing of this objective is learnt."
+        + (f" Most frequent cause: {cause}." if cause else ""),
+        {"objective": objective, "failed": sum(failed), "kinds": kinds, "cause": cause},
+        f"{advice(kinds, judge, f'objectives.{objective}.judge')}. The limits of a judge may be changed in the run's "
+        "config.json, anything else in a new run; then start it again, it continues from here",
         "end",
     )
 
@@ -154,10 +157,6 @@ def judge_fallback(rows: Rows, config: Config, objective: str) -> Finding | None
         {"objective": objective, "first_share": first},
         "read `cause` in judge.jsonl and the key and limits of the first server; groups are never mixed, but steps are",
     )
-
-
-def _servers(judge: JudgeConfig) -> str:
-    return ", ".join(provider.label for provider in judge.providers)
 
 
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (

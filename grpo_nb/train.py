@@ -229,6 +229,8 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
         )
         if objective.judge is not None:
             log.info(objective.judge.tally.line(state.step + 1, name))
+            for notice in objective.judge.tally.notices:
+                state.run.log_event(step=state.step + 1, objective=name, **notice)
     return scores
 
 

@@ -51,6 +51,10 @@ class JudgeServer(ThreadingHTTPServer):
         """What it writes in place of a verdict."""
         self.reply: Any = None
         """What it sends in place of a completion; bytes as they are."""
+        self.script: Callable[[Body], tuple[int, Any] | None] | None = None
+        """Status and body in place of everything else, where it gives any."""
+        self.drip = 0.0
+        """Seconds after each byte of a body."""
         self.delay = 0.0
         self.bodies: list[Body] = []
         """Every request that reached it."""
@@ -103,6 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
             threading.Event().wait(server.delay)
         if server.key is not None and self.headers["Authorization"] != f"Bearer {server.key}":
             return self._send(401, {"error": {"message": f"bad key in {self.headers['Authorization']}"}})
+        if server.script is not None and (scripted := server.script(body)) is not None:
+            return self._send(*scripted)
         if refused := [name for name in server.refuses if name in body]:
             return self._send(400, {"error": {"message": f"unsupported parameter: {refused[0]}"}})
         if server.reply is not None:
@@ -121,7 +127,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if not self.server.drip:
+            self.wfile.write(data)
+        for i in range(len(data) if self.server.drip else 0):
+            self.wfile.write(data[i : i + 1])
+            threading.Event().wait(self.server.drip)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing on standard error."""

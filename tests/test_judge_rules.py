@@ -79,6 +79,11 @@ def test_a_judge_that_always_fails_ends_the_run_in_order() -> None:
     assert "any of the 96 answers of the last 3 steps (deadline, request)" in finding.message
     assert "a@h, b@api.openai.com can be reached" in finding.advice
     assert found(sick(59, **failing)) == {}, "two steps are no trend"
+    told = {"judge__failed": 32, "judge__scored": 0, "judge__cause": "a@h: 200 tokens were not enough"}
+    finding = only(sick(58, **told, **{"judge__failure/cut_off": 32}), "judge_failed")
+    assert f"objectives.{H}.judge.max_tokens (now 200)" in finding.advice and told["judge__cause"] in finding.message
+    finding = only(sick(58, **told, **{"judge__failure/key": 32}), "judge_failed")
+    assert "OPENAI_API_KEY" in finding.advice and "max_tokens" not in finding.advice
     assert found(sick(58, **failing | {"judge__scored": 1})) == {}
     assert found(sick(58, **failing | {"judge__failed": 0})) == {}, "nothing asked, nothing failed"
 

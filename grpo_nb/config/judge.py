@@ -1,5 +1,6 @@
 """The settings of an LLM judge: which servers, how much it weighs, how long it may take and what it may spend."""
 
+import os
 import re
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -10,6 +11,10 @@ from grpo_nb.config.base import Count, Positive, Settings
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 
+OPENAI = "https://api.openai.com/v1"
+_BASE_URL = "OPENAI_BASE_URL"
+"""Variable that clients of OpenAI read; what it says is written into the run's settings."""
+
 Price = Annotated[float, Field(ge=0)]
 
 
@@ -18,8 +23,10 @@ class JudgeProvider(Settings):
 
     model: Annotated[str, Field(min_length=1)]
     """Name of the model as the server knows it."""
-    base_url: str = "https://api.openai.com/v1"
-    """Where the server's `/chat/completions` is."""
+    base_url: str = Field(
+        default_factory=lambda: os.environ.get(_BASE_URL, "").strip() or OPENAI, validate_default=True
+    )
+    """Address that the server's `/chat/completions` follows; without it OPENAI_BASE_URL, else OpenAI's own."""
     api_key_env: str | None = "OPENAI_API_KEY"
     """NAME of the environment variable that holds the key, never the key; null for a server that wants none."""
     usd_per_million_in: Price | None = None
@@ -57,9 +64,11 @@ class JudgeProvider(Settings):
     def _is_a_plain_address(cls, value: str) -> str:
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("needs an http:// or https:// address, e.g. http://localhost:8000/v1")
+            raise ValueError(f"needs an http:// or https:// address, e.g. http://localhost:8000/v1{_source(value)}")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("must be an address without user, password or query; a key goes into the environment")
+            raise ValueError(
+                f"must be an address without user, password or query; a key goes into the environment{_source(value)}"
+            )
         return value.rstrip("/")
 
 
@@ -82,13 +91,13 @@ class JudgeConfig(Settings):
     concurrency: Count = 8
     """Requests under way at a time."""
     timeout_s: Positive = 15
-    """Seconds that one try of a request may take."""
+    """Seconds that one try of a request may take, its reply included."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Further tries after 429, 5xx, a timeout or a cut connection, each later than the one before."""
     deadline_s: Positive = 60
     """Seconds that a step waits for this judge in all; providers share them. What is late has no verdict."""
     max_tokens: Count = 200
-    """Cap on the judge's own text; a verdict that is cut off counts as unreadable."""
+    """Cap on the judge's own text. A model that is cut off while it still thinks gets 20 times as much from then on."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -104,3 +113,8 @@ class JudgeConfig(Settings):
                 f"{', '.join(unpriced)} lacks them: set them, or use budget_tokens"
             )
         return self
+
+
+def _source(url: str) -> str:
+    """Where an address that was not given comes from, in words."""
+    return f"; it comes from {_BASE_URL}" if url == os.environ.get(_BASE_URL, "").strip() else ""

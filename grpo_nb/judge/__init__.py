@@ -9,28 +9,20 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from grpo_nb.config import ConfigError, JudgeConfig
-from grpo_nb.judge.client import AskFailed, Endpoint, Reply, check_ready
+from grpo_nb.judge.client import Endpoint, check_ready
+from grpo_nb.judge.failures import AskFailed, Failure
 from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict, key_of
 from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence_of, messages, parse_verdict
+from grpo_nb.judge.replies import Reply
 from grpo_nb.judge.tally import NAME, Tally
 from grpo_nb.reward_notes import BESIDES
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Example, Score
 
 __all__ = ["FILE", "Judge", "Tally"]
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why there is no verdict."""
-
-    kind: Literal["request", "unreadable", "deadline", "budget"]
-    cause: str
-    passing: bool = False
-    """Another reply may be better: what spoilt this one need not be the model."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +102,7 @@ class Judge:
         groups = self._groups(answers, {k: v for k, v in columns.items() if k not in BESIDES})
         outcomes = await self._settle(groups)
         self.tally.seconds = time.perf_counter() - began
+        self.tally.notices = [notice for endpoint in self._endpoints for notice in endpoint.told()]
         self.tally.tokens, self.tally.usd = self._ledger.tokens, self._ledger.usd
         return [_score(outcome) for group in outcomes for outcome in group]
 
@@ -167,7 +160,7 @@ class Judge:
     async def _ask(
         self, endpoint: Endpoint, client: Any, key: str, question: Question, gate: asyncio.Semaphore, until: float
     ) -> Outcome:
-        """What comes of a question; a reply that a network may have spoilt is asked for once more."""
+        """What comes of a question; a reply that a network spoilt, or that was cut off too soon, is asked for again."""
         outcome = await self._request(endpoint, client, key, question, gate, until)
         if isinstance(outcome, Failure) and outcome.passing:
             outcome = await self._request(endpoint, client, key, question, gate, until)
@@ -184,16 +177,16 @@ class Judge:
                     return Failure("budget", spent)
                 began = time.perf_counter()
                 reply = await endpoint.ask(client, question.messages)
-            outcome = _read(reply)
+            outcome = self._read(endpoint, reply, question)
         except TimeoutError:
             outcome = Failure("deadline", "not done within the step's deadline_s")
         except AskFailed as error:
-            outcome = Failure("request", str(error))
+            outcome = Failure(error.kind, str(error))
         if began is None:
             return outcome
         seconds = time.perf_counter() - began
         self.tally.replies.append(seconds)
-        self.tally.unreadable += isinstance(outcome, Failure) and outcome.kind == "unreadable"
+        self.tally.unreadable += reply is not None and isinstance(outcome, Failure)
         verdict, cause = (outcome, "") if isinstance(outcome, Verdict) else (None, outcome.cause)
         self._ledger.write(
             key,
@@ -205,6 +198,16 @@ class Judge:
             seconds,
         )
         return outcome
+
+    def _read(self, endpoint: Endpoint, reply: Reply, question: Question) -> Outcome:
+        if reply.problem:
+            more = reply.thought and endpoint.widen(reply, self._ledger.left(reply.tokens_in + reply.tokens_out))
+            return Failure(reply.kind, reply.problem, passing=more or not reply.final)
+        try:
+            score, reason = parse_verdict(reply.text, question.messages[-1]["content"])
+            return Verdict(score, endpoint.hidden(reason))
+        except UnreadableVerdict as error:
+            return Failure("unreadable", endpoint.cleaned(str(error)), passing=True)
 
     def _final(self, attempts: list[Attempt]) -> list[Outcome]:
         """The one attempt that stands for a group: a whole one, else the one that knows most, with every cause."""
@@ -220,6 +223,7 @@ class Judge:
                 said = [f"{a.label}: {o.cause}" for a in attempts if isinstance(o := a.outcomes[i], Failure)]
                 outcome = Failure(outcome.kind, "; ".join(said))
                 self.tally.failures[outcome.kind] += 1
+                self.tally.causes[outcome.cause] += 1
             outcomes.append(outcome)
         return outcomes
 
@@ -230,15 +234,6 @@ def _answer(completion: Any) -> str:
 
 def _settled(attempts: Sequence[Attempt]) -> bool:
     return any(attempt.whole for attempt in attempts)
-
-
-def _read(reply: Reply) -> Outcome:
-    if reply.problem:
-        return Failure("unreadable", reply.problem, passing=not reply.final)
-    try:
-        return Verdict(*parse_verdict(reply.text))
-    except UnreadableVerdict as error:
-        return Failure("unreadable", str(error), passing=True)
 
 
 def _score(outcome: Outcome) -> Score:

@@ -1,40 +1,38 @@
 """One server that is asked for verdicts: requests, what each server cannot do, and what went wrong in words.
 
 Retries and their growing pauses are the `openai` client's own. The key is read from the environment for each client
-and kept in no object of ours; whatever a server says is cleared of it before it becomes a cause.
+and kept in no object of ours; whatever a server says is cleared of it before anything of it is cut or kept.
 """
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
+from grpo_nb.judge.failures import AskFailed, Kind
+from grpo_nb.judge.network import bounded_client, check_proxies, proxy_of
 from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
+from grpo_nb.judge.refusals import plain, refused, said
+from grpo_nb.judge.replies import Reply, read_reply, words_in
+from grpo_nb.judge.secrets import strike
 
-BYTES_PER_TOKEN = 4
-"""What is counted where a server does not say how many tokens it used, or says what cannot be."""
-LONGEST_CAUSE = 200
-_ENDED = {"length": "cut off at max_tokens", "content_filter": "withheld by the server's content filter"}
-"""Why a reply is no whole one, by the reason for its end that the server gives."""
+log = logging.getLogger(__name__)
 
+LONGEST_CAUSE = 300
+THINKING = 20
+"""A model that was cut off while it still thought is given this many times max_tokens from then on."""
+_STATUS: dict[int, Kind] = {401: "key", 403: "key", 402: "limit", 429: "limit", 404: "address", 405: "address"}
+_STATUS |= {407: "proxy", 408: "timeout"}
+_CAPS = ("max_tokens", "max_completion_tokens")
+_BASE_URL_ENDS = "base_url ends before /chat/completions, usually in /v1"
 
-@dataclass(frozen=True)
-class Reply:
-    """What the judge wrote, and what it took."""
-
-    text: str
-    tokens_in: int
-    tokens_out: int
-    problem: str = ""
-    """Why the text cannot be a verdict, where that shows before it is read."""
-    final: bool = False
-    """The model ended so itself: at temperature 0 it would do it again."""
-
-
-class AskFailed(Exception):
-    """There is no reply; the message says why."""
+Notice = dict[str, Any]
+"""What goes into the run's log once: its `kind` and the rest of an event."""
 
 
 class Endpoint:
@@ -43,7 +41,10 @@ class Endpoint:
     def __init__(self, provider: JudgeProvider, config: JudgeConfig) -> None:
         self.provider = provider
         self.label = provider.label
+        self._notices: list[Notice] = []
         self._config = config
+        self._url = f"{provider.base_url}/chat/completions"
+        self._budget = config.max_tokens
         self._options: dict[str, Any] = {
             "temperature": 0,
             "seed": 0,
@@ -61,52 +62,139 @@ class Endpoint:
             base_url=self.provider.base_url,
             timeout=self._config.timeout_s,
             max_retries=self._config.retries,
+            http_client=bounded_client(self._config.timeout_s),
         ) as client:
             yield client
 
     async def ask(self, client: Any, messages: Messages) -> Reply:
-        """The reply to one request.
+        """The reply to one request; parameters that the server refuses by name are left out or renamed.
 
         Raises:
             AskFailed: none came, in spite of the client's retries.
         """
         import openai
 
-        options: dict[str, Any] | None = dict(self._options)
-        while options is not None:
+        options, budget = self._asked(), self._budget
+        while True:
             try:
                 response = await client.chat.completions.create(model=self.provider.model, messages=messages, **options)
-            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                said, options = str(error), _without(options, str(error))
+            except openai.APIStatusError as error:
+                words = said(_body(error))
+                if (fewer := self._without(options, words, error.status_code)) is None:
+                    raise self._refusal(error, words) from None
+                options = fewer
             except openai.OpenAIError as error:
-                raise AskFailed(self._clean(self._words(error))) from None
+                raise self._unreached(error) from None
             except (ValueError, RecursionError) as error:
-                return Reply(
-                    "", *_tokens(None, messages, ""), problem=f"the body is no JSON ({self._clean(str(error))})"
-                )
+                return self._cleaned(_broken(str(error), messages))
             else:
-                self._options = options
-                reply = _reply(response, messages)
-                return replace(reply, text=self._hidden(reply.text), problem=self._clean(reply.problem))
-        raise AskFailed(self._clean(said))
+                reply = read_reply(response, messages, budget)
+                fewer = self._without(options, words_in(response)) if reply.no_completion else None
+                if fewer is None:
+                    self._keep(options)
+                    return self._cleaned(reply)
+                options = fewer
 
-    def _words(self, error: Exception) -> str:
+    def widen(self, asked: Reply, left: int | None) -> bool:
+        """Give the model room to think, once, within the `left` tokens of the budget; whether there is more than was.
+
+        Args:
+            asked: a reply that was cut off before its verdict.
+        """
+        wide = self._config.max_tokens * THINKING
+        wide = wide if left is None else min(wide, left)
+        if self._budget == self._config.max_tokens < wide:
+            self._budget = wide
+            message = (
+                f"{self.label} was cut off at max_tokens={self._config.max_tokens} while it was thinking; it is asked "
+                f"with {wide} from here on"
+            )
+            self._note("judge_thinks", message, max_tokens=wide)
+        return self._budget > asked.budget
+
+    def told(self) -> list[Notice]:
+        """What became known about the server since the last call."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def cleaned(self, text: str) -> str:
+        """A text of the server on one line, without any key, cut last."""
+        text = plain(self.hidden(text))
+        return text if len(text) <= LONGEST_CAUSE else f"{text[:LONGEST_CAUSE]}..."
+
+    def hidden(self, text: str) -> str:
+        """Without the keys and a proxy's password: servers repeat them, and a model may repeat anything."""
+        proxy = proxy_of(self._url)
+        keys = [key_of(provider) for provider in self._config.providers]
+        return strike(text, [*keys, *(proxy.secrets if proxy else ())])
+
+    def _asked(self) -> dict[str, Any]:
+        return {name: self._budget if name in _CAPS else value for name, value in self._options.items()}
+
+    def _without(self, options: dict[str, Any], words: str, status: int = 200) -> dict[str, Any] | None:
+        """The options without those that a server refused in these words; None where it refused none of them."""
+        if status in (401, 403, 407, 429) or (not words and status == 200):
+            return None
+        named = refused(words, list(options), self.provider.model)
+        if "max_tokens" in options and ("max_tokens" in named or refused(words, _CAPS[1:], self.provider.model)):
+            fewer = {("max_completion_tokens" if k == "max_tokens" else k): v for k, v in options.items()}
+            return {k: v for k, v in fewer.items() if k not in {*named} - {"max_tokens"}}
+        if not named and status in (400, 422) and "response_format" in options:
+            named = ["response_format"]  # the least common of them
+        return {k: v for k, v in options.items() if k not in named} if named else None
+
+    def _keep(self, options: dict[str, Any]) -> None:
+        """Ask so from here on, and say once what was refused."""
+        if gone := [name for name in self._options if name not in options]:
+            now = [name for name in options if name not in self._options]
+            message = f"{self.label} refuses {', '.join(gone)}; it is asked " + (
+                f"with {', '.join(now)} from here on" if now else "without from here on"
+            )
+            self._note("judge_parameters", message, refused=gone, instead=now)
+            self._options = dict(options)
+
+    def _note(self, kind: str, message: str, **more: object) -> None:
+        log.warning(message)
+        self._notices.append({"kind": kind, "message": message, **more})
+
+    def _refusal(self, error: Any, words: str) -> AskFailed:
+        """What a status other than 200 means, in the server's words."""
+        status, proxy = error.status_code, proxy_of(self._url)
+        kind: Kind = _STATUS.get(status, "server" if status >= 500 else "refused")
+        told = f"{type(error).__name__}: {status}" + (f" {words}" if words else "")
+        if kind == "address":
+            known = "" if self.provider.base_url.endswith("/v1") else f" ({_BASE_URL_ENDS})"
+            return AskFailed(kind, self._with(told, f"asked at {error.request.url}{known}"))
+        if proxy and not _is_json(_body(error)) and (kind in ("proxy", "server") or status == 403):
+            return AskFailed("proxy", self._with(told, str(proxy)))
+        return AskFailed(kind, self.cleaned(told))
+
+    def _unreached(self, error: Exception) -> AskFailed:
+        """Why a request brought no answer at all."""
         import openai
 
+        proxy, cause = proxy_of(self._url), error.__cause__ or error
         if isinstance(error, openai.APITimeoutError):
-            return f"no answer within {self._config.timeout_s:g} s, {self._config.retries + 1} times"
+            tries = self._config.retries + 1
+            told = f"no answer within {self._config.timeout_s:g} s, {tries} times"
+            return AskFailed("timeout", self._with(told, str(proxy)) if proxy else told)
         if isinstance(error, openai.APIConnectionError):
-            return f"no connection ({type(error.__cause__ or error).__name__}: {error.__cause__ or error})"
-        return f"{type(error).__name__}: {error}"
+            told, asked = f"no connection ({type(cause).__name__}: {cause})", f"asked at {self._url}"
+            return AskFailed(
+                "proxy" if proxy else "connection", self._with(told, f"{asked} {proxy}" if proxy else asked)
+            )
+        return AskFailed("refused", self.cleaned(f"{type(error).__name__}: {error}"))
 
-    def _clean(self, said: str) -> str:
-        said = self._hidden(said)
-        return said if len(said) <= LONGEST_CAUSE else f"{said[:LONGEST_CAUSE]}..."
+    def _with(self, told: str, more: str) -> str:
+        """Two sentences of which the second, our own, is kept whole."""
+        return f"{self.cleaned(told)}, {self.hidden(more)}" if more else self.cleaned(told)
 
-    def _hidden(self, said: str) -> str:
-        """Without the key: servers repeat it in their errors, and a model may repeat anything."""
-        key = key_of(self.provider)
-        return said.replace(key, "***") if key else said
+    def _cleaned(self, reply: Reply) -> Reply:
+        problem = self.cleaned(reply.problem)
+        if reply.no_completion and problem:
+            proxy = proxy_of(self._url)
+            problem = self._with(reply.problem, f"asked at {self._url}" + (f" {proxy}" if proxy else ""))
+        return replace(reply, text=self.hidden(reply.text), problem=problem)
 
 
 def key_of(provider: JudgeProvider) -> str:
@@ -118,7 +206,7 @@ def check_ready(where: str, config: JudgeConfig) -> None:
     """Refuse a judge that could not be asked.
 
     Raises:
-        ConfigError: the client is not installed, or a key is not in the environment.
+        ConfigError: the client is not installed, a key is not in the environment, or a proxy cannot be used.
     """
     try:
         import openai  # noqa: F401
@@ -127,44 +215,48 @@ def check_ready(where: str, config: JudgeConfig) -> None:
             f'{where} needs the openai client, which is not installed; pip install "grpo_nb[judge]"'
         ) from None
     for provider in config.providers:
-        if provider.api_key_env and not key_of(provider):
+        key = key_of(provider)
+        if provider.api_key_env and not key:
             raise ConfigError(
                 f"{where}: environment variable {provider.api_key_env} is not set, and {provider.label} needs a key; "
                 "set it for the process that trains, or api_key_env=null for a server that wants none"
             )
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"{where}: the key in {provider.api_key_env} has characters that no HTTP header can carry (line "
+                "breaks, or letters that are not ASCII); set the variable to the key alone"
+            )
+    check_proxies(where)
+    for provider in config.providers:
+        _warn_of_detour(where, provider)
 
 
-def _without(options: dict[str, Any], said: str) -> dict[str, Any] | None:
-    """The options without those that a server refused in these words; None where nothing is left to leave out."""
-    if "max_completion_tokens" in said and "max_tokens" in options:
-        return {("max_completion_tokens" if k == "max_tokens" else k): v for k, v in options.items()}
-    named = [name for name in ("response_format", "seed", "temperature") if name in options and name in said]
-    refused = named or (["response_format"] if "response_format" in options else [])
-    return {k: v for k, v in options.items() if k not in refused} if refused else None
+def _warn_of_detour(where: str, provider: JudgeProvider) -> None:
+    """A server on this machine that is asked through a proxy is seldom what was meant."""
+    if (proxy := proxy_of(provider.base_url)) and _is_here(provider.base_url):
+        log.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
 
 
-def _reply(response: Any, messages: Messages) -> Reply:
-    """A server's answer as a Reply; the client hands on what is no chat completion at all without a word."""
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
     try:
-        choice = response.choices[0]
-        text, refusal = choice.message.content, getattr(choice.message, "refusal", None)
-        ended = choice.finish_reason
-    except (AttributeError, TypeError, IndexError, KeyError):
-        text, refusal, ended = None, None, None
-    whole = isinstance(text, str)
-    why = _ENDED.get(str(ended), "") or (f"the model refused: {refusal}" if refusal and not whole else "")
-    problem = f"{why}: {text[:80]!r}" if why and text and whole else why
-    if not whole:
-        text, problem = "", problem or "the server's answer is no chat completion"
-    return Reply(text, *_tokens(response, messages, text), problem=problem, final=bool(why))
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
-def _tokens(response: Any, messages: Messages, text: str) -> tuple[int, int]:
-    usage = getattr(response, "usage", None)
-    counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-    guess = [
-        sum(len(m["content"].encode()) for m in messages) // BYTES_PER_TOKEN,
-        len(text.encode()) // BYTES_PER_TOKEN,
-    ]
-    found = [c if type(c) is int and c >= min(g, 1) else g for c, g in zip(counts, guess, strict=True)]
-    return found[0], found[1]
+def _body(error: Any) -> str:
+    """The body of an answer with an error status, as it came."""
+    try:
+        return str(error.response.text)
+    except Exception:  # it was closed unread, or its bytes are no text
+        return str(error.body or "")
+
+
+def _is_json(body: str) -> bool:
+    return body.lstrip()[:1] in ("{", "[")
+
+
+def _broken(problem: str, messages: Messages) -> Reply:
+    reply = read_reply(None, messages, 0)
+    return replace(reply, problem=f"the body is no JSON ({problem})")

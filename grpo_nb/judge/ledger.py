@@ -94,6 +94,11 @@ class Ledger:
             return f"{self.usd:.4g} of budget_usd={config.budget_usd:g} dollars are spent"
         return None
 
+    def left(self, unwritten: int) -> int | None:
+        """Tokens that may still be used, after those of a reply that is not written yet; None without a limit."""
+        limit = self._config.budget_tokens
+        return None if limit is None else max(limit - self.tokens - unwritten, 0)
+
     def check(self) -> None:
         """Refuse to begin with nothing left.
 
@@ -104,7 +109,7 @@ class Ledger:
             name = "budget_tokens" if "budget_tokens" in spent else "budget_usd"
             raise ConfigError(
                 f"the judge of '{self._objective}' may ask nothing more: {spent}; raise "
-                f"objectives.{self._objective}.judge.{name} in the run's config.json (the one setting that may be "
+                f"objectives.{self._objective}.judge.{name} in the run's config.json (the limits of a judge may be "
                 "edited later), then start it again"
             )
 

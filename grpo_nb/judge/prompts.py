@@ -5,12 +5,14 @@ One declared scale for every task: whole numbers 0 to 4, and the reward is score
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grpo_nb.tasks.reading import LETTERS
 from grpo_nb.tasks.records import DataError
+from grpo_nb.tasks.thinking import after_thinking
 
 VERSION = 1
 """Of everything below; a verdict is kept with it, so a changed prompt never meets an old verdict."""
@@ -94,36 +96,113 @@ def fence(texts: Sequence[str]) -> str:
         salt += 1
 
 
-def parse_verdict(text: str) -> tuple[int, str]:
-    """(score, reason) of what the judge wrote: one JSON object with just these two, alone or in a code block.
+def parse_verdict(text: str, material: str = "") -> tuple[int, str]:
+    """(score, reason) of what the judge wrote: the one JSON object with just these two that follows its thinking.
 
-    >>> parse_verdict('{"reason": "as the context says", "score": 4}')
+    It may stand in a code block or between sentences. An object that the judge was shown is not its verdict: one that
+    `material` holds is refused, and where `material` holds anything like a score, so are sentences around the object.
+
+    >>> parse_verdict('Let me see.\\n```json\\n{"reason": "as the context says", "score": 4}\\n```')
     (4, 'as the context says')
 
+    Args:
+        material: what the judge was shown.
+
     Raises:
-        UnreadableVerdict: anything else. No number is ever looked for in prose.
+        UnreadableVerdict: anything else, two such objects too. No number is ever looked for in prose.
     """
-    body = text.strip()
-    if body.startswith("```") and body.endswith("```"):
-        body = body.removeprefix("```json").strip("`").strip()
-    try:
-        verdict = json.loads(body, object_pairs_hook=_no_repeats)
-    except (ValueError, RecursionError):
-        raise UnreadableVerdict(f"not one JSON object: {_short(text)}") from None
-    if not isinstance(verdict, dict) or verdict.keys() != {"reason", "score"}:
-        raise UnreadableVerdict(f"needs an object of 'reason' and 'score': {_short(text)}")
-    score, reason = verdict["score"], verdict["reason"]
-    if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= TOP:
-        raise UnreadableVerdict(f"score is {score!r}, needs a whole number from 0 to {TOP}")
-    if not isinstance(reason, str):
-        raise UnreadableVerdict(f"reason is {reason!r}, needs text")
+    answer = after_thinking(text)
+    if text.strip() and not answer.strip():
+        raise UnreadableVerdict(f"nothing follows the thinking: {_short(text)}")
+    found = _json_in(answer)
+    if len(_verdicts(found)) != 1 and (block := _BLOCK.match(answer)):  # a block of a tag that is not known
+        answer = answer[block.end() :]
+        found = _json_in(answer)
+    if len(verdicts := _verdicts(found)) != 1:
+        raise UnreadableVerdict(_why_none(found, answer))
+    value, start, end = verdicts[0]
+    around = f"{answer[:start]}\n{answer[end:]}"
+    if _KEYED_SCORE.search(around) or _NESTED.search(answer[:start]):
+        raise UnreadableVerdict(f"a second score, or broken JSON, around the JSON object: {_short(answer)}")
+    if _ANY_SCORE.search(material) and _FENCE.sub("", around).strip():
+        raise UnreadableVerdict(f"text around the JSON object, where the material has a score: {_short(answer)}")
+    score, reason = value["score"], value["reason"]
+    forms = (f"reason {reason} score {score}", f"score {score} reason {reason}")
+    if any(_squeezed(form) in _squeezed(material) for form in forms):
+        raise UnreadableVerdict(f"the JSON object is copied from the material: {_short(answer)}")
     return score, reason
 
 
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key is there twice")
-    return dict(pairs)
+def before_verdict(text: str) -> bool:
+    """Whether a text that was cut off had not begun its verdict."""
+    return "{" not in after_thinking(text)
+
+
+Found = tuple[Any, int, int]
+"""A JSON value in a text, and where it begins and ends."""
+
+
+def _json_in(text: str) -> list[Found]:
+    """The JSON objects and arrays of a text, outermost ones only.
+
+    Raises:
+        UnreadableVerdict: more brackets than a verdict with a few sentences has.
+    """
+    found: list[Found] = []
+    position, tries, decoder = 0, 0, json.JSONDecoder(object_pairs_hook=_object)
+    while start := _BRACKET.search(text, position):
+        if (tries := tries + 1) > MOST_BRACKETS:
+            raise UnreadableVerdict(f"not one JSON object, but more than {MOST_BRACKETS} brackets: {_short(text)}")
+        try:
+            value, position = decoder.raw_decode(text, start.start())
+            found.append((value, start.start(), position))
+        except (ValueError, RecursionError):
+            position = start.end()
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    """A JSON object, or None where a key is there twice."""
+    return dict(pairs) if len(dict(pairs)) == len(pairs) else None
+
+
+def _verdicts(found: Sequence[Found]) -> list[Found]:
+    return [each for each in found if isinstance(each[0], dict) and not _wrong_with(each[0])]
+
+
+def _wrong_with(value: Mapping[str, Any]) -> str:
+    """Why an object is no verdict; empty where it is one."""
+    if value.keys() != {"reason", "score"}:
+        return "needs an object of 'reason' and 'score'"
+    score, reason = value["score"], value["reason"]
+    if type(score) is not int or not 0 <= score <= TOP:
+        return f"score is {score!r}, needs a whole number from 0 to {TOP}"
+    return "" if isinstance(reason, str) else f"reason is {reason!r}, needs text"
+
+
+def _why_none(found: Sequence[Found], text: str) -> str:
+    if len(verdicts := _verdicts(found)) > 1:
+        return f"{len(verdicts)} verdicts, needs one JSON object: {_short(text)}"
+    if len(found) == 1 and isinstance(found[0][0], dict):
+        return f"{_wrong_with(found[0][0])}: {_short(text)}"
+    return f"not one JSON object: {_short(text)}"
+
+
+def _squeezed(text: str) -> str:
+    """Letters and digits alone, without case, spacing, punctuation and JSON's escapes."""
+    plain = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
+    return "".join(c for c in plain.casefold() if c.isalnum())
+
+
+MOST_BRACKETS = 100
+"""Places in a reply where JSON may begin: reading stays quick whatever a server sends."""
+_BRACKET = re.compile(r"[{\[]")
+_BLOCK = re.compile(r"\s*<(\w[\w:.-]*)[^<>]*>.*?</\1\s*>|\s*\[(\w+)\].*?\[/\2\]", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"(?:```+|~~~+)[\w+.-]*|`")
+_KEYED_SCORE = re.compile(r"""["']score["']\s*:\s*["']?[-\d]""", re.IGNORECASE)
+_NESTED = re.compile(r"""(?:["']\s*:|[\[{])\s*\Z""")
+_ANY_SCORE = re.compile(r"""score\W{0,3}[:=]\W{0,3}\d""", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\+u([0-9a-fA-F]{4})")
 
 
 def _defused(text: str) -> str:

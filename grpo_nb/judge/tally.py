@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from grpo_nb.types import Score
 
@@ -34,7 +35,11 @@ class Tally:
     providers: Counter[str] = field(default_factory=Counter)
     """Completions with a verdict, by provider."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Completions without one, by kind: request, unreadable, deadline, budget."""
+    """Completions without one, by kind (failures.Kind)."""
+    causes: Counter[str] = field(default_factory=Counter)
+    """The same by cause."""
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    """What became known about a server: events for the run's log."""
     dropped_groups: int = 0
     """Groups that no provider judged whole."""
     tokens: int = 0
@@ -68,6 +73,7 @@ class Tally:
             f"{group}/unreadable": self.unreadable,
             f"{group}/dropped_groups": self.dropped_groups,
             **{f"{group}/failure/{kind}": n for kind, n in sorted(self.failures.items())},
+            **{f"{group}/cause": cause for cause, _ in self.causes.most_common(1)},
             **{f"{group}/provider/{label}": n for label, n in sorted(self.providers.items())},
             f"{group}/first_provider": self.providers[self.first] / scored if scored else None,
             f"{group}/low": min(values, default=None),

@@ -1,0 +1,106 @@
+"""A server's answer as a reply: its text, why that cannot be a verdict, and the tokens that it took."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_nb.judge.failures import Kind
+from grpo_nb.judge.prompts import Messages, before_verdict
+from grpo_nb.judge.refusals import said
+
+BYTES_PER_TOKEN = 4
+"""What is counted where a server does not say how many tokens it used, or says what cannot be."""
+LONGEST_TEXT = 200_000
+"""Characters of a reply that are read: `max_tokens` binds a server only if it wants to be bound."""
+_ENDED: Mapping[str, tuple[Kind, str]] = {
+    "length": ("cut_off", "cut off at max_tokens"),
+    "content_filter": ("withheld", "withheld by the server's content filter"),
+}
+"""Why a reply is not complete, by the reason for its end that the server gives."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the judge wrote, and what it took."""
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+    problem: str = ""
+    """Why the text cannot be a verdict, where that shows before it is read."""
+    kind: Kind = "unreadable"
+    """Of the problem."""
+    final: bool = False
+    """The model ended so itself: at temperature 0 it would do it again."""
+    thought: bool = False
+    """Cut off before it began its verdict, so that more tokens may bring one."""
+    budget: int = 0
+    """max_tokens of the request."""
+    no_completion: bool = False
+    """The answer has no completion: an error with status 200, or a page."""
+
+
+def read_reply(response: Any, messages: Messages, budget: int) -> Reply:
+    """A server's answer as a Reply; the client hands on what is no chat completion at all without a word."""
+    try:
+        choice = response.choices[0]
+        content, ended = choice.message.content, str(choice.finish_reason)
+    except (AttributeError, TypeError, IndexError, KeyError):
+        return _no_completion(response, messages)
+    text, thinking = _text(content), _thinking(choice.message)
+    tokens = _tokens(response, messages, (text or "") + thinking)
+    refusal = getattr(choice.message, "refusal", None)
+    if ended in _ENDED:
+        kind, problem = _ENDED[ended]
+        thought = kind == "cut_off" and before_verdict(text or "")
+        if kind == "cut_off":
+            problem += f"={budget}, before the verdict: the model was still thinking" if thought else f"={budget}"
+        problem += f": {text[:LONGEST_TEXT]!r}" if text else ""
+        return Reply("", *tokens, problem=problem, kind=kind, final=True, thought=thought, budget=budget)
+    if text is None and refusal:
+        return Reply("", *tokens, problem=f"the model refused: {refusal}", kind="withheld", final=True)
+    if text is None:
+        return _no_completion(response, messages)
+    return Reply(text[:LONGEST_TEXT], *tokens)
+
+
+def words_in(response: Any) -> str:
+    """The sentence in an answer that came with status 200 and is an error, or a page."""
+    if isinstance(response, str):
+        return said(response)
+    more = getattr(response, "model_extra", None)  # what a completion does not have
+    return said(json.dumps(more, default=str)) if isinstance(more, dict) else ""
+
+
+def _no_completion(response: Any, messages: Messages) -> Reply:
+    words = words_in(response)
+    problem = "the server's answer is no chat completion" + (f": {words}" if words else "")
+    return Reply("", *_tokens(response, messages, ""), problem=problem, no_completion=True)
+
+
+def _text(content: Any) -> str | None:
+    """What the model wrote; of parts, those that are text."""
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else getattr(part, "text", None) for part in content]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else None
+
+
+def _thinking(message: Any) -> str:
+    """What the server gives apart from the text, under either name that servers use."""
+    found = [getattr(message, name, None) for name in ("reasoning_content", "reasoning")]
+    return next((text for text in found if isinstance(text, str)), "")
+
+
+def _tokens(response: Any, messages: Messages, text: str) -> tuple[int, int]:
+    """Tokens in and out, thinking included; some servers count it in the total alone."""
+    usage = getattr(response, "usage", None)
+    counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    guess = [
+        sum(len(m["content"].encode()) for m in messages) // BYTES_PER_TOKEN,
+        len(text.encode()) // BYTES_PER_TOKEN,
+    ]
+    used, wrote = (c if type(c) is int and c >= min(g, 1) else g for c, g in zip(counts[:2], guess, strict=True))
+    total = counts[2] if type(counts[2]) is int else 0
+    return used, max(wrote, total - used) if used == counts[0] and wrote == counts[1] else wrote

@@ -1,0 +1,87 @@
+"""Strikes keys out of text that came from a server, in whatever encoding they are written there."""
+
+import base64
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+STRUCK = "***"
+SHORTEST_PIECE = 8
+"""Characters of a key, in a row, that are struck out wherever they stand: a key may be cut anywhere."""
+FEWEST_LETTERS = 5
+"""Letters and digits of a piece: fewer are not told from other text."""
+
+_ESCAPES = (  # JSON and Python, C, percent (also encoded twice), HTML
+    r"\\+u\{?(?P<u>[0-9a-f]{4})\}?|\\+x(?P<x>[0-9a-f]{2})|\\+(?P<octal>[0-3][0-7]{2})"
+    r"|%(?:25)*(?P<percent>[0-9a-f]{2})|&(?:amp;)*#x0*(?P<hex>[0-9a-f]{1,5});|&(?:amp;)*#0*(?P<decimal>[0-9]{1,6});"
+)
+_TOKEN = re.compile(rf"{_ESCAPES}|\\+[nrtbfv]|(?P<letter>[^\W_])", re.IGNORECASE)
+_BASE = {"u": 16, "x": 16, "octal": 8, "percent": 16, "hex": 16, "decimal": 10}
+
+
+def strike(text: str, secrets: Iterable[str]) -> str:
+    """The text with every secret replaced by `***`: as it is, escaped, spaced out, in base64 or hex, or cut off.
+
+    Only letters and digits are compared, so line breaks, spaces and punctuation inside a secret do not hide it. Of a
+    secret with fewer than SHORTEST_PIECE of them only the exact word is struck.
+
+    >>> strike("Bearer sk-4711-abcdefgh, cut: sk-4711-abcd; %73k-4711-abcdefgh", ["sk-4711-abcdefgh"])
+    'Bearer ***, cut: ***; ***'
+    """
+    for secret in filter(None, secrets):
+        pieces = _pieces(secret)
+        text = _strike_pieces(text, pieces) if pieces else re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", STRUCK, text)
+    return text
+
+
+def _pieces(secret: str) -> set[str]:
+    """The letters and digits of every piece of a secret, as it is and encoded; none of a short one."""
+    data = secret.encode()
+    forms = [secret, data.hex()]
+    for offset in range(3):  # base64 differs with the place of the secret in what was encoded
+        encoded = base64.b64encode(b"\0" * offset + data).decode().rstrip("=")
+        forms.append(encoded[-(-8 * offset // 6) : -1])  # without letters that hold bits of its neighbours
+    if len(_plain(secret)) < SHORTEST_PIECE:
+        return set()
+    windows = (form[i : i + SHORTEST_PIECE] for form in forms for i in range(len(form) - SHORTEST_PIECE + 1))
+    return {piece for window in windows if len(piece := _plain(window)) >= FEWEST_LETTERS}
+
+
+def _plain(text: str) -> str:
+    return "".join(c for c in text.casefold() if c.isalnum())
+
+
+def _letters(text: str) -> list[tuple[str, int, int]]:
+    """The letters and digits of a text, decoded and in lower case, each with its place."""
+    found = []
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind is None:
+            continue
+        letter = match[kind] if kind == "letter" else chr(int(match[kind], _BASE[kind]))
+        found += [(c, *match.span()) for c in unicodedata.normalize("NFKC", letter).casefold() if c.isalnum()]
+    return found
+
+
+def _strike_pieces(text: str, pieces: set[str]) -> str:
+    letters = _letters(text)
+    plain = "".join(letter for letter, _, _ in letters)
+    parts, end = [], 0
+    for first, last in _runs(plain, pieces):
+        start, stop = letters[first][1], letters[last][2]
+        parts += [text[end : max(start, end)], STRUCK]
+        end = stop
+    return "".join([*parts, text[end:]])
+
+
+def _runs(plain: str, pieces: set[str]) -> Sequence[tuple[int, int]]:
+    """First and last place of each stretch that pieces cover."""
+    runs: list[tuple[int, int]] = []
+    lengths = sorted({len(piece) for piece in pieces}, reverse=True)
+    for i in range(len(plain)):
+        length = next((len(piece) for n in lengths if (piece := plain[i : i + n]) in pieces), 0)
+        if length and runs and i <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], i + length - 1))
+        elif length:
+            runs.append((i, i + length - 1))
+    return runs
