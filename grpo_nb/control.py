@@ -8,7 +8,7 @@ the band beta rests, no move is larger than the limit, none leaves the bounds, a
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Bound = Literal["floor", "ceiling"]
@@ -33,9 +33,12 @@ class BetaState:
     """`manual`: a person holds beta, the controller rests."""
     pinned: Bound | None = None
     """The bound that keeps the controller from going on; an alarm, for the KL is out of its band."""
+    automatic: float | None = field(default=None, compare=False, repr=False)
+    """The controller's last value while a person holds beta; None where that is not known."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "window": list(self.window)}
+        known = {key: value for key, value in asdict(self).items() if key != "automatic" or value is not None}
+        return known | {"window": list(self.window)}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> "BetaState":
@@ -62,6 +65,8 @@ class Aim:
     """`band`: the factor where KL is above."""
     down: float = 0.85
     """`band`: the factor where KL is below."""
+    start: float = 0.0
+    """Where beta starts again from 0 or from below its floor when KL is too high; at the floor if that is higher."""
 
 
 def fixed(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
@@ -129,12 +134,18 @@ def set_manual(state: BetaState, value: float) -> BetaState:
     """
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"beta={value}; needs a finite number, 0 or more (0 switches the KL penalty off)")
-    return BetaState(value=value, mode="manual")
+    return BetaState(value=value, mode="manual", automatic=state.value if state.mode == "auto" else state.automatic)
 
 
-def set_auto(state: BetaState) -> BetaState:
-    """The controller takes beta back, from the value it has; by hand it gathered no KLs, so they are fresh."""
-    return replace(state, mode="auto")
+def set_auto(state: BetaState, configured: float | None = None) -> BetaState:
+    """The controller takes beta back, with fresh KLs, from its own last value, else from the configured one.
+
+    Not from the hand's: a controller moves by shares, and from 0 or nearly 0 it would need hundreds of steps.
+    """
+    if state.mode == "auto":
+        return state
+    known = configured if state.automatic is None else state.automatic
+    return BetaState(value=state.value if known is None else known)
 
 
 def forget(state: BetaState) -> BetaState:
@@ -161,9 +172,10 @@ def _move(state: BetaState, kl: float, wanted: float, aim: Aim) -> tuple[BetaSta
 
 
 def _raise(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
-    """Next beta when KL is too high. From below the floor, 0 included, it starts there, whatever the limit."""
+    """Next beta when KL is too high. From below the floor, 0 included, it starts anew, whatever the limit."""
     floor, ceiling = aim.bounds
-    limited = max(min(wanted, value * (1 + aim.limit)), floor)
+    again = max(floor, min(aim.start, ceiling)) if value < floor else floor
+    limited = max(min(wanted, value * (1 + aim.limit)), again)
     reached = max(value, min(limited, ceiling))  # a beta set above the ceiling is not lowered by a KL that is too high
     return reached, "ceiling" if limited > ceiling else None
 
@@ -183,7 +195,8 @@ def _change(before: float, after: float, pinned: Bound | None, aim: Aim) -> str:
             return f"beta stays at {_number(after)}, beyond its {pinned} of {_number(limit)}"
         return f"beta stays at its {pinned}: {_number(after)}"
     if before < aim.bounds[0]:
-        return f"beta up to its floor: {_number(before)} -> {_number(after)}"
+        where = "to its floor" if after <= aim.bounds[0] else "to its start"
+        return f"beta up {where}: {_number(before)} -> {_number(after)}"
     percent = f" {_percent(abs(after / before - 1))}"
     bound = f" to its {pinned}" if pinned else ""
     return f"beta {'up' if after > before else 'down'}{percent}{bound}: {_number(before)} -> {_number(after)}"

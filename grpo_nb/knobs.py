@@ -70,7 +70,7 @@ class KnobSnapshot:
     """All knobs at one moment, as plain JSON values; what one step of training uses."""
 
     values: dict[str, float]
-    """By knob name. Of a beta in mode `auto`: where the controller starts from, not where it is."""
+    """By knob name. Of a beta in mode `auto`: what was last set by hand or configured, not where the controller is."""
     modes: dict[str, Mode]
     command: Command
     version: int
@@ -111,7 +111,7 @@ class Knob:
 
     @property
     def value(self) -> float:
-        """What is asked for; in mode `auto` the controller moves on from it, and the metrics say where to."""
+        """What is asked for; in mode `auto` what was asked for last, while the metrics say where the controller is."""
         return self._knobs.snapshot().values[self.name]
 
     @property
@@ -132,7 +132,7 @@ class Knob:
         self._knobs._change(self.name, value=_number(self.name, value), mode="manual", by=by)
 
     def set_auto(self, by: str = "user") -> None:
-        """Give the knob back to its controller.
+        """Give the knob back to its controller, which starts from its own last value, else from the configured one.
 
         Raises:
             RunError: it has none: only a beta whose objective has a `kl_band` and a controller that moves does.

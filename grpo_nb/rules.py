@@ -44,6 +44,8 @@ KL_ZERO, KL_ZERO_STEPS = 1e-10, 5
 """Nats per token that count as no distance, and how long: half precision hides the first small steps."""
 KL_EXPLODED_FACTOR, KL_EXPLODED = 3.0, 1.0
 """Median KL above 3 x the band's top is beyond what beta's 15% moves mend soon; 1 nat where there is no band."""
+ABOVE_STEPS, ABOVE_SHARE = 10, 0.5
+"""Steps that the share of KLs above the band needs, and the share that is no longer an excursion."""
 PINNED_STEPS = 5
 """Steps at a bound of beta: one window of the controller."""
 STATIC_STEPS, STATIC_KL_SHARE, STATIC_REWARD = 30, 0.1, 0.02
@@ -233,6 +235,36 @@ def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
     )
 
 
+def kl_above_band(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """KL is above its band in half of the steps, lately or in all: whatever holds beta does not hold the policy."""
+    settings = config.objectives[objective]
+    kls = series(rows, f"kl/{objective}")
+    if settings.kl_band is None or len(kls) < ABOVE_STEPS:
+        return None
+    if kl_exploded(rows, config, objective) or beta_pinned(rows, config, objective):
+        return None
+    high = settings.kl_band[1]
+    shares = [sum(kl > high for kl in part) / len(part) for part in (kls, kls[-2 * ABOVE_STEPS :])]
+    if (share := max(shares)) < ABOVE_SHARE:
+        return None
+    beta = in_use(rows[-1], f"beta/{objective}", settings.beta)
+    by_hand = rows[-1].get(f"beta_mode/{objective}") == "manual"
+    stretch = len(kls) if share == shares[0] else min(len(kls), 2 * ABOVE_STEPS)
+    return Finding(
+        "kl_above_band",
+        "warning",
+        newest(rows),
+        f"KL of {objective} was above its band ({settings.kl_band[0]:g} to {high:g}) in {share:.0%} of {stretch} steps "
+        f"(now {kls[-1]:.3g}, beta {beta:.3g}, {'set by hand' if by_hand else settings.controller}): the policy drifts "
+        "further from the reference than allowed.",
+        {"objective": objective, "share": share, "steps": stretch, "kl": kls[-1], "beta": beta, "by_hand": by_hand},
+        f"give the knob back to its controller: run.knobs['beta/{objective}'].set_auto()"
+        if by_hand and settings.controlled
+        else f"{_more_beta(objective, beta)}halve the learning rate (now {_rate(rows[-1], config):g}), or widen "
+        f"objectives.{objective}.kl_band in a new run",
+    )
+
+
 def policy_static(rows: Rows, config: Config) -> Finding | None:
     """After many steps neither KL nor reward has moved: the updates are too small."""
     if len(rows) < STATIC_STEPS or not all(_static(rows, config, name) for name in config.objectives):
@@ -282,6 +314,7 @@ OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     kl_zero,
     kl_exploded,
     beta_pinned,
+    kl_above_band,
     *symptoms.OBJECTIVE_RULES,
     *judge_rules.OBJECTIVE_RULES,
     *numeric_rules.OBJECTIVE_RULES,

@@ -174,7 +174,9 @@ def _obey(state: Training) -> KnobSnapshot:
         if now.modes[key] == "manual":
             objective.beta = control.set_manual(objective.beta, now.values[key])
         elif objective.beta.mode == "manual":
-            objective.beta = control.set_auto(objective.beta)
+            held, objective.beta = objective.beta, control.set_auto(objective.beta, objective.config.start)
+            message = f"{name}: automatic again, beta from {objective.beta.value:.3g} (by hand: {held.value:.3g})"
+            run.log_event("beta", step=state.step + 1, objective=name, message=message)
     return now
 
 
@@ -364,5 +366,6 @@ def _steer(objective: Objective, kl: float | None) -> tuple[control.BetaState, s
         target=config.kl_target or sum(config.kl_band) / 2,
         gain=config.controller_gain,
         limit=config.controller_limit,
+        start=config.start,
     )
     return control.CONTROLLERS[config.controller](objective.beta, kl, aim)

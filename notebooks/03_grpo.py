@@ -102,12 +102,14 @@ await training.wait()
 
 # %% [markdown]
 # ## The same knob from code
-# What a slider does, a line does. The two rows after the turn carry the new β, and who turned it is in the log.
+# What a slider does, a line does: twice the last β, or 0.1 where that is 0 or cannot be doubled. The two rows after
+# the turn carry the new β, and who turned it is in the log.
 
 # %%
 objective = next(iter(config.objectives))
 beta = run.knobs[f"beta/{objective}"]
-beta.set(2 * run.metrics()[f"beta/{objective}"].iloc[-1], by="notebook 03")
+last = run.metrics()[f"beta/{objective}"].iloc[-1]
+beta.set(2 * last if 0 < 2 * last <= beta.bounds[1] else 0.1, by="notebook 03")
 training = g.start(run, steps=part + 2)
 await training.wait()
 

@@ -310,11 +310,43 @@ def test_by_hand_beta_stays_whatever_the_kl(controller: str) -> None:
     assert drive(held, [9.0] * 20, controller) == (held, [])
 
 
-def test_given_back_it_goes_on_from_the_value_it_has() -> None:
-    back = set_auto(set_manual(BetaState(0.1, window=(0.5,) * 4), 0.3))
-    assert back == BetaState(0.3)
+@pytest.mark.parametrize("by_hand", [0.0, 1e-6, 0.3, 5.0])
+def test_given_back_it_goes_on_from_its_own_last_value(by_hand: float) -> None:
+    held = through_json(set_manual(set_manual(BetaState(0.1, window=(0.5,) * 4), 0.7), by_hand))
+    back = set_auto(held, configured=0.2)
+    assert back == BetaState(0.1)
     assert drive(back, [0.5] * 4)[1] == []
-    assert drive(back, [0.5] * 5)[0].value == pytest.approx(0.345)
+    assert drive(back, [0.5] * 5)[0].value == pytest.approx(0.115)
+
+
+def test_given_back_without_a_value_of_its_own_it_starts_as_configured() -> None:
+    """A state that an older version saved while a person held beta."""
+    old = BetaState.from_dict({"value": 0.0, "window": [], "mode": "manual", "pinned": None})
+    assert set_auto(old, configured=0.2) == BetaState(0.2)
+    assert set_auto(BetaState(0.3, window=(0.5,)), configured=0.2) == BetaState(0.3, window=(0.5,))
+
+
+@every_moving
+def test_beta_set_to_0_by_hand_and_given_back_brings_kl_into_its_band(controller: str) -> None:
+    state, plant, kl = BetaState(0.1), lagging(0.1 * 0.04), 0.04
+    state = set_manual(state, 0.0)
+    for _ in range(20):
+        kl = plant(kl, max(state.value, 1e-3))
+    assert kl > BAND[1]
+    state, kls = set_auto(state, 0.1), []
+    for _ in range(100):
+        kl = plant(kl, state.value)
+        state, _ = CONTROLLERS[controller](state, kl, AIM)
+        kls.append(kl)
+    assert sum(kl > BAND[1] for kl in kls) < 25 and BAND[0] <= kls[-1] <= BAND[1]
+
+
+@every_moving
+@pytest.mark.parametrize(("start", "first"), [(0.08, 0.08), (1e-4, 0.01), (7.0, 1.0)])
+def test_a_beta_configured_as_0_starts_where_it_can_hold_the_kl(controller: str, start: float, first: float) -> None:
+    assert drive(BetaState(0.0), [0.5] * 5, controller, replace(AIM, start=start, window=5))[0].value >= first
+    assert drive(BetaState(0.0), [0.5] * 5, "band", replace(AIM, start=start))[0].value == first
+    assert drive(BetaState(0.0), [0.0] * 5, controller, replace(AIM, start=start))[0].value == 0
 
 
 @pytest.mark.parametrize("value", [-0.1, NAN, INF])

@@ -7,10 +7,12 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jupytext
 import nbformat
+import pandas as pd
 import pytest
 from jupytext.cli import jupytext as jupytext_cli
 
@@ -165,3 +167,15 @@ def test_links_lead_somewhere() -> None:
     for name in NAMES:
         text = "\n".join(cell.source for cell in notebook(name).cells)
         assert all((FOLDER / link).is_file() for link in re.findall(r"\]\(([\w./]+\.ipynb)\)", text))
+
+
+@pytest.mark.parametrize("last", [0.03, 0.0, 5.0, 7.0, float("nan")])
+def test_the_knob_that_notebook_03_turns_is_seen_to_move(tmp_path: Path, last: float) -> None:
+    """Twice 0 would be 0 again, and twice 7 beyond what the knob takes."""
+    (cell,) = [cell.source for cell in code_cells("03_grpo") if ".set(" in cell.source]
+    run = tiny_run(tmp_path)
+    rows = pd.DataFrame({f"beta/{name}": [0.04, last] for name in run.config.objectives})
+    shown = SimpleNamespace(metrics=lambda: rows, knobs=run.knobs)
+    exec(cell.partition("training =")[0], {"run": shown, "config": run.config})
+    knob = run.knobs[f"beta/{next(iter(run.config.objectives))}"]
+    assert knob.mode == "manual" and knob.value > 0 and knob.value != last

@@ -123,6 +123,24 @@ def test_what_must_hold_at_step_one(change: Row, severity: str, action: str) -> 
     assert "step_one" not in found(rows[1:])
 
 
+@pytest.mark.parametrize("mode", ["auto", "manual"])
+@pytest.mark.parametrize("above", [lambda step: step % 2, lambda step: step > 45, lambda step: step <= 31])
+def test_kl_above_its_band_in_half_of_the_steps(above: Any, mode: str) -> None:
+    rows = ill(lambda row: {f"kl/{F}": 0.15 if above(row["step"]) else 0.05, f"beta_mode/{F}": mode}, since=2)
+    finding = only(rows, "kl_above_band")
+    assert (finding.severity, finding.evidence["objective"]) == ("warning", F)
+    assert finding.evidence["share"] >= 0.5 and finding.evidence["by_hand"] == (mode == "manual")
+    assert ("set_auto()" in finding.advice) == (mode == "manual")
+
+
+def test_an_excursion_above_the_band_is_none() -> None:
+    rows = ill(lambda row: {f"kl/{F}": 0.15 if row["step"] % 5 == 0 else 0.05})
+    assert "kl_above_band" not in found(rows)
+    assert "kl_above_band" not in found(ill(lambda row: {f"kl/{F}": 0.15}, steps=4))
+    free = CONFIG.replace(**{f"objectives.{F}.kl_band": None})
+    assert "kl_above_band" not in found(ill(lambda row: {f"kl/{F}": 0.15}), free)
+
+
 def test_advantages_that_a_bound_flattens() -> None:
     config = CONFIG.replace(**{"algorithm.advantage_clip": 10.0, "algorithm.loss": "dr_grpo"})
     finding = only(ill(lambda row: {f"advantage_clipped/{F}": 0.8}), "advantage_clipped", config)

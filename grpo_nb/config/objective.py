@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from grpo_nb.config.base import Positive, Settings
 from grpo_nb.config.judge import JudgeConfig
 
+USUAL_BETA = 0.04
+"""DeepSeekMath's weight of the KL penalty (Shao et al. 2024, section 4.2)."""
+
 
 class ObjectiveConfig(Settings):
     """One thing to get better at: its data, its weight, and how far it may drift from the reference."""
@@ -17,7 +20,7 @@ class ObjectiveConfig(Settings):
     """`demo` for the built-in world, else a file or folder in the task's public format."""
     weight: Positive = 1.0
     """Share of this objective in the combined gradient (`sum` uses it as it is)."""
-    beta: Annotated[float, Field(ge=0)] = 0.04
+    beta: Annotated[float, Field(ge=0)] = USUAL_BETA
     """Weight of the KL penalty at the start; a knob while training."""
     kl_band: tuple[float, float] | None = (0.01, 0.10)
     """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
@@ -35,6 +38,12 @@ class ObjectiveConfig(Settings):
     """`proportional`: change of beta per error of KL, both relative; `dual_ascent`: beta per nat; else unused."""
     controller_limit: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """No controller changes beta by more than this share at once, but for the way up to the first of `beta_bounds`."""
+
+    @property
+    def start(self) -> float:
+        """Where a controller starts beta again: `beta`, or its default where that is 0, within `beta_bounds`."""
+        low, high = self.beta_bounds
+        return min(max(self.beta or USUAL_BETA, low), high)
 
     @property
     def controlled(self) -> bool:

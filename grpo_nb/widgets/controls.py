@@ -155,6 +155,7 @@ class Controls:
         self._problem: str | None = None
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
+        self._starts = {f"beta/{name}": objective.beta for name, objective in config.objectives.items()}
         self.knobs: dict[str, KnobControl] = {
             f"beta/{name}": beta_control(knobs[f"beta/{name}"], name, objective, say)
             for name, objective in config.objectives.items()
@@ -171,7 +172,9 @@ class Controls:
         """Show the knobs as the files have them and allow the commands that `state` allows."""
         asked: KnobSnapshot = self._session.knobs.snapshot()
         for name, control in self.knobs.items():
-            wanted = Setting(asked.values[name], asked.modes[name] == "auto", asked.by[name])
+            automatic = asked.modes[name] == "auto"
+            value = self._starts[name] if automatic else asked.values[name]
+            wanted = Setting(value, automatic, asked.by[name])
             used, note = self._used(name, row, wanted.automatic)
             control.follow(wanted, used, note)
         if asked.problem or self._problem:
