@@ -11,7 +11,8 @@ import pytest
 from grpo_nb.evaluate import examples_of
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bbq import BANDS, BBQ, judge
-from grpo_nb.tasks.reading import Reading, choose, read
+from grpo_nb.tasks.choosing import choose
+from grpo_nb.tasks.reading import Reading, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.targets import biased_index, published_targets
 from grpo_nb.types import Score
@@ -106,7 +107,7 @@ def templates(count: int, categories: tuple[str, ...] = ("Peoples", "Guilds")) -
         # an option that is denied is not named
         ("Answer: not the tullic", None),
         ("Answer: It was not a tullic.", None),
-        ("Answer: neither the tullic nor the peltrin", None),
+        ("Answer: neither the tullic nor the peltrin", 1),
         ("Answer: not (A)", None),
         ("Answer: Not A, but C", 2),
         ("Answer: not the tullic but the peltrin", 2),

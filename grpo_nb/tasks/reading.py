@@ -1,48 +1,112 @@
-"""From a completion to an answer: the explicit answer line, its normal form, the option it names."""
+"""From a completion to its answer: what follows the thinking, the strongest marker, the evidence.
+
+The grammar is the same for every task, for training and for `grpo-nb score`:
+
+1. Thinking is left out (tasks/thinking.py), and so is a question that the model asks itself after its answer.
+2. The answer follows a marker; the strongest kind of marker that the text has counts, and of this kind the last:
+   `\\boxed{...}`, an answer tag (`<answer>`), a JSON field ("answer": ...), a final answer ("Final answer:", "Correct
+   answer:"), an answer ("Answer:", "The answer is", a heading "Answer"). Inside the first three it is read again.
+   A marker that is denied or doubted ("the answer is not", "if the answer is") is none.
+3. The answer is the rest of the line; where that is empty, the next line that is not. Markdown is dropped.
+4. A list of three or more answer lines that differ is no answer.
+5. Evidence follows `Evidence:`, on the line or below it: what stands between quotation marks of any kind, or all of it.
+6. A text without a marker is an answer as it is.
+
+What a short answer means is read by `choose` (tasks/choosing.py), `abstains` and `yes_or_no`.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 from grpo_nb.tasks.thinking import after_thinking
+from grpo_nb.tasks.wordings import (
+    CORRECTIONS,
+    EXPLANATIONS,
+    NOT_ABSTENTION,
+    PLAIN_ABSTENTION,
+    SINGLE_ABSTENTIONS,
+    folded,
+    words_of,
+)
+from grpo_nb.tasks.wordings import UNKNOWN_WORDINGS as UNKNOWN_WORDINGS
+from grpo_nb.tasks.wordings import normalise as normalise
 
 LETTERS = "ABC"
 
-UNKNOWN_WORDINGS = (
-    "Unknown",
-    "Undetermined",
-    "Not known",
-    "Not answerable",
-    "Cannot answer",
-    "Can't answer",
-    "Cannot be determined",
-    "Can't be determined",
-    "Not enough info",
-    "Not enough information",
+_MARKS = r"[*_`#>\s]*"
+_WORD = (
+    r"(?:answers?|antwort|r[ée]ponse|respuesta|risposta|resposta|antwoord|svar|odpowied[źz]|cevap|ответ|答案|回答|答え"
+    r"|정답)"
 )
-"""The ten wordings of BBQ's third option."""
+_STRONG = r"(?:final|corrected|correct|revised|updated|actual|true|right|best|ultimate|definitive)"
+_IS = r"(?:is|would be|should be|must be|will be|has to be|ist|est|es|è|é|是|为)"
+_COLON = r"[*_`)\]]*\s*[:：=]"
 
-_MORE_ABSTENTIONS = (
-    *("not stated", "not given", "not mentioned", "not specified", "not provided", "not enough context"),
-    *("does not say", "doesn't say", "does not tell", "does not specify", "does not mention", "does not provide"),
-    *("do not know", "don't know", "no information", "insufficient information", "unanswerable"),
-    *("cannot be answered", "can't be answered", "cannot say", "can't say", "cannot tell", "can't tell"),
+
+class Marker(NamedTuple):
+    """One way to mark an answer; the answer follows the match, or is its group."""
+
+    name: str
+    strength: int
+    pattern: re.Pattern[str]
+    again: bool = False
+    """Whether the answer is read again as a text of its own."""
+
+
+def _marker(name: str, strength: int, pattern: str, again: bool = False) -> Marker:
+    return Marker(name, strength, re.compile(pattern, re.IGNORECASE | re.MULTILINE | re.DOTALL), again)
+
+
+_TAG = r"(?:final_?answer|answer|final|response|output|solution|result|choice|option|conclusion)"
+MARKERS = (
+    _marker("boxed", 6, r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}", again=True),
+    _marker("tag", 5, rf"<({_TAG})>(?P<text>.*?)(?:</\1>|\Z)", again=True),
+    _marker(
+        "json", 4,
+        r"[\"'](?:final_?answer|answer|choice|option|selected_option|selected|prediction|response)[\"']\s*:\s*"
+        r"(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|([\w]+))",
+        again=True,
+    ),
+    _marker(
+        "final", 3,
+        rf"\b(?:(?:final|corrected|revised|updated) {_WORD}|correct {_WORD}(?={_COLON})){_MARKS}(?:{_COLON}|{_IS}\b:?)",
+    ),
+    _marker("final", 3, rf"^{_MARKS}(?:my )?(?:final|corrected|correct) {_WORD}{_MARKS}$"),
+    _marker("answer", 2, rf"(?<![\w<\"'])(?:{_STRONG} |my |the |most \w+ ){{0,4}}{_WORD}(?:\s*\([^)\n]*\))?{_COLON}"),
+    _marker(
+        "answer", 2,
+        rf"\b(?:{_STRONG} |likely ){{0,3}}(?:{_WORD}|option|choice)(?: to (?:the|this) question| here)? {_IS}\b[:：]?",
+    ),
+    _marker("answer", 2, r"(?:答案|回答)(?:应该)?(?:是|为)"),
+    _marker("answer", 2, rf"^{_MARKS}(?:the |my )?{_WORD}{_MARKS}$"),
+)  # fmt: skip
+"""Markers of an answer. The strongest counts, and the last of the strongest."""
+NESTED = 4
+"""Markers inside a marker that are followed."""
+
+_UNDONE = re.compile(
+    r"(?:\b(?:if|whether|unless|suppose|assuming|cannot|can't|not|don't|doesn't|might|may|could|some|one|first|tempt\w*|"
+    r"n't|why|stereotyp\w*|wrong|incorrect|assume)\b[^.\n]*|\bno )$",
+    re.IGNORECASE,
 )
-
-_ANSWER = re.compile(r"\banswer\b[\s*_`]*:", re.IGNORECASE)
-_EVIDENCE = re.compile(r"\bevidence\b[\s*_`]*:", re.IGNORECASE)
-_QUOTED = re.compile(r"[\"\u201c\u00ab](.*)[\"\u201d\u00bb]")
-_LETTER_FIRST = re.compile(r"^\W*([a-c])[.):]", re.IGNORECASE)
-_LETTER_NAMED = re.compile(r"\boption\s+\(?([a-c])\b", re.IGNORECASE)
-_LETTERS_ONLY = re.compile(r"^\W*(?:(?:[a-c]|and|or|options?)\b\W*)+$", re.IGNORECASE)
-# A capital letter that stands for an option, not the article "A": closed by punctuation, a conjunction or the end. No
-# word is spelt B or C.
-_LETTER_INSIDE = re.compile(r"(?<![\w'.])\(?([A-C](?=[).:,;/&]|\s*$|\s+(?:and|or)\b)|[BC](?![\w'\u2019-]))")
-_ARTICLES = {"a", "an", "the"}
-_NOT = r"\b(?:not|nor|neither|never|except|isn't|wasn't)"
-_DENIED = re.compile(rf"{_NOT}$")
-_DENIED_LETTER = re.compile(rf"{_NOT}\s+(?:option\s+)?\(?[a-c]\b", re.IGNORECASE)
+_NOT_THIS = re.compile(r"\s*(?:not|n't|neither|never)\b(?! (?:enough|know|answer|possib|determin|stat|clear|giv|specif|"
+                       r"mention|provid|indicat|suffic|be |able|in the|explicit|avail))", re.IGNORECASE)  # fmt: skip
+_NEXT = re.compile(
+    r"\n\s*[*#]*\s*(?:next )?(?:question|context|passage|text|user|human|instruction|input|q|problem|example)\b"
+    r"[^\n:]{0,12}:",
+    re.IGNORECASE,
+)
+_EVIDENCE = re.compile(r"(?<!no )(?<!any )\b(?:supporting )?evidence\b[\s*_`\"']*:", re.IGNORECASE)
+_JSON_EVIDENCE = re.compile(r"\"evidence\"\s*:\s*\"((?:[^\"\\]|\\.)*)\"", re.IGNORECASE)
+_QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c\u201d", "\u00ab": "\u00bb", "\u2018": "\u2019", "'": "'"}
+_QUOTES |= {"\u300c": "\u300d", "\u2039": "\u203a", "`": "`", "\u201d": "\u201d"}
+_LEFTOVER = re.compile(
+    r"<[|｜][^<>|｜\n]{1,40}[|｜]>(?:(?<=start\|>)\s*assistant\b)?|</?s>|<(?:eos|bos|pad|unk|end_of_turn|start_of_turn)>"
+    r"|<turn\|>|\[/?INST\]"
+)
+_LINE_MARKS = "*_`#> \t"
 
 
 @dataclass(frozen=True)
@@ -50,7 +114,8 @@ class Reading:
     """What a completion answers, after its thinking."""
 
     answer: str
-    """The answer in one line, without its marker, markdown and evidence; empty where there is none."""
+    """The answer, without its marker, markdown and evidence: one line after a marker, else the whole text; empty where
+    there is none."""
     evidence: str | None
     """What it quotes for it."""
     marker: str
@@ -63,85 +128,41 @@ def read(text: str) -> Reading:
     """The answer of a completion and its evidence.
 
     >>> read("<think>A?</think>So:\\n**Answer:** B\\nEvidence: 'x'")
-    Reading(answer='B', evidence="'x'", marker='answer:', block='B')
+    Reading(answer='B', evidence='x', marker='answer', block='B')
     """
-    text = after_thinking(text)
-    if _ANSWER.search(text) is None:
-        whole = " ".join(_EVIDENCE.split(text, maxsplit=1)[0].split())
-        return Reading(whole, evidence(text), "", whole)
-    return Reading(answer_line(text) or "", evidence(text), "answer:", answer_block(text) or "")
-
-
-def answer_line(text: str) -> str | None:
-    """What the last line with `Answer:` says after it, or None. Markdown marks around it are dropped.
-
-    An empty rest takes the next line that is not empty, the way chat models write a heading. It ends where the
-    evidence begins.
-
-    >>> answer_line("It may be A.\\n**Answer:** The grandson.\\nEvidence: 'x'")
-    'The grandson.'
-    """
-    return next(iter(_answer_lines(text)), None)
-
-
-def answer_block(text: str) -> str | None:
-    """All that stands between the last `Answer:` and the evidence or the end, as one line; None if that is nothing.
-
-    >>> answer_block("Answer: Two towns\\nwere flooded.\\nEvidence: none")
-    'Two towns were flooded.'
-    """
-    return " ".join(_answer_lines(text)) or None
-
-
-def given(text: str, block: bool = False) -> str:
-    """What a text answers: after its last `Answer:` the line, or the block; all of it where it has no `Answer:`.
-
-    For answers of models that were asked in another form than ours.
-
-    >>> given("The grandson."), given("Hm.\\nAnswer: A")
-    ('The grandson.', 'A')
-    """
-    if _ANSWER.search(text) is None:
-        return text
-    return (answer_block if block else answer_line)(text) or ""
+    return _read(_LEFTOVER.sub("", after_thinking(text)).strip(), NESTED)
 
 
 def evidence(text: str) -> str | None:
-    """What the last line with `Evidence:` quotes: from its first quotation mark to its last, or all of it.
+    """What follows the last `Evidence:`: the text between its quotation marks, or all of it; None where there is none.
 
     >>> evidence('Answer: goats\\nEvidence: the text says "Ablo keeps goats."')
     'Ablo keeps goats.'
     """
-    for line in reversed(text.splitlines()):
-        if match := _EVIDENCE.search(line):
-            rest = _bare(line[match.end() :])
-            quoted = _QUOTED.search(rest)
-            return (quoted[1] if quoted else rest).strip() or None
-    return None
+    places = [match.end() for match in _EVIDENCE.finditer(text)]
+    if not places:
+        quoted = _JSON_EVIDENCE.search(text)
+        return quoted[1].strip() or None if quoted else None
+    lines = [line.strip().strip("*_>").strip() for line in text[places[-1] :].splitlines()]
+    given = [line for line in lines if line]
+    return _quoted(given[0]) if given else None
 
 
 def yes_or_no(text: str) -> bool | None:
     """Whether an answer says yes or no, as a word of its own; None where it says neither, or both.
 
-    Read off the answer line where there is one, else off the whole text.
+    What explains it is left out, and "no" before a noun is no answer ("Yes, there is no support").
 
     >>> yes_or_no("Answer: Yes."), yes_or_no("None of it, no"), yes_or_no("Yes and no"), yes_or_no("Nonsense")
     (True, False, None, None)
     """
-    said = {word for word in normalise(given(text)).split() if word in ("yes", "no")}
+    answer = folded(read(text).answer)
+    head = re.split(r"[.!?\n]", words_of(EXPLANATIONS).split(answer)[0].strip())[0]
+    said = {
+        match[0]
+        for match in re.finditer(r"\byes\b|\bno\b(?=\W*(?:$|[.,;:!?)\-\n]|and\b|or\b|it\b|the\b|this\b))", head)
+    }
     return None if len(said) != 1 else said == {"yes"}
-
-
-@lru_cache(maxsize=4096)  # references are compared with every completion
-def normalise(text: str) -> str:
-    """Lower case, plain apostrophes, no punctuation, no articles, single spaces.
-
-    >>> normalise("**The** grandson.")
-    'grandson'
-    """
-    text = text.lower().replace("\u2019", "'")
-    words = re.findall(r"\w+(?:'\w+)*", text)
-    return " ".join(word for word in words if word not in _ARTICLES)
 
 
 def abstains(answer: str) -> bool:
@@ -152,8 +173,11 @@ def abstains(answer: str) -> bool:
     >>> abstains("The text does not say."), abstains("The Unknown Soldier"), abstains("It is not known for beetles")
     (True, False, False)
     """
-    words = normalise(answer)
-    return words in _ABSTENTIONS or _EARLY.match(words) is not None
+    words = " ".join(re.findall(r"[\w']+", folded(answer)))
+    if any(words == normalise(folded(wording)) for wording in UNKNOWN_WORDINGS) or _ALONE.match(words):
+        return True
+    found = PLAIN_ABSTENTION.search(NOT_ABSTENTION.sub(lambda match: "~" * len(match[0]), words))
+    return found is not None and (words[: found.start()].count(" ") <= 3 or _ABOUT_TEXT.match(words) is not None)
 
 
 def contains(words: str, phrase: str) -> bool:
@@ -168,62 +192,113 @@ def denied(words: str, phrase: str) -> bool:
     (True, False)
     """
     before, found, _ = f" {words} ".partition(f" {phrase} ")
-    return bool(found) and _DENIED.search(before) is not None
+    return bool(found) and re.search(r"\b(?:not|nor|neither|never|except|isn't|wasn't)$", before) is not None
 
 
-def choose(line: str, options: Sequence[str], unknown: int) -> int | None:
-    """Index of the one option that an answer line names by letter, by text, or by saying it is unknown.
-
-    None where it names none, or two different ones: a letter that contradicts the text is no answer. An option right
-    behind a negation ("not the grandson") is not named.
-
-    >>> options = ["The grandfather", "The grandson", "Not known"]
-    >>> choose("b) the grandson", options, 2), choose("A or B", options, 2), choose("An older man", options, 2)
-    (1, None, None)
-    """
-    named = _letters(line) | _texts(normalise(line), [normalise(option) for option in options])
-    if abstains(line) or normalise(line).split(" ")[0] in _ABSTENTIONS:
-        named |= {unknown}
-    return named.pop() if len(named) == 1 else None
-
-
-def _letters(line: str) -> set[int]:
-    line = _DENIED_LETTER.sub(" ", line)
-    if _LETTERS_ONLY.match(line):
-        found = re.findall(r"\b[a-c]\b", line, re.IGNORECASE)
-    else:
-        first = _LETTER_FIRST.match(line)
-        found = [*([first[1]] if first else []), *_LETTER_NAMED.findall(line), *_LETTER_INSIDE.findall(line)]
-    return {LETTERS.index(letter.upper()) for letter in found}
+def _read(text: str, depth: int) -> Reading:
+    own = _own(text)
+    found = _marked(own) if depth else None
+    if found is None:
+        whole = _before_evidence(own).strip()
+        return Reading(whole, evidence(text), "", " ".join(whole.split()))
+    marker, answer = found
+    if marker.again:
+        inner = _read(answer, depth - 1)
+        return Reading(inner.answer, evidence(text) or inner.evidence, inner.marker or marker.name, inner.block)
+    lines = [line for part in _before_evidence(answer).splitlines() if (line := part.strip().strip(_LINE_MARKS))]
+    if not lines or _lists(own):
+        return Reading("", evidence(text), marker.name, "")
+    return Reading(lines[0] + _taken_back(lines), evidence(text), marker.name, " ".join(lines))
 
 
-def _texts(words: str, options: Sequence[str]) -> set[int]:
-    # The longest option first, and what it covers is taken out: "the old man" does not also name "the man".
-    found = set()
-    for index in sorted(range(len(options)), key=lambda i: -len(options[i])):
-        if contains(words, options[index]):
-            if not denied(words, options[index]):
-                found.add(index)
-            words = f" {words} ".replace(f" {options[index]} ", " | ").strip()
-    return found
+def _own(text: str) -> str:
+    """The text up to a further question that the model makes up after an answer."""
+    answered = min((place.end() for _, place in _places(text)), default=len(text))
+    for match in _NEXT.finditer(text):
+        before = text[: match.start()].strip()
+        short = "\n" not in before and 0 < len(before.split()) <= 8 and before[-1] != ":"
+        if short or match.start() >= answered:
+            return before
+    return text
 
 
-def _answer_lines(text: str) -> list[str]:
-    """The lines of the answer that are not empty. `Answer:` inside quoted evidence starts none."""
-    lines = [_EVIDENCE.split(line, maxsplit=1) for line in text.splitlines()]
-    for index in range(len(lines) - 1, -1, -1):
-        if match := _ANSWER.search(lines[index][0]):
-            lines[index][0] = lines[index][0][match.end() :]
-            below = lines[index:]
-            end = next((place for place, parts in enumerate(below) if len(parts) > 1), len(below))
-            return [bare for parts in below[: end + 1] if (bare := _bare(parts[0]))]
-    return []
+def _marked(text: str) -> tuple[Marker, str] | None:
+    """The last of the strongest markers, and what follows it."""
+    found = sorted(_places(_without_evidence(text)), key=lambda entry: (entry[0].strength, entry[1].end()))
+    for marker, place in reversed(found):
+        if marker.again:
+            return marker, next(group for group in place.groups()[::-1] if group is not None)
+        if _meant(place):
+            return marker, text[place.end() :]
+    return None
 
 
-def _bare(text: str) -> str:
-    return text.strip().strip("*_`").strip()
+def _places(text: str) -> Iterator[tuple[Marker, re.Match[str]]]:
+    return ((marker, place) for marker in MARKERS for place in marker.pattern.finditer(text))
 
 
-_ABSTENTIONS = frozenset(normalise(phrase) for phrase in (*UNKNOWN_WORDINGS, *_MORE_ABSTENTIONS))
-# At most three words before the phrase ("the answer is", "san marino is"), and not the other sense, "not known for".
-_EARLY = re.compile(rf"(?:\S+ ){{0,3}}(?:{'|'.join(sorted(p for p in _ABSTENTIONS if ' ' in p))})(?! (?:for|as)\b)\b")
+def _meant(place: re.Match[str]) -> bool:
+    """Whether a marker stands for an answer: it is not denied or doubted."""
+    before = place.string[max(0, place.start() - 200) : place.start()].rsplit("\n", 1)[-1]
+    return not _UNDONE.search(before) and not _NOT_THIS.match(place.string, place.end())
+
+
+def _lists(text: str) -> bool:
+    """Whether three answer lines or more stand together and differ."""
+    lines = [line.strip().strip(_LINE_MARKS) for line in text.splitlines() if line.strip()]
+    run: list[str] = []
+    for line in lines:
+        match = _LINE_ANSWER.match(line)
+        run = [*run, normalise(match[1])] if match else []
+        if len(run) >= 3 and len(set(run)) > 1:
+            return True
+    return False
+
+
+def _taken_back(lines: list[str]) -> str:
+    """The lines that take the first one back, as one; else empty."""
+    for place, line in enumerate(lines[1:], start=1):
+        if _TAKES_BACK.match(folded(line)):
+            return " " + " ".join(lines[place:])
+    return ""
+
+
+def _before_evidence(text: str) -> str:
+    match = _EVIDENCE.search(text)
+    return text[: match.start()] if match else text
+
+
+def _without_evidence(text: str) -> str:
+    """The text with the lines of evidence blanked: a quotation starts no answer."""
+    return "\n".join(
+        line[: match.start()] + " " * (len(line) - match.start()) if (match := _EVIDENCE.search(line)) else line
+        for line in text.split("\n")
+    )
+
+
+def _quoted(line: str) -> str | None:
+    """What stands between the first quotation mark and the last one that closes it; all of the line without."""
+    start = next((place for place, mark in _openings(line)), None)
+    if start is None:
+        return line.strip() or None
+    closing = _QUOTES[line[start]]
+    end = max((place for place, mark in enumerate(line) if mark in closing and place > start), default=len(line))
+    return line[start + 1 : end].strip() or None
+
+
+def _openings(line: str) -> Iterator[tuple[int, str]]:
+    """The marks that open a quotation; an apostrophe inside a word opens none."""
+    for place, mark in enumerate(line):
+        if mark in _QUOTES and (mark not in "'\u2019`" or place == 0 or not line[place - 1].isalnum()):
+            yield place, mark
+
+
+_LINE_ANSWER = re.compile(rf"{_WORD}{_COLON}\s*(.*)$", re.IGNORECASE)
+_TAKES_BACK = re.compile(rf"\W*(?:no, |oh, )?{words_of(CORRECTIONS).pattern}")
+_ALONE = re.compile(
+    rf"(?:(?:it|the|this|that|answer|is|was|remains|still|are|be|remain|seems|very) )*{SINGLE_ABSTENTIONS}"
+    r"(?=$| (?:who|whether|which|what|where|when|how|why|whose|from|based|given|in|as|because|since|and|if|at)\b)"
+)
+_ABOUT_TEXT = re.compile(
+    r"(?:\w+ ){0,3}?(?:text|context|passage|article|document|information|source|knowledge|paragraph|story)\b"
+)
