@@ -1,13 +1,16 @@
 """What a step learns from: its rows gathered, then compared, as tensors that no longer change."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from grpo_nb import guards, losses
-from grpo_nb.config import AlgorithmConfig, Config
+from grpo_nb.config import AlgorithmConfig, Config, JudgeConfig
+from grpo_nb.judge.tally import NAME as JUDGE
+from grpo_nb.rewards import TASK
 from grpo_nb.training import Drawn, Training
 from grpo_nb.types import Experience, Rollouts, Score
 
@@ -56,6 +59,7 @@ def compare(
         rows = experience.drawn_for(name)
         rewards = reward_matrix([scores[i] for i in rows], group)
         rewards = torch.where(rewards.isnan().any(dim=1, keepdim=True), torch.nan, rewards)
+        rewards = without_lone_judge(rewards, [scores[i] for i in rows], objective.config.judge)
         lengths = torch.tensor([len(rollouts.completion_ids[i]) for i in rows]).view(-1, group)
         scale = reward_scale([scores[i] for i in rows], group)
         shaped[name], objective.moments = shape(
@@ -105,6 +109,27 @@ def reward_matrix(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt 
     """Rewards by prompt and completion, in float64; NaN where there is none."""
     values = [float("nan") if s.value is None else s.value for s in scores]
     return torch.tensor(values, dtype=torch.float64).view(-1, group)
+
+
+def part_matrix(scores: Sequence[Score], part: str, group: int) -> Float[Tensor, "prompt group"]:
+    """One part of the rewards by prompt and completion, in float64; NaN where there is none."""
+    return reward_matrix([replace(score, value=score.parts.get(part)) for score in scores], group)
+
+
+def tied(scores: Sequence[Score], group: int) -> Bool[Tensor, "prompt"]:
+    """Groups in which all task scores are equal, but for rounding."""
+    return ~losses.comparable(part_matrix(scores, TASK, group))
+
+
+def without_lone_judge(
+    rewards: Float[Tensor, "prompt group"], scores: Sequence[Score], judge: JudgeConfig | None
+) -> Float[Tensor, "prompt group"]:
+    """Rewards in which the judge does not decide alone: in a tied group each answer has the mean of its verdicts."""
+    if judge is None or judge.decides_ties:
+        return rewards
+    given = part_matrix(scores, JUDGE, rewards.shape[1])
+    levelled = rewards - judge.weight * (given - given.mean(dim=1, keepdim=True))
+    return torch.where(tied(scores, rewards.shape[1])[:, None], levelled, rewards)
 
 
 def reward_scale(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb.checkpoints import Checkpoint
-from grpo_nb.config import Config, parse
+from grpo_nb.config import Config, JudgeConfig, parse
 from grpo_nb.durable import RunError, to_json, write_atomically
 
 CONFIG = "config.json"
@@ -17,6 +17,9 @@ changes no verdict."""
 
 FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0}
 """What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""
+
+UNWRITTEN_JUDGE = {"decides_ties": True}
+"""What settings of a judge meant in the files of versions that did not have them yet."""
 
 Differences = Mapping[str, tuple[Any, Any]]
 """Dotted setting -> (what the run has, what it is held against)."""
@@ -34,11 +37,39 @@ def plain(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
+def restored(tree: Any) -> Config:
+    """The settings in a run's own files. What the version that wrote them did not have keeps the meaning it had then.
+
+    Raises:
+        ConfigError: they do not validate.
+    """
+    objectives = tree.get("objectives") if isinstance(tree, dict) else None
+    if not isinstance(objectives, dict):
+        return parse(tree)
+    return parse(tree | {"objectives": {name: _restored_objective(own) for name, own in objectives.items()}})
+
+
+def _restored_objective(tree: Any) -> Any:
+    judge = tree.get("judge") if isinstance(tree, dict) else None
+    return tree | {"judge": UNWRITTEN_JUDGE | judge} if isinstance(judge, dict) else tree
+
+
 def contradictions(has: Config, wanted: Config, explicit: Mapping[str, Any]) -> Differences:
     """Where `wanted` differs from what the run has. Its number of steps counts only where it is asked for by name."""
     found = has.differences(wanted)
-    spared = {"run.steps", *(key for key, values in found.items() if values == (FORMER_DEFAULTS.get(key), "auto"))}
+    spared = {"run.steps", *(key for key, values in found.items() if _outlived(key, values))}
     return {key: values for key, values in found.items() if key in explicit or key not in spared}
+
+
+def _outlived(key: str, values: tuple[Any, Any]) -> bool:
+    """Whether a run has what was the default when it was made, and is asked for what is the default today."""
+    if key in FORMER_DEFAULTS:
+        return values == (FORMER_DEFAULTS[key], "auto")
+    setting = key.rpartition(".judge.")[2]
+    return setting in UNWRITTEN_JUDGE and values == (
+        UNWRITTEN_JUDGE[setting],
+        JudgeConfig.model_fields[setting].default,
+    )
 
 
 def refuse_contradiction(folder: Path, differences: Differences) -> None:
@@ -58,7 +89,7 @@ def refuse_contradiction(folder: Path, differences: Differences) -> None:
 def edits(config: Config, checkpoint: Checkpoint) -> Differences:
     """Settings that differ from those `checkpoint` was made with, with (the checkpoint's, today's)."""
     saved = checkpoint.state().get("config")  # checkpoints of the first versions kept none
-    found = {} if saved is None else parse(saved).differences(config)
+    found = {} if saved is None else restored(saved).differences(config)
     return {key: both for key, both in found.items() if not key.endswith(ADJUSTABLE)}
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_nb import frozen, presets
 from grpo_nb.checkpoints import Checkpoints
-from grpo_nb.config import Config, ConfigError, parse
+from grpo_nb.config import Config, ConfigError
 from grpo_nb.durable import RunError as RunError
 from grpo_nb.durable import clear_errors, exclusive, from_json
 from grpo_nb.frozen import CONFIG
@@ -385,7 +385,7 @@ def _read_config(path: Path) -> Config:
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(_no_run(path)) from None
     try:
-        return parse(from_json(text))
+        return frozen.restored(from_json(text))
     except ConfigError as error:
         raise RunError(f"{file} does not validate: {error}") from None
     except ValueError as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grpo_nb import control, guards, metrics, optim, orders, quick, seeding, training
 from grpo_nb.config import Config
-from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs
+from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs, tied
 from grpo_nb.gradient_report import gradient_report
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
@@ -323,6 +323,7 @@ def _row(
         row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
         if objective.judge is not None:
             row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
+            row |= {f"judge/{name}/tied_groups": int(tied(own, group).sum())}
     return row | {
         **metrics.sampler_row(experience, sampler_logprobs(experience, rollouts)),
         "lr": settings.learning_rate,

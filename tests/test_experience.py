@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from grpo_nb import losses
-from grpo_nb.config import SamplingConfig
-from grpo_nb.experience import shape
+from grpo_nb.config import JudgeConfig, SamplingConfig
+from grpo_nb.experience import reward_matrix, shape, tied, without_lone_judge
 from grpo_nb.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.run import Run
@@ -287,3 +287,33 @@ def test_one_objective_may_have_no_beta_where_the_kl_is_in_the_reward(tmp_path: 
         run.knobs["beta/fairness"].set(0.1 if step.step == 1 else 0.0)
         run.knobs["beta/hallucination"].set(0.0)
     assert run.last_step() == 3
+
+
+# ---- a judge beside task scores that tie
+
+
+def judged(task: float, judge: float | None) -> Score:
+    value = None if judge is None else task + 0.04 * judge
+    return Score(value=value, parts={"task": task, "judge": judge})
+
+
+def test_where_all_task_scores_tie_a_judge_decides_only_if_a_setting_says_so() -> None:
+    scores = [judged(0.5, 1.0), judged(0.5, 0.0), judged(0.1 + 0.2, 0.25), judged(0.3, 1.0)]
+    scores += [judged(1.0, 0.0), judged(0.5, 1.0), judged(0.5, 1.0), judged(0.5, None)]
+    rewards = reward_matrix(scores, 2)
+    given = JudgeConfig.model_validate({"providers": [{"model": "m"}]})
+    assert tied(scores, 2).tolist() == [True, True, False, True]
+    levelled = without_lone_judge(rewards, scores, given)
+    assert losses.comparable(rewards).tolist() == [True, True, True, False]
+    assert losses.comparable(levelled).tolist() == [False, False, True, False]
+    assert levelled[:2].mean(dim=1).tolist() == pytest.approx(rewards[:2].mean(dim=1).tolist())
+    assert torch.equal(levelled[2], rewards[2]) and levelled[3].isnan().any()
+    for judge in (None, given.model_copy(update={"decides_ties": True})):
+        assert torch.equal(without_lone_judge(rewards, scores, judge)[:3], rewards[:3])
+
+
+def test_reward_functions_go_on_to_count_where_task_scores_tie() -> None:
+    scores = [Score(value=0.5 + 0.04 * j + 0.1 * own, parts={"task": 0.5, "judge": j}) for j, own in ((1.0, 0), (0, 1))]
+    judge = JudgeConfig.model_validate({"providers": [{"model": "m"}]})
+    low, high = without_lone_judge(reward_matrix(scores, 2), scores, judge)[0].tolist()
+    assert high - low == pytest.approx(0.1)

@@ -123,7 +123,7 @@ def test_a_resumed_run_sees_the_same_verdicts(tmp_path: Path, server: JudgeServe
 
 
 def test_the_judge_moves_the_weights_and_two_runs_are_equal(tmp_path: Path, server: JudgeServer) -> None:
-    runs = [judged_run(tmp_path / str(i), server.url, steps=2, weight=0.5) for i in range(2)]
+    runs = [judged_run(tmp_path / str(i), server.url, steps=2, weight=0.5, decides_ties=True) for i in range(2)]
     first, second = ([stable(row) for row in trained(run)] for run in runs)
     assert first == second
     plain = tiny_run(tmp_path, "plain", sft__steps=0, run__steps=2)
@@ -134,6 +134,29 @@ def test_the_judge_moves_the_weights_and_two_runs_are_equal(tmp_path: Path, serv
     same = [weights(run) for run in (*runs, plain)]
     assert all((same[0][k] == same[1][k]).all() for k in same[0])
     assert any((same[0][k] != same[2][k]).any() for k in same[0])
+
+
+class Ties:
+    """A task that gives every answer the same score."""
+
+    def __init__(self, task: Any) -> None:
+        self.name, self.examples = task.name, task.examples
+
+    def score(self, example: Any, completion: str) -> Score:
+        return Score(value=0.5, label="wrong")
+
+
+@pytest.mark.parametrize("decides", [False, True])
+def test_where_the_task_ties_the_judge_moves_weights_only_if_it_may(
+    tmp_path: Path, server: JudgeServer, decides: bool
+) -> None:
+    run = judged_run(tmp_path, server.url, steps=1, decides_ties=decides)
+    tasks = {name: Ties(task) for name, task in small_tasks().items()}
+    (row,) = [dict(step.metrics) for step in grpo(run, tasks=tasks)]
+    assert len({grade for _, grade in server.given}) > 2
+    assert [row[f"judge/{name}/tied_groups"] for name in (H, F)] == [2, 2]
+    assert [row[f"dead_groups/{name}"] < 1 for name in (H, F)] == [decides, decides]
+    assert (row["grad/update"] > 0) == decides
 
 
 def test_at_the_end_of_its_budget_the_run_is_saved_and_may_go_on_with_more(tmp_path: Path, server: JudgeServer) -> None:

@@ -1,12 +1,14 @@
 """A run's settings: contradicted never, corrected until something stands on them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from grpo_nb import presets
+from grpo_nb import frozen, presets
+from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.config import ConfigError
 from grpo_nb.run import Run, RunError
 from tests.kill_points import survives
@@ -29,6 +31,39 @@ def test_a_default_that_has_changed_since_is_no_contradiction(tmp_path: Path) ->
     assert (again.config.algorithm.kl_weight, again.config.algorithm.advantage_clip) == ("ratio", 10.0)
     asked = Run.open_or_create(tmp_path / "old", tiny_config(), changes={"algorithm.kl_weight": "auto"})
     assert asked.config.algorithm.kl_weight == "auto"
+
+
+def test_a_judge_of_a_run_made_before_decides_ties_as_it_did(tmp_path: Path) -> None:
+    """A version without `decides_ties` wrote no such key, into config.json and checkpoints."""
+    today = tiny_config().replace(**{"objectives.fairness.judge": {"providers": [{"model": "m"}]}})
+    assert not today.objectives["fairness"].judge.decides_ties  # type: ignore[union-attr]
+    folder = Run.create(tmp_path / "old", today).path
+    tree = json.loads((folder / "config.json").read_text())
+    assert tree["objectives"]["fairness"]["judge"].pop("decides_ties") is False
+    (folder / "config.json").write_text(json.dumps(tree))
+    old = Run.open(folder)
+    assert old.config.objectives["fairness"].judge.decides_ties  # type: ignore[union-attr]
+    assert old.config.objectives["hallucination"].judge is None
+    path = Checkpoints(tmp_path / "states").save(1, {}, {"step": 1, "config": tree})
+    frozen.refuse_edited(folder, old.config, Checkpoints(tmp_path / "states").load(1))
+    assert path.is_dir() and Run.open_or_create(folder, today).config == old.config
+    assert Run.open(folder).config == old.config, "nothing was corrected"
+    changed = Run.open_or_create(folder, today, changes={"objectives.fairness.judge.decides_ties": False})
+    assert changed.config == today
+    Run.create(tmp_path / "new", today)
+    assert Run.open(tmp_path / "new").config == today
+
+
+def test_the_limits_of_a_judge_may_be_edited(tmp_path: Path) -> None:
+    before = tiny_config().replace(**{"objectives.fairness.judge": {"providers": [{"model": "m"}]}})
+    state = {"step": 1, "config": before.model_dump(mode="json")}
+    Checkpoints(tmp_path).save(1, {}, state)
+    for name, value in {"max_tokens": 999, "timeout_s": 1.5, "deadline_s": 9.0, "retries": 0, "concurrency": 1}.items():
+        after = before.replace(**{f"objectives.fairness.judge.{name}": value})
+        frozen.refuse_edited(tmp_path, after, Checkpoints(tmp_path).load(1))
+    with pytest.raises(RunError, match=r"judge\.weight"):
+        edited = before.replace(**{"objectives.fairness.judge.weight": 0.5})
+        frozen.refuse_edited(tmp_path, edited, Checkpoints(tmp_path).load(1))
 
 
 def test_the_same_settings_are_no_contradiction(run: Run) -> None:

@@ -80,6 +80,8 @@ class JudgeConfig(Settings):
     weight: Positive = 0.04
     """The judge's score, 0 to 1, counts this much beside the task's own; below the gaps between the task's classes
     a tricked judge cannot lift a wrong answer above a right one."""
+    decides_ties: bool = False
+    """Whether it counts in a group whose task scores are all equal, where it alone would decide what is learnt."""
     budget_tokens: Count | None = 5_000_000
     """Tokens, in and out, that this judge may use in the whole run; the run then stops, saved. null: no limit."""
     budget_usd: Positive | None = None
