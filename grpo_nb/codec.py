@@ -1,12 +1,13 @@
 """Text to token ids and back: the chat template, one BOS, every terminator, and a padding id that is none of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from grpo_nb import turns
 from grpo_nb.loading import ModelError
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Prompt
@@ -26,9 +27,17 @@ class Codec:
     never one of them; no meaning hangs on it, because every mask is made from positions.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, model_eos: Sequence[int], rows: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model_eos: Sequence[int],
+        rows: int,
+        switches: Mapping[str, Any] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.rows = rows
+        self.switches = dict(switches or {})
+        """The chat template's own settings, given to it in every rendering."""
         self.bos = _leading_bos(tokenizer)
         self._special = _special(tokenizer)
         self._marks = {i for i in self._special if thinking.is_mark(self.token(i))}
@@ -59,9 +68,19 @@ class Codec:
         self._check(ids, text)
         return ids
 
-    def encode_target(self, text: str) -> list[int]:
-        """Token ids of a completion to learn, ending in one terminator: the assistant turn's, else eos."""
-        ids = self._ids(text)
+    def encode_target(self, text: str, prompt: Prompt | None = None) -> list[int]:
+        """Token ids of a completion to learn, ending in one terminator: the assistant turn's, else eos.
+
+        After messages they are the rest of the turn as the chat template writes it around `text`, with its empty
+        thinking block or its channel; after a prompt that is a text, `text` alone. Without a prompt it is the turn
+        after one user message, if there is a template that takes it.
+
+        Raises:
+            ModelError: the template's turn does not continue its prompt, or ids that the model has no row for.
+        """
+        if prompt is None:
+            prompt = _PROBE[:1] if self._takes_messages else ""
+        ids = self._ids(text) if isinstance(prompt, str) else self._turn(prompt, text)
         self._check(ids, text)
         end = next((n for n, i in enumerate(ids) if i in self.terminators), len(ids))
         return [*ids[:end], self.turn_end]
@@ -108,8 +127,20 @@ class Codec:
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
         return new[shared:].lstrip(_TORN)
 
+    def _turn(self, prompt: Sequence[Any], text: str) -> list[int]:
+        """Cut from the ids of the whole conversation where they begin with the prompt's; else encoded apart."""
+        before, written = self._render(prompt), self._render(turns.turn(prompt, text), whole=True)
+        rest = turns.rest(before, written)
+        if self._ends_bare:
+            rest = rest.rstrip()
+        ids, prompt_ids = self._ids(before + rest), self._ids(before)
+        return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._ids(rest)
+
     def _settle(self) -> None:
-        turn_end, eos = _turn_end(self.tokenizer), self.tokenizer.eos_token_id
+        turns.check_switches(self.tokenizer.chat_template, self.switches)
+        probe, eos = _rendered_probe(self.tokenizer, self.switches), self.tokenizer.eos_token_id
+        turn_end = _turn_end(self.tokenizer, probe)
+        self._takes_messages, self._ends_bare = bool(probe), turn_end is None
         found = {*self._model_eos, *(i for i in (turn_end, eos) if i is not None)}
         if not found:
             raise ModelError(
@@ -121,7 +152,8 @@ class Codec:
         self._check(self.terminators, "the terminators")
         self.pad_id, self.pad_reason = _padding(self.tokenizer, self.terminators, self.rows)
 
-    def _render(self, messages: Sequence[Any]) -> str:
+    def _render(self, messages: Sequence[Any], whole: bool = False) -> str:
+        """The prompt that these messages make, or the `whole` conversation as it stands."""
         if not self.tokenizer.chat_template:
             raise ModelError(
                 "the prompt is a list of messages, and this tokenizer has no chat template; put one into the file "
@@ -129,11 +161,13 @@ class Codec:
                 " (a hub model: download it first, hf download NAME --local-dir FOLDER, and set model.name=FOLDER); in "
                 "Python policy.set_chat_template(template) does the same; an own task may give prompts as text"
             )
+        named = turns.names(self.tokenizer)
+        if named and "default" not in named:
+            raise ModelError(turns.without_default(named))
         goes_on = bool(messages) and messages[-1].get("role") == "assistant"
+        how = {"add_generation_prompt": not (goes_on or whole), "continue_final_message": goes_on and not whole}
         try:
-            return _template(
-                self.tokenizer, messages, add_generation_prompt=not goes_on, continue_final_message=goes_on
-            )
+            return _template(self.tokenizer, messages, **self.switches, **how)
         except (TemplateError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"the chat template refuses {messages!r}: {error}; change the messages' roles") from error
 
@@ -152,14 +186,18 @@ def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Any], **how
     return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **how))
 
 
-def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The first added token that the template writes after the content of an assistant turn."""
+def _rendered_probe(tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, Any]) -> str:
+    """A question and an answer as the template writes them; empty where there is no template, or one that refuses."""
     if not tokenizer.chat_template:
-        return None
+        return ""
     try:
-        text = _template(tokenizer, _PROBE)
+        return _template(tokenizer, _PROBE, **switches)
     except (TemplateError, ValueError, KeyError, TypeError):
-        return None
+        return ""
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
+    """The first added token after the answer of the rendered probe."""
     _, found, tail = text.rpartition(_PROBE[-1]["content"])
     single = _added(tokenizer) - {tokenizer.bos_token_id, tokenizer.unk_token_id}
     ids = tokenizer.encode(tail, add_special_tokens=False) if found else []

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_nb import adapter_files, adapters, loading
+from grpo_nb import adapter_files, adapters, loading, turns
 from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
 from grpo_nb.loading import ModelError
@@ -43,6 +43,7 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
         raise ModelError(f"{source.path} is a LoRA adapter and model.train='full'; set train='lora' or merge it first")
     device = loading.pick_device(model.device)
     tokenizer = loading.read_tokenizer(source)
+    turns.choose(tokenizer, model.chat_template)
     dtype = loading.pick_dtype(model.dtype, device, full=model.train == "full")
     base = loading.read_model(source, dtype)
     full = source.kind != "adapter" and _learns_in_full(model, base)
@@ -50,7 +51,7 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
         base = loading.read_model(source, settled)  # again, since its checkpoint may be finer than `dtype`
     loading.move(base, device)
     wrapped = base if full else _with_adapter(base, source, model, seed)
-    policy = Policy(wrapped, tokenizer, name=model.name)
+    policy = Policy(wrapped, tokenizer, model.name, model.chat_template_kwargs)
     if model.gradient_checkpointing:
         _checkpoint_activations(base)
     return policy
@@ -67,7 +68,11 @@ class Policy:
     """
 
     def __init__(
-        self, model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, name: str = "in memory"
+        self,
+        model: PreTrainedModel | PeftModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "in memory",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -77,7 +82,7 @@ class Policy:
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._dropped = adapters.without_dropout(model)
         self._reference: adapters.Reference | None = None
-        self.codec = Codec(tokenizer, _model_eos(model), rows=_embedding(model).shape[0])
+        self.codec = Codec(tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs)
 
     @property
     def device(self) -> torch.device:
@@ -114,9 +119,9 @@ class Policy:
         """Token ids of a prompt up to where the completion starts; see `Codec.encode`."""
         return self.codec.encode(prompt)
 
-    def encode_target(self, text: str) -> list[int]:
+    def encode_target(self, text: str, prompt: Prompt | None = None) -> list[int]:
         """Token ids of a completion to learn, ending in one terminator; see `Codec.encode_target`."""
-        return self.codec.encode_target(text)
+        return self.codec.encode_target(text, prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion without special tokens."""

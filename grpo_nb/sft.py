@@ -60,7 +60,7 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
         policy = policy or load_policy(config.model, config.run.seed)
         preflight.check_ahead(config, run.path, policy, tasks)
         pairs = [
-            Pair(policy.encode(prompt), policy.encode_target(target))
+            Pair(policy.encode(prompt), policy.encode_target(target, prompt))
             for prompt, target in load_pairs(config, run.path, tasks)
         ]
         _check_lengths(pairs, policy.context)

@@ -142,9 +142,9 @@ def known_bad(task: Task, example: Example) -> Iterator[tuple[str, str]]:
 def _known(objective: Objective, examples: Sequence[Example], policy: Policy) -> Iterator[Answer]:
     for example in examples:
         if example.target is not None:
-            yield Answer(example, GOLD, "", example.target, policy.encode_target(example.target))
+            yield Answer(example, GOLD, "", example.target, policy.encode_target(example.target, ""))
         for what, text in known_bad(objective.rubric.task, example):
-            yield Answer(example, BAD, what, text, policy.encode_target(text))
+            yield Answer(example, BAD, what, text, policy.encode_target(text, ""))
 
 
 def _sampled(

@@ -14,7 +14,19 @@ PACKAGE = "grpo_nb"
 FLOORS = (
     {"types", "spelling", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring"},
-    {"model", "loading", "adapters", "adapter_files", "quantised", "codec", "shapes", "memory", "rollout", "optim"}
+    {
+        "model",
+        "loading",
+        "adapters",
+        "adapter_files",
+        "quantised",
+        "turns",
+        "codec",
+        "shapes",
+        "memory",
+        "rollout",
+        "optim",
+    }
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}

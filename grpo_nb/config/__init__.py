@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings
@@ -35,6 +35,12 @@ __all__ = [
 ]
 
 
+_RENDERING = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"}
+_RENDERING |= {"continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+_RENDERING |= {"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "strftime_now"}
+"""Names that a rendering fills in itself."""
+
+
 class ModelConfig(Settings):
     """Which model, in which precision, and which of its weights learn."""
 
@@ -54,8 +60,19 @@ class ModelConfig(Settings):
     """Weights' type; `auto` is bfloat16 for a frozen base on a GPU that has it, float32 for all else."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
+    chat_template: str | None = None
+    """Name of the chat template to use, where the tokenizer has several; null: its default."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """The chat template's own switches, given to it wherever it is rendered, e.g. {"enable_thinking": false}."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _switches_are_the_templates(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(name for name in value if name in _RENDERING or not name.isidentifier()):
+            raise ValueError(f"'{taken[0]}' is no switch of a chat template; give the names that its Jinja code reads")
+        return value
 
 
 class SFTConfig(Settings):
@@ -333,7 +350,7 @@ def _set(tree: dict[str, Any], path: list[str], value: Any, dotted: str) -> None
     *parents, leaf = path
     for name in parents:
         tree = _descend(tree, name, dotted)
-    if leaf not in tree:
+    if leaf not in tree and parents[-1:] != ["chat_template_kwargs"]:
         raise ConfigError(_unknown(dotted, leaf, list(tree)))
     tree[leaf] = value
 
