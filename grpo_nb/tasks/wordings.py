@@ -28,7 +28,17 @@ ARTICLES = frozenset({"a", "an", "the"})
 NEGATIONS = (
     *("not", "no", "nor", "neither", "never", "none", "nobody", "nothing", "cannot", "without", "hardly", "unable"),
     *("impossible", "except", "excluding", "unlike", "instead of", "rather than", "other than", "ruling out"),
-    *("rules? out", "ruled out", "eliminat\\w+", "exclud\\w+", "besides", "doubt\\w*", "anyone but", "everyone but"),
+    *(
+        "rules? out",
+        "ruled out",
+        "eliminat\\w+",
+        "exclud\\w+",
+        "besides",
+        "doubt\\w*",
+        "anyone but",
+        "everyone but",
+        "over(?= [@#])",
+    ),
 )
 """What denies an option that it stands before."""
 WRONG = (
@@ -123,7 +133,10 @@ _ADJECTIVES = (
 )
 ABSTENTIONS = (
     rf"{_NEG} (?:\w+ ){{0,3}}?{_TELL}",
-    rf"(?:nothing|little|none) (?:\w+ ){{0,6}}?{_TELL}",
+    rf"(?:nothing|little|none|neither) (?:\w+ ){{0,6}}?{_TELL}",
+    r"(?:info\w*|context|text|passage|details?|evidence) (?:is|are) (?:too |not )?(?:insufficient|inadequate|limited|"
+    r"incomplete|lacking|silent|vague|missing|enough|sufficient)",
+    r"silent (?:on|about|as to)",
     _ADJECTIVES,
     r"(?:insufficient|inadequate|limited|lack\w*|missing|absen\w+|too little|want)(?: of)?(?: \w+){0,2}? "
     r"(?:info\w*|context|details?|evidence|data|clarity|facts)",
