@@ -92,6 +92,24 @@ def start(rows: Rows, key: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+def label_level(rows: Rows, objective: str, label: str, group: str = "label") -> float | None:
+    """Mean share of a label over the window; 0 where other labels were counted, None with fewer than ENOUGH rows."""
+    labelled = _labelled(rows[-WINDOW:], objective, label, group)
+    return statistics.fmean(labelled) if len(labelled) >= ENOUGH else None
+
+
+def label_start(rows: Rows, objective: str, label: str, group: str = "label") -> float | None:
+    """Mean share of a label over the first BASELINE rows; None where no labels were counted."""
+    labelled = _labelled(rows[:BASELINE], objective, label, group)
+    return statistics.fmean(labelled) if labelled else None
+
+
+def _labelled(rows: Rows, objective: str, label: str, group: str) -> list[float]:
+    prefix = f"{group}/{objective}/"
+    counted = [row for row in rows if any(key.startswith(prefix) and row[key] is not None for key in row)]
+    return [number(row, prefix + label) or 0.0 for row in counted]
+
+
 def newest(rows: Rows) -> int:
     """Step of the last row."""
     return int(rows[-1]["step"])

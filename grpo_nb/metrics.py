@@ -103,6 +103,16 @@ def reward_row(
     }
 
 
+def condition_row(objective: str, scores: Sequence[Score], told: Sequence[bool | None]) -> Row:
+    """Label shares of the answers whose item its text answers (`label_told/`), and of the others (`label_untold/`)."""
+    row: Row = {}
+    for group, condition in (("label_told", True), ("label_untold", False)):
+        own = [s.label for s, answered in zip(scores, told, strict=True) if answered is condition]
+        labels = sorted(Counter(label for label in own if label).items())
+        row |= {f"{group}/{objective}/{name}": count / len(own) for name, count in labels}
+    return row
+
+
 def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
     """Completion lengths in tokens, terminator included, and the share that hit the cap."""
     lengths = torch.tensor([float(len(rollouts.completion_ids[i])) for i in rows])

@@ -10,7 +10,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from grpo_nb import judge_rules, numeric_rules, symptoms
+from grpo_nb import judge_rules, numeric_rules, regressions, symptoms
 from grpo_nb.config import Config
 from grpo_nb.findings import (
     BASELINE,
@@ -315,6 +315,7 @@ OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     kl_exploded,
     beta_pinned,
     kl_above_band,
+    *regressions.OBJECTIVE_RULES,
     *symptoms.OBJECTIVE_RULES,
     *judge_rules.OBJECTIVE_RULES,
     *numeric_rules.OBJECTIVE_RULES,

@@ -16,13 +16,14 @@ from grpo_nb.findings import (
     Rows,
     Rule,
     in_use,
+    label_level,
     level,
     newest,
-    number,
     series,
     start,
 )
 from grpo_nb.paired import change
+from grpo_nb.regressions import hedges, hedging_advice
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
@@ -54,13 +55,17 @@ REWARD_UP, ACCURACY_UP = 0.1, 0.02
 
 def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most groups have no spread of reward, so they give no gradient; split by why."""
-    dead, right = level(rows, f"dead_groups/{objective}"), _label(rows, objective, "correct")
+    dead, right = level(rows, f"dead_groups/{objective}"), label_level(rows, objective, "correct")
     if dead is None or dead < DEAD_SHARE:
         return None
     solved, failed = right is not None and right >= SOLVED, right is not None and right <= FAILED
+    hedged = hedges(rows, objective)
+    always = hedged if hedged is not None and hedged.always else None
     why = (
         f"{right:.0%} of answers are correct, so there is little left to learn"
         if solved
+        else f"nearly all that are not correct {always.words} where the text answers, and earn the same"
+        if always
         else f"{f'only {right:.0%}' if right else 'none'} of their answers are correct: none beats its neighbours"
         if failed
         else "the answers of a group all earn the same, right or wrong"
@@ -68,6 +73,8 @@ def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     advice = (
         "nothing; add harder prompts if the run should go on"
         if solved
+        else hedging_advice(config, objective)
+        if always
         else "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts"
         if failed
         else f"raise sampling.temperature (now {in_use(rows[-1], 'temperature', config.sampling.temperature):g}) or "
@@ -129,7 +136,7 @@ def entropy_collapse(rows: Rows, config: Config, objective: str) -> Finding | No
     now, before, right = level(rows, f"entropy/{objective}"), start(rows, f"entropy/{objective}"), None
     if now is None or before is None or now >= ENTROPY_FACTOR * before:
         return None
-    right = _label(rows, objective, "correct")
+    right = label_level(rows, objective, "correct")
     if right is not None and right >= SOLVED:
         return None
     return Finding(
@@ -158,7 +165,7 @@ def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | N
     before, dead = start(rows, f"entropy/{objective}"), level(rows, f"dead_groups/{objective}")
     if before is None or before >= LOW_ENTROPY or dead is None or dead < DEAD_SHARE:
         return None
-    if (_label(rows, objective, "correct") or 0) >= SOLVED:
+    if (label_level(rows, objective, "correct") or 0) >= SOLVED:
         return None
     return Finding(
         "low_entropy_start",
@@ -189,7 +196,7 @@ def unscored(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 def unparsed(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Answers in which no choice can be read."""
-    share = _label(rows, objective, "unparsed")
+    share = label_level(rows, objective, "unparsed")
     if share is None or share <= UNPARSED:
         return None
     return Finding(
@@ -348,15 +355,6 @@ def forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Finding | None:
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one.get(key) == other.get(key) for key in ("split", "mode", "pool"))
-
-
-def _label(rows: Rows, objective: str, label: str) -> float | None:
-    """Mean share of a label over the window; 0 where other labels were counted, None where none were."""
-    prefix = f"label/{objective}/"
-    labelled = [row for row in rows[-WINDOW:] if any(key.startswith(prefix) for key in row)]
-    if len(labelled) < ENOUGH:
-        return None
-    return statistics.fmean(number(row, prefix + label) or 0.0 for row in labelled)
 
 
 def _shaping(config: Config) -> list[str]:

@@ -28,7 +28,7 @@ from grpo_nb.rewards import score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run
-from grpo_nb.tasks import Task
+from grpo_nb.tasks import Task, told
 from grpo_nb.training import Drawn, Rewards, Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
@@ -100,6 +100,7 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
             )  # 5. per objective, conflicts settled
             updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
     row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report
+    row |= _conditions(state, drawn_P, scores)
     if quick.due(config, step):
         with clock("eval"):  # 7. now and then, a few held-out prompts
             row |= quick.measure(state, step)
@@ -331,6 +332,16 @@ def _row(
         "tokens": sum(len(ids) for ids in rollouts.completion_ids),
         "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),
     }
+
+
+def _conditions(state: Training, drawn_P: Sequence[Drawn], scores: Sequence[Score]) -> metrics.Row:
+    row: metrics.Row = {}
+    group = len(scores) // len(drawn_P)
+    for name, objective in state.objectives.items():
+        own = [i for i in range(len(scores)) if drawn_P[i // group].objective == name]
+        answered = [told(objective.rubric.task, drawn_P[i // group].example) for i in own]
+        row |= metrics.condition_row(name, [scores[i] for i in own], answered)
+    return row
 
 
 def _finish(

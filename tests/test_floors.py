@@ -30,7 +30,7 @@ FLOORS = (
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
-    | {"numeric_rules"}
+    | {"numeric_rules", "regressions"}
     | {"warmup", "doctor", "orders", "preflight"},
     {"session", "workers", "kernel", "reloading", "report", "rollouts_view", "tables", "exhibits", "plots", "render"}
     | {"widgets", "cli", "__main__"}

@@ -207,7 +207,7 @@ def labels(correct: float, unparsed: float = 0.0) -> Row:
     ],
 )
 def test_dead_groups_are_told_apart_by_their_labels(correct: float, severity: str, word: str) -> None:
-    finding = only(ill(lambda row: {f"dead_groups/{F}": 0.9} | labels(correct), since=40), "dead_groups")
+    finding = only(ill(lambda row: {f"dead_groups/{F}": 0.9} | labels(correct)), "dead_groups")
     assert finding.severity == severity and word in finding.message and "90%" in finding.message
 
 
@@ -274,7 +274,7 @@ def test_answers_without_a_score() -> None:
 
 
 def test_answers_that_cannot_be_read() -> None:
-    assert "30%" in only(ill(lambda row: labels(0.4, 0.3), since=40), "unparsed").message
+    assert "30%" in only(ill(lambda row: labels(0.4, 0.3)), "unparsed").message
 
 
 def test_objectives_that_pull_apart_need_persistence() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal
 
-from grpo_nb import frozen, rules, symptoms, warmup
+from grpo_nb import frozen, regressions, rules, symptoms, warmup
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
@@ -37,9 +37,9 @@ def diagnose(run: Run) -> list[Finding]:
 def _measured(run: Run, rows: Rows) -> list[Finding]:
     """What the evaluations say that the metrics do not."""
     evaluations = run.rows("evaluations")
-    asked = [symptoms.forgetting(evaluations)]
+    asked, names = [symptoms.forgetting(evaluations)], run.config.objectives
+    asked += [regressions.accuracy_fell(rows, run.config, name, evaluations) for name in names]
     if rows:
-        names = run.config.objectives
         asked += [symptoms.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
     return [finding for finding in asked if finding]
 

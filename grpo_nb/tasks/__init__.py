@@ -32,11 +32,12 @@ SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 @runtime_checkable
 class Task(Protocol):
-    """What a task must have. It may also have three more:
+    """What a task must have. It may also have four more:
 
     `selfcheck() -> None`, which raises DataError unless gold answers score top and known bad ones do not;
     `summary(examples, scores) -> dict[str, float]`, the task's own measures for evaluation;
-    `support(examples, scores) -> dict[str, list[bool]]`, for measures of a part of the examples, which are in it.
+    `support(examples, scores) -> dict[str, list[bool]]`, for measures of a part of the examples, which are in it;
+    `told(example) -> bool | None`, whether the example's text answers it, for label shares by condition.
     """
 
     name: str
@@ -103,6 +104,19 @@ def _numbers(task: Task, given: object) -> dict[str, float]:
         except (TypeError, ValueError):
             pass
     raise DataError(f"task '{task.name}': summary() gives {given!r:.80}; needs a dict of numbers by name, nan for none")
+
+
+def told(task: Task, example: Example) -> bool | None:
+    """Whether the example's text answers its question; None where neither the task nor its columns say.
+
+    A task's own `told` decides, else the column `answerable`, else BBQ's `condition`.
+    """
+    own = getattr(task, "told", None)
+    if own is not None:
+        return None if (answer := own(example)) is None else bool(answer)
+    if (answerable := example.columns.get("answerable")) is not None:
+        return bool(answerable)
+    return {"disambig": True, "ambig": False}.get(str(example.columns.get("condition")))
 
 
 def supported(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:

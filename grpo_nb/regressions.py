@@ -1,0 +1,330 @@
+"""Rules about a policy that gets worse: reward or accuracy falls, or it hedges where the text answers.
+
+Asked through rules.py, as those of symptoms.py; `accuracy_fell` reads evaluations and is asked by `doctor.diagnose`.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from grpo_nb.config import Config
+from grpo_nb.findings import (
+    WINDOW,
+    Finding,
+    ObjectiveRule,
+    Row,
+    Rows,
+    in_use,
+    label_level,
+    label_start,
+    level,
+    newest,
+    number,
+    series,
+    start,
+)
+from grpo_nb.paired import change
+
+HEDGES = ("unknown", "abstained")
+"""Labels of answers that name nothing where the text answers; where it does not, naming nothing is `correct`."""
+HEDGED, HEDGED_OVERALL = 0.6, 0.35
+"""Share of hedges that is most of what a policy says: of items that the text answers, and, in logs without that
+share, of all items (half of BBQ's are answered by their text)."""
+HEDGES_REST = 0.8
+"""Hedges are at least this part of the answers that are not right: the policy hardly tries another way."""
+HEDGE_RISE, HEDGE_RISE_OVERALL = 0.15, 0.1
+"""Rise of the same shares since the start."""
+
+MEDIAN_OF = 5
+"""Rows of a running median: two bad batches move none."""
+SHORTEST = 8
+"""Rows that a fall needs: the newest five, and three from before."""
+FALLEN, FALLEN_BADLY = 0.25, 0.5
+"""Fall from the best running median, as a part of it (of the spread inside groups, where that is more)."""
+ACCURACY_FALLEN = 0.15
+FALL_DEVIATIONS = 3.5
+"""And in standard deviations of one row: the best of many medians is above the mean by about one of a median's."""
+TURNED, TURNED_KNOB, LOOK_BACK = 1.5, 1.05, 10
+"""Factor by which another curve, or a setting between two steps, changed; and how many rows before a fall count."""
+
+HELD_OUT_FALL, HELD_OUT_FALL_ALONE = 0.03, 0.1
+"""Fall of a held-out accuracy that matters where its paired interval leaves out 0; and where there is no interval."""
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A curve's best running median, where it is now, and the first step that is nearer to the latter to the end."""
+
+    best: float
+    now: float
+    since: int
+
+
+def collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Reward or share of right answers is far below its best and stays there."""
+    falls = {"reward": _reward_fall(rows, objective), "correct": _fall_of_correct(rows, objective)}
+    fallen = {name: fall for name, fall in falls.items() if fall is not None}
+    if not fallen:
+        return None
+    since = min(fall.since for fall in fallen.values())
+    turned = _turned(rows, objective, since)
+    words = {"reward": f"reward/{objective}", "correct": "the share of right answers"}
+    what = " and ".join(f"{words[name]} fell from {fall.best:.2f} to {fall.now:.2f}" for name, fall in fallen.items())
+    others = "; ".join(f"{key} from {was:.3g} to {is_now:.3g}" for key, (was, is_now) in turned.items())
+    worst = max((fall.best - fall.now) / max(abs(fall.best), 1e-9) for fall in fallen.values())
+    return Finding(
+        "collapse",
+        "error" if worst >= FALLEN_BADLY else "warning",
+        newest(rows),
+        f"{objective}: {what} since step {since} and did not recover: what the policy had learnt is lost. "
+        + (f"What changed then: {others}." if others else "No other curve or setting changed with it."),
+        {
+            "objective": objective,
+            "since": since,
+            "fell": {name: [fall.best, fall.now] for name, fall in fallen.items()},
+            "turned": {key: list(pair) for key, pair in turned.items()},
+        },
+        f"take the weights of a checkpoint from before step {since}; continue in a new run with half the learning rate "
+        f"({in_use(rows[-1], 'lr', config.algorithm.learning_rate):g} now) or a higher beta/{objective} "
+        f"({in_use(rows[-1], f'beta/{objective}', config.objectives[objective].beta):.3g} now), and read the samples "
+        f"around step {since}",
+    )
+
+
+def hedging(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """The policy says "unknown" or abstains on items that the text answers: more and more, or nearly always."""
+    found = hedges(rows, objective)
+    if found is None or not (found.always or found.rising):
+        return None
+    what = f"to items that the text answers {found.words}" if found.told else f"{found.words} where the text answers"
+    began = "" if found.before is None else f" (at the start {found.before:.0%})"
+    return Finding(
+        "hedging",
+        "error" if found.always else "warning",
+        newest(rows),
+        f"{found.now:.0%} of {objective} answers {what}{began}"
+        + ("; hardly any other answer is left" if found.always else "; right answers did not rise by as much")
+        + ". A policy that cannot tell the two kinds of items apart earns most that way.",
+        {
+            "objective": objective,
+            "share": found.now,
+            "share_start": found.before,
+            "always": found.always,
+            "of": "told" if found.told else "all",
+            "correct_share": label_level(rows, objective, "correct"),
+        },
+        hedging_advice(config, objective),
+    )
+
+
+def hedging_advice(config: Config, objective: str) -> str:
+    """What to do against hedging; a temperature does not bring back answers that the policy has dropped."""
+    return (
+        f"more sft.steps (now {config.sft.steps}) on items that the text answers, until it can answer them; draw as "
+        f"many of them as of the others; pay hedges there less with a reward function of your own; begin again before "
+        f"the rise, with a higher beta/{objective}"
+    )
+
+
+@dataclass(frozen=True)
+class Hedges:
+    """Share of hedges now and at the start: of items that the text answers (`told`), or of all items."""
+
+    now: float
+    before: float | None
+    told: bool
+    rising: bool
+    always: bool
+    words: str
+
+
+def hedges(rows: Rows, objective: str) -> Hedges | None:
+    """How much an objective's answers hedge; None where no labels were counted."""
+    told = any(key.startswith(f"label_told/{objective}/") for row in rows[-WINDOW:] for key in row)
+    group = "label_told" if told else "label"
+    shares = {label: label_level(rows, objective, label, group) for label in HEDGES}
+    right = label_level(rows, objective, "correct", group)
+    if right is None:
+        return None
+    now = sum(share or 0.0 for share in shares.values())
+    starts = [label_start(rows, objective, label, group) for label in HEDGES]
+    before = None if starts[0] is None else sum(share or 0.0 for share in starts)
+    right_before = label_start(rows, objective, "correct", group)
+    rise = 0.0 if before is None else now - before
+    gained = 0.0 if right_before is None else right - right_before
+    most, risen = (HEDGED, HEDGE_RISE) if told else (HEDGED_OVERALL, HEDGE_RISE_OVERALL)
+    word = 'say "unknown"' if (shares["unknown"] or 0) >= (shares["abstained"] or 0) else "abstain"
+    return Hedges(
+        now,
+        before,
+        told,
+        rising=len(rows) > WINDOW and rise >= risen and gained < rise,
+        always=now >= most and now >= HEDGES_REST * (1 - right) and rise > -risen / 2,
+        words=word,
+    )
+
+
+def accuracy_fell(
+    rows: Rows, config: Config, objective: str, evaluations: Sequence[Mapping[str, Any]]
+) -> Finding | None:
+    """A held-out accuracy, of all items or of one condition, is lower than where GRPO started."""
+    pair = _first_and_newest(objective, evaluations)
+    falls = _held_out_falls(*pair) if pair else {}
+    if pair is None or not falls:
+        return None
+    before, after = pair
+    metric = min(falls, key=lambda name: falls[name][0])
+    value, low, high = falls[metric]
+    was, is_now = (row["metrics"][metric]["value"] for row in (before, after))
+    reward = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
+    rose = None not in reward and (reward[1] or 0) > (reward[0] or 0)
+    hedged = {name: both for name in _HEDGE_METRICS if (both := _values(before, after, name)) and both[1] > both[0]}
+    more = [f"{name} went from {a:.2f} to {b:.2f}" for name, (a, b) in hedged.items()]
+    limits = "no interval" if math.isnan(low) else f"95% {low:+.2f} to {high:+.2f}"
+    return Finding(
+        "accuracy_fell",
+        "warning",
+        int(after["step"]) if after.get("step") is not None else None,
+        f"held-out {metric} of {objective} fell from {was:.2f} ({before['stage']}) to {is_now:.2f} ({after['stage']}; "
+        f"change {value:+.2f}, {limits})"
+        + (f" while the training reward rose from {reward[0]:.2f} to {reward[1]:.2f}" if rose else "")
+        + (f"; {', '.join(more)}" if more else "")
+        + ": the reward is earned at the cost of these items.",
+        {
+            "objective": objective,
+            "metric": metric,
+            "accuracy": [was, is_now],
+            "change": [value, low, high],
+            "fell": sorted(falls),
+            "hedges": {name: list(values) for name, values in hedged.items()},
+            "reward": list(reward),
+        },
+        hedging_advice(config, objective)
+        if hedged
+        else "read samples of these items; take an earlier checkpoint (`evaluate(run, stage=...)` measures it), then a "
+        f"lower learning rate or a higher beta/{objective}",
+    )
+
+
+_HEDGE_METRICS = ("unknown_rate_disambiguated", "abstention_rate_answerable", "abstention_rate", "unknown_rate")
+
+
+def _held_out_falls(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """Change and paired interval (NaN: none) of each accuracy that fell by enough."""
+    found = {}
+    for metric in (name for name in after["metrics"] if name.startswith("accuracy")):
+        if (values := _values(before, after, metric)) is None:
+            continue
+        fall, limits = values[0] - values[1], (math.nan, math.nan)
+        if all(metric in row.get("resamples", ()) for row in (before, after)):
+            changed = change(dict(before), dict(after), metric)
+            limits = limits if changed is None else changed[1:]
+        if fall >= (HELD_OUT_FALL_ALONE if math.isnan(limits[1]) else HELD_OUT_FALL) and not limits[1] >= 0:
+            found[metric] = (-fall, *limits)
+    return found
+
+
+def _values(before: Mapping[str, Any], after: Mapping[str, Any], metric: str) -> tuple[float, float] | None:
+    was, is_now = ((row["metrics"].get(metric) or {}).get("value") for row in (before, after))
+    if was is None or is_now is None or not math.isfinite(was) or not math.isfinite(is_now):
+        return None
+    return float(was), float(is_now)
+
+
+def _first_and_newest(
+    objective: str, evaluations: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Where GRPO started and the newest stage, of one pool: of final evaluations, else of quick ones."""
+    own = [e for e in evaluations if e.get("objective") == objective and e.get("metrics")]
+    for modes in (("greedy", "sample"), ("quick",)):
+        rows = [e for e in own if e.get("mode") in modes and e.get("split", "test") == "test"]
+        trained = [row for row in rows if row.get("stage") not in _STARTS]
+        for after in reversed(trained):
+            alike = [e for e in rows if all(e.get(key) == after.get(key) for key in ("split", "mode", "pool"))]
+            for stage in _STARTS:
+                if before := next((e for e in reversed(alike) if e.get("stage") == stage), None):
+                    return before, after
+    return None
+
+
+_STARTS = ("sft", "step 0", "base")
+"""Stages without a step of GRPO, the nearest to its start first."""
+
+
+def _reward_fall(rows: Rows, objective: str) -> Fall | None:
+    key = f"reward/{objective}"
+    fall = _fall(rows, key)
+    if fall is None:
+        return None
+    spread = statistics.median(series(rows, f"reward_std/{objective}") or [0.0])
+    return fall if fall.best - fall.now >= FALLEN * max(abs(fall.best), spread) else None
+
+
+def _fall_of_correct(rows: Rows, objective: str) -> Fall | None:
+    fall = _fall([_counted(row, objective) for row in rows], f"label/{objective}/correct")
+    return fall if fall and fall.best - fall.now >= max(ACCURACY_FALLEN, FALLEN * fall.best) else None
+
+
+def _counted(row: Row, objective: str) -> Row:
+    """The row with a share of 0 for `correct` where other labels were counted."""
+    prefix = f"label/{objective}/"
+    missing = f"{prefix}correct" not in row and any(key.startswith(prefix) for key in row)
+    return {**row, f"{prefix}correct": 0.0} if missing else row
+
+
+def _fall(rows: Rows, key: str) -> Fall | None:
+    """The fall of a curve from its best running median to that of its end, if it is more than noise."""
+    known = [(int(row["step"]), v) for row in rows if (v := number(row, key)) is not None and math.isfinite(v)]
+    if len(known) < SHORTEST:
+        return None
+    steps, values = [step for step, _ in known], [value for _, value in known]
+    earlier, now = values[:-MEDIAN_OF], statistics.median(values[-MEDIAN_OF:])
+    width = min(MEDIAN_OF, len(earlier))
+    best = max(statistics.median(earlier[i : i + width]) for i in range(len(earlier) - width + 1))
+    if best - now <= FALL_DEVIATIONS * _deviation(values):
+        return None
+    middle = (best + now) / 2
+    last_high = max(i for i, value in enumerate(values[: len(values) - MEDIAN_OF // 2]) if value >= middle)
+    return Fall(best, now, steps[min(last_high + 1, len(steps) - 1)])
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Of one row about its curve, from the differences of neighbours: a fall itself is one of many."""
+    jumps = sorted(abs(b - a) for a, b in pairwise(values))
+    return 1.4826 * statistics.median(jumps) / math.sqrt(2)
+
+
+def _turned(rows: Rows, objective: str, since: int) -> dict[str, tuple[float, float]]:
+    """What else changed at a fall: curves by their medians before and after, settings by their last change."""
+    before = [row for row in rows if row["step"] < since][-LOOK_BACK:]
+    after = [row for row in rows if row["step"] >= since]
+    found = {}
+    for key in (*_SETTINGS, f"beta/{objective}"):
+        near = series([*before, *after[:1]], key)
+        jumps = [(a, b) for a, b in pairwise(near) if _apart(a, b, TURNED_KNOB)]
+        if jumps and (key in _SETTINGS or _apart(*jumps[-1], TURNED)):
+            found[key] = jumps[-1]
+    for name in _CURVES:
+        key = name.format(objective)
+        was, is_now = series(before, key), series(after, key)
+        if was and is_now and _apart(a := statistics.median(was), b := statistics.median(is_now), TURNED):
+            found[key] = (a, b)
+    return found
+
+
+_SETTINGS = ("lr", "temperature")
+_CURVES = (
+    "kl/{}", "entropy/{}", "length/{}/mean", "truncation/{}", "dead_groups/{}", "label/{}/unparsed", "grad/norm",
+    "sampler_gap",
+)  # fmt: skip
+
+
+def _apart(a: float, b: float, factor: float) -> bool:
+    low, high = sorted((abs(a), abs(b)))
+    return high > 1e-3 and high >= factor * low if a * b >= 0 else True
+
+
+OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (collapse, hedging)
