@@ -1,13 +1,14 @@
 """Text to token ids and back: the chat template, one BOS, every terminator, and a padding id that is none of them."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from grpo_nb import turns
+from grpo_nb import clock, turns
 from grpo_nb.loading import ModelError
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Prompt
@@ -43,6 +44,8 @@ class Codec:
         self._marks = {i for i in self._special if thinking.is_mark(self.token(i))}
         self.beyond = _beyond(tokenizer, rows)
         self._model_eos = [i for i in model_eos if i < rows]
+        self.date = clock.UNDATED
+        """The time that a chat template reads: fixed, so that a prompt is the same on every day."""
         self._settle()
 
     def set_chat_template(self, template: str) -> None:
@@ -138,7 +141,7 @@ class Codec:
 
     def _settle(self) -> None:
         turns.check_switches(self.tokenizer.chat_template, self.switches)
-        probe, eos = _rendered_probe(self.tokenizer, self.switches), self.tokenizer.eos_token_id
+        probe, eos = _rendered_probe(self.tokenizer, self.date, self.switches), self.tokenizer.eos_token_id
         turn_end = _turn_end(self.tokenizer, probe)
         self._takes_messages, self._ends_bare = bool(probe), turn_end is None
         found = {*self._model_eos, *(i for i in (turn_end, eos) if i is not None)}
@@ -167,7 +170,7 @@ class Codec:
         goes_on = bool(messages) and messages[-1].get("role") == "assistant"
         how = {"add_generation_prompt": not (goes_on or whole), "continue_final_message": goes_on and not whole}
         try:
-            return _template(self.tokenizer, messages, **self.switches, **how)
+            return _template(self.tokenizer, self.date, messages, **self.switches, **how)
         except (TemplateError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"the chat template refuses {messages!r}: {error}; change the messages' roles") from error
 
@@ -182,16 +185,18 @@ class Codec:
             )
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Any], **how: Any) -> str:
+def _template(tokenizer: PreTrainedTokenizerBase, date: datetime, messages: Sequence[Any], **how: Any) -> str:
+    if clock.is_read(tokenizer):
+        how["chat_template"] = clock.dated(str(tokenizer.get_chat_template()), date)
     return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **how))
 
 
-def _rendered_probe(tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, Any]) -> str:
+def _rendered_probe(tokenizer: PreTrainedTokenizerBase, date: datetime, switches: Mapping[str, Any]) -> str:
     """A question and an answer as the template writes them; empty where there is no template, or one that refuses."""
     if not tokenizer.chat_template:
         return ""
     try:
-        return _template(tokenizer, _PROBE, **switches)
+        return _template(tokenizer, date, _PROBE, **switches)
     except (TemplateError, ValueError, KeyError, TypeError):
         return ""
 

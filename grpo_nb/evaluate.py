@@ -8,7 +8,7 @@ import hashlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from grpo_nb import preflight, seeding
+from grpo_nb import dependencies, preflight, seeding
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
 from grpo_nb.intervals import RESAMPLES, bootstrap, with_intervals
@@ -46,6 +46,7 @@ def evaluate(
     tasks: Mapping[str, Task] | None = None,
     limit: int | None = None,
     engine: Engine | str = "eager",
+    accept_changed: Collection[str] = (),
 ) -> pd.DataFrame:
     """Task measures of one stage on held-out examples, with 95% intervals; also appended to evaluations.jsonl.
 
@@ -57,6 +58,7 @@ def evaluate(
         policy: evaluated as it is, and `stage` only names it; None: the stage's weights are restored.
         tasks: own tasks by objective, as in `train.grpo`.
         limit: examples per objective, at most; None: `run.eval_examples`.
+        accept_changed: what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
 
     Returns:
         One row for each objective and metric: stage, step, split, mode, objective, metric, value, low, high, and n
@@ -65,20 +67,29 @@ def evaluate(
 
     Raises:
         RunError: the stage has no checkpoint.
+        DependencyChanged: what the run depends on changed, and was not accepted.
         DataError: a split without examples.
         RewardError: a task raised, or gave something that is no score.
         ValueError: an unknown split or mode, or a limit below 1.
     """
     _check_words(split, mode)
+    dependencies.accepted_kinds(accept_changed)
     built = engine_named(engine) if isinstance(engine, str) else engine
     # The step is read off the checkpoint before the weights are, and both from the one checkpoint.
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
-    learner = policy or _restored(run, checkpoint)
+    learner = policy or _loaded(run)
+    learner.set_date(run.started)
+    asked = preflight.load_tasks(run.config, run.path, tasks)
+    examples = {name: read_examples(task, split) for name, task in asked.items()}
+    found = dependencies.of_policy(learner) | dependencies.of_evaluation(asked, tasks or {}, split, examples)
+    dependencies.check(run, found, accept_changed, "eval")
+    if policy is None:
+        _restore(learner, checkpoint)
     name, step = placed(stage, checkpoint)
     if policy is not None and stage == "latest":
         step = run.last_step() or 0
     tables = []
-    for objective, task in preflight.load_tasks(run.config, run.path, tasks).items():
+    for objective, task in asked.items():
         pool = examples_of(run, objective, task, split, limit)
         with _progress(objective, len(pool)) as progress:
             drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
@@ -120,31 +131,38 @@ def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], 
     return {"objective": objective} | judged(task, examples, scores, seed)
 
 
-def load_best(run: Run, objective: str, metric: str | None = None) -> Policy:
+def load_best(run: Run, objective: str, metric: str | None = None, *, accept_changed: Collection[str] = ()) -> Policy:
     """The run's model with the weights of its best stage, as `pareto.best` finds it.
 
     Raises:
         RunError: no stage that can still be loaded was evaluated.
+        DependencyChanged: as `restore_policy`.
     """
-    return restore_policy(run, best(run, objective, metric))
+    return restore_policy(run, best(run, objective, metric), accept_changed=accept_changed)
 
 
-def load_knee(run: Run, by: Metrics | None = None) -> Policy:
+def load_knee(run: Run, by: Metrics | None = None, *, accept_changed: Collection[str] = ()) -> Policy:
     """The run's model with the weights of the stage between its objectives, as `pareto.knee` finds it.
 
     Raises:
         RunError: no stage that can still be loaded was evaluated.
+        DependencyChanged: as `restore_policy`.
     """
-    return restore_policy(run, knee(run, by))
+    return restore_policy(run, knee(run, by), accept_changed=accept_changed)
 
 
-def restore_policy(run: Run, stage: Stage) -> Policy:
+def restore_policy(run: Run, stage: Stage, *, accept_changed: Collection[str] = ()) -> Policy:
     """The run's model with the weights of one stage.
 
     Raises:
         RunError: the stage has no checkpoint; the message says what makes one.
+        DependencyChanged: the base weights, tokenizer, template or generation settings are not those of the run.
     """
-    return _restored(run, stage_checkpoint(run, stage))
+    checkpoint = stage_checkpoint(run, stage)
+    policy = _loaded(run)
+    dependencies.check(run, dependencies.of_policy(policy), accept_changed, "eval")
+    _restore(policy, checkpoint)
+    return policy
 
 
 def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
@@ -208,9 +226,12 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
 def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> Row:
     """What evaluations.jsonl keeps of one objective: metrics with intervals, the resamples, and each item's verdict.
 
-    `pool` is a digest of the example ids: rows of one pool, mode and split can be compared item by item, and their
-    resamples (drawn with one seed) subtracted from each other are the paired bootstrap of the difference.
+    `asked` is a digest of what the pool asks, whatever its ids: rows that asked the same in one mode and split can be
+    compared item by item, and their resamples (drawn with one seed) subtracted from each other are the paired
+    bootstrap of the difference. `items` has the digest of each question; `pool`, of the ids, is what versions before
+    kept.
     """
+    questions = {example.id: dependencies.question(example) for example in examples}
     clusters = [str(example.columns.get("cluster", example.id)) for example in examples]
     values = summarise(task, examples, scores)
     drawn = bootstrap(lambda rows: summarise(task, *_pick(rows, examples, scores)), clusters, seed, RESAMPLES)
@@ -218,6 +239,8 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
         "n": len(examples),
         "clusters": len(set(clusters)),
         "pool": hashlib.blake2b("\n".join(e.id for e in examples).encode(), digest_size=8).hexdigest(),
+        "asked": hashlib.blake2b("\n".join(questions.values()).encode(), digest_size=8).hexdigest(),
+        "items": questions,
         "metrics": with_intervals(values, drawn, clusters, supported(task, examples, scores)),
         "labels": {e.id: s.label for e, s in zip(examples, scores, strict=True)},
         "values": {e.id: s.value for e, s in zip(examples, scores, strict=True)},
@@ -240,11 +263,15 @@ def _check_words(split: str, mode: str) -> None:
         raise ValueError(f"split={split!r}, mode={mode!r}; needs 'train' or 'test', and 'greedy' or 'sample'")
 
 
-def _restored(run: Run, checkpoint: Checkpoint | None) -> Policy:
+def _loaded(run: Run) -> Policy:
     policy = load_policy(run.config.model, run.config.run.seed)
+    policy.set_date(run.started)
+    return policy
+
+
+def _restore(policy: Policy, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         policy.load_state(checkpoint.tensors("policy"))
-    return policy
 
 
 def _uniforms(run: Run, objective: str, count: int) -> Tensor:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_nb import adapter_files, adapters, loading, turns
+from grpo_nb import adapter_files, adapters, clock, loading, turns
 from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
 from grpo_nb.loading import ModelError
+from grpo_nb.origins import Origin
 from grpo_nb.types import Batch, Prompt, TokenStats
 
 __all__ = ["ModelError", "Policy", "load_policy"]
@@ -42,16 +44,18 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
     if source.kind == "adapter" and model.train == "full":
         raise ModelError(f"{source.path} is a LoRA adapter and model.train='full'; set train='lora' or merge it first")
     device = loading.pick_device(model.device)
+    dtype = loading.pick_dtype(model.dtype, device, full=model.train == "full")
+    origin = Origin(source)
     tokenizer = loading.read_tokenizer(source)
     turns.choose(tokenizer, model.chat_template)
-    dtype = loading.pick_dtype(model.dtype, device, full=model.train == "full")
     base = loading.read_model(source, dtype)
     full = source.kind != "adapter" and _learns_in_full(model, base)
     if full and dtype != (settled := loading.pick_dtype(model.dtype, device, full=True)):
         base = loading.read_model(source, settled)  # again, since its checkpoint may be finer than `dtype`
     loading.move(base, device)
     wrapped = base if full else _with_adapter(base, source, model, seed)
-    policy = Policy(wrapped, tokenizer, model.name, model.chat_template_kwargs)
+    origin.loaded(base)
+    policy = Policy(wrapped, tokenizer, model.name, model.chat_template_kwargs, origin)
     if model.gradient_checkpointing:
         _checkpoint_activations(base)
     return policy
@@ -73,10 +77,13 @@ class Policy:
         tokenizer: PreTrainedTokenizerBase,
         name: str = "in memory",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
+        self.origin = origin or Origin()
+        """The files that it was loaded from, and what is known of its content."""
         self.full = not isinstance(model, PeftModel)
         self._trainable = _trainable_names(model)
         self._size = sum(parameter.numel() for parameter in model.parameters())
@@ -142,6 +149,10 @@ class Policy:
     def set_chat_template(self, template: str) -> None:
         """Give the tokenizer this Jinja chat template; the terminators are found anew."""
         self.codec.set_chat_template(template)
+
+    def set_date(self, date: datetime) -> None:
+        """Tell chat templates that read the clock this time from now on; a run gives the one of its start."""
+        self.codec.date = date
 
     def collate(self, prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]]) -> Batch:
         """Prompts padded on the left, completions on the right, on the policy's device; masks by position.
@@ -317,7 +328,9 @@ class Policy:
     def _notes(self) -> list[str]:
         dropped = f"dropout set to 0 in {len(self._dropped)} places, e.g. {self._dropped[:1]}" if self._dropped else ""
         beyond = f"{len(self.codec.beyond)} tokens without a row, refused in prompts, e.g. {self.codec.beyond[:1]}"
-        return [note for note in (dropped, beyond if self.codec.beyond else "", _towers_note(self.model)) if note]
+        dated = f"the chat template writes a date: {self.codec.date:%Y-%m-%d}" if clock.is_read(self.tokenizer) else ""
+        notes = (dropped, beyond if self.codec.beyond else "", _towers_note(self.model), dated)
+        return [note for note in notes if note]
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:

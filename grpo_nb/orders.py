@@ -2,7 +2,7 @@
 
 import logging
 
-from grpo_nb import training
+from grpo_nb import dependencies, training
 from grpo_nb.evaluate import evaluate
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.training import Training
@@ -23,6 +23,7 @@ def serve(state: Training, knobs: KnobSnapshot) -> None:
 def _measure(state: Training) -> None:
     """Evaluate the policy as it stands; what goes wrong is logged and never ends the training."""
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
+    dependencies.watch(state.run, state.step, state.policy, tasks, state.replaced)
     try:
         evaluate(state.run, policy=state.policy, tasks=tasks, engine=state.engine)
     except Exception as error:

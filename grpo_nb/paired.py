@@ -6,6 +6,7 @@ difference of two stages is bootstrapped in pairs: the same resampled questions,
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,6 +27,9 @@ Stage = Literal["base", "sft", "latest"] | int
 """The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
 Row = dict[str, Any]
 Draws = NDArray[np.float64]
+
+CHANGE = "dependency_accepted"
+"""Kind of the event that a change of what the run depends on was accepted; `dependency` says of what kind."""
 
 STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
 
@@ -51,7 +55,7 @@ def compare_stages(
         As `comparison`, with `before` and `after` for the stages' names.
 
     Raises:
-        RunError: one of them was never evaluated on this split in this mode.
+        RunError: one of them was never evaluated on this split in this mode, or they were asked different questions.
     """
     rows = logged(run, split, mode)
     for stage in (before, after):
@@ -60,12 +64,37 @@ def compare_stages(
                 f"{run.name} has no evaluation of stage {stage!r} on the {split} split in mode {mode}; there are "
                 f"{', '.join(dict.fromkeys(row['stage'] for row in rows)) or 'none'}: evaluate it first"
             )
+    _refuse_other_questions(rows, before, after)
     return _table(rows, {"before": before, "after": after}, "before", "after")
 
 
 def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
-    """The rows of one split and mode, oldest first."""
-    return [row for row in run.rows("evaluations") if row.get("split") == split and row.get("mode") == mode]
+    """The rows of one split and mode, oldest first.
+
+    Rows of earlier versions say of their questions the ids alone, which tells nothing once other ones were accepted.
+    """
+    rows = [row for row in run.rows("evaluations") if row.get("split") == split and row.get("mode") == mode]
+    if all("asked" in row for row in rows) or not _questions_changed(run):
+        return rows
+    return [{"asked": f"before {row['pool']}", **row} for row in rows]
+
+
+def same_questions(before: Row, after: Row) -> bool:
+    """Whether two rows asked the same, in the same order; by id where one of them kept nothing else."""
+    if "asked" in before and "asked" in after:
+        return bool(before["asked"] == after["asked"])
+    return bool(before["pool"] == after["pool"])
+
+
+def different(before: Row, after: Row) -> str:
+    """How two rows' questions differ, in numbers."""
+    if "items" not in before or "items" not in after:
+        return f"{before['n']} and {after['n']} examples"
+    old, new = Counter(before["items"].values()), Counter(after["items"].values())
+    shared = (old & new).total()
+    return f"{old.total()} and {new.total()} questions, {shared} of them the same" + (
+        " but in another order" if shared == old.total() == new.total() else ""
+    )
 
 
 def is_of(row: Row, stage: Stage) -> bool:
@@ -93,7 +122,7 @@ def three(line: Mapping[str, Any], name: str) -> tuple[Any, Any, Any]:
 
 def change(before: Row, after: Row, metric: str) -> tuple[float, float, float] | None:
     """after - before of a metric with its paired 95% interval; None where the two rows cannot be subtracted."""
-    if before["pool"] != after["pool"] or not all(metric in row["metrics"] for row in (before, after)):
+    if not same_questions(before, after) or not all(metric in row["metrics"] for row in (before, after)):
         return None
     value = after["metrics"][metric]["value"] - before["metrics"][metric]["value"]
     return value, *paired(metric, value, draws(after, metric) - draws(before, metric), *drawn_from(after, metric))
@@ -110,11 +139,33 @@ def _table(rows: Sequence[Row], stages: Mapping[str, Stage], before: str, after:
     lines = []
     for objective in dict.fromkeys(row["objective"] for row in rows):
         own = [row for row in rows if row["objective"] == objective]
-        newest = {name: next((r for r in reversed(own) if is_of(r, stage)), None) for name, stage in stages.items()}
+        newest = {name: _newest(own, stage) for name, stage in stages.items()}
         found = [row for row in newest.values() if row is not None]
         metrics = dict.fromkeys(metric for row in found for metric in row["metrics"])
         lines += [_line(objective, metric, newest, before, after) for metric in metrics]
     return pd.DataFrame(lines, columns=[*columns, "differs", "n", "clusters"])
+
+
+def _newest(rows: Sequence[Row], stage: Stage) -> Row | None:
+    return next((row for row in reversed(rows) if is_of(row, stage)), None)
+
+
+def _refuse_other_questions(rows: Sequence[Row], before: Stage, after: Stage) -> None:
+    for objective in dict.fromkeys(row["objective"] for row in rows):
+        own = [row for row in rows if row["objective"] == objective]
+        first, second = _newest(own, before), _newest(own, after)
+        if first is not None and second is not None and not same_questions(first, second):
+            raise RunError(
+                f"{objective}: stages {before!r} and {after!r} were asked different questions "
+                f"({different(first, second)}), so they cannot be compared in pairs. Evaluate both on the same data "
+                "with one limit, then compare"
+            )
+
+
+def _questions_changed(run: Run) -> bool:
+    return any(
+        event.get("kind") == CHANGE and event.get("dependency") in ("data", "prompt") for event in run.rows("events")
+    )
 
 
 def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before: str, after: str) -> Row:
@@ -128,12 +179,13 @@ def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before:
     if first is None or second is None:
         return line
     if (found := change(first, second, metric)) is None:
-        if first["pool"] != second["pool"]:
+        if not same_questions(first, second):
             log.warning(
-                "%s: %s and %s were evaluated on different examples; evaluate both with one limit",
+                "%s: %s and %s were evaluated on different examples (%s); evaluate both on one data with one limit",
                 objective,
                 before,
                 after,
+                different(first, second),
             )
         return line
     _, low, high = found

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.intervals import PARTS, paired
-from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, drawn_from, draws, logged
+from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, different, drawn_from, draws, logged, same_questions
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
 
@@ -62,6 +62,7 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
         ValueError: an objective or metric that no evaluation has, or a metric of which neither more nor less is better.
     """
     rows = _rows(run, mode, split)
+    _report_left_out(run, rows)
     by = _chosen(run, rows, by)
     points = _points(rows, by)
     masters = _masters(points, by)
@@ -98,6 +99,7 @@ def best(
             + hint(objective, run.config.objectives)
         )
     rows = [row for row in _rows(run, mode, split) if row["objective"] == objective]
+    _report_left_out(run, rows)
     by = _chosen(run, rows, None if metric is None else {objective: metric}, only=objective)
     return _first_best(_there(run, _points(rows, by)), by).stage
 
@@ -113,6 +115,7 @@ def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, spl
         ValueError: as `pareto`.
     """
     rows = _rows(run, mode, split)
+    _report_left_out(run, rows)
     by = _chosen(run, rows, by)
     points = _there(run, _points(rows, by))
     found = _knee(points, _masters(points, by), by)
@@ -165,6 +168,23 @@ def _rows(run: Run, mode: Logged | None, split: Split) -> list[Row]:
     return logged(run, split, "quick") or logged(run, split, "greedy")
 
 
+def _report_left_out(run: Run, rows: Sequence[Row]) -> None:
+    """Log the stages that other questions were put to than to the newest."""
+    newest = {row["objective"]: row for row in rows}
+    for objective, last in newest.items():
+        own = [row for row in rows if row["objective"] == objective and not same_questions(row, last)]
+        if own:
+            stages = ", ".join(dict.fromkeys(str(row["stage"]) for row in own))
+            log.warning(
+                "%s: %s of %s were asked other questions than the newest evaluation (%s) and are left out; evaluate "
+                "them again to compare them",
+                run.name,
+                stages,
+                objective,
+                different(own[-1], last),
+            )
+
+
 def _chosen(run: Run, rows: Sequence[Row], by: Metrics | None, only: str | None = None) -> dict[str, str]:
     """The metrics to compare by, checked; by default one for each of the run's objectives that were evaluated."""
     known = {row["objective"]: row["metrics"] for row in rows}
@@ -188,11 +208,11 @@ def _usual(metrics: Mapping[str, Any]) -> str:
 
 def _points(rows: Sequence[Row], by: Metrics) -> list[Point]:
     """The stages with a number for every metric, on one pool an objective (the newest's), by step."""
-    pools = {row["objective"]: row["pool"] for row in rows}
+    newest = {row["objective"]: row for row in rows}
     found: dict[Stage, dict[str, Row]] = {}
     for row in rows:  # of two rows of one stage the newer stays
         metric = by.get(row["objective"])
-        if metric is not None and row["pool"] == pools[row["objective"]] and _measured(row, metric):
+        if metric is not None and same_questions(row, newest[row["objective"]]) and _measured(row, metric):
             found.setdefault(_stage(row), {})[row["objective"]] = row
     points = [
         Point(stage, max(row["step"] for row in own.values()), own)

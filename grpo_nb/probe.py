@@ -1,5 +1,7 @@
 """What training made a model forget: the general probe, asked of a stage and of the model as it was loaded."""
 
+from collections.abc import Collection
+
 import pandas as pd
 
 from grpo_nb.config import SamplingConfig
@@ -19,7 +21,9 @@ SAMPLING = SamplingConfig(max_completion=32)
 """Of its own: a short cap or a penalty that suits the run's tasks must not look like something forgotten."""
 
 
-def probe(run: Run, stage: Stage = "latest", *, engine: Engine | str = "eager") -> pd.DataFrame:
+def probe(
+    run: Run, stage: Stage = "latest", *, engine: Engine | str = "eager", accept_changed: Collection[str] = ()
+) -> pd.DataFrame:
     """Accuracy on forty general questions, over all and by kind: base, the stage, and the paired change.
 
     The base is asked once a run; both go into evaluations.jsonl with mode `probe`.
@@ -29,11 +33,12 @@ def probe(run: Run, stage: Stage = "latest", *, engine: Engine | str = "eager") 
 
     Raises:
         RunError: the stage has no checkpoint.
+        DependencyChanged: as `evaluate.restore_policy`.
         ModelError: the tokenizer has no tokens for the words of the questions, so that no answer would mean anything.
     """
     built = engine_named(engine) if isinstance(engine, str) else engine
     checkpoint = stage_checkpoint(run, stage)
-    policy = restore_policy(run, "base")
+    policy = restore_policy(run, "base", accept_changed=accept_changed)
     refuse_other_words(policy)
     if not any(is_of(row, "base") for row in logged(run, "test", MODE)) or stage == "base":
         _ask(run, "base", 0, policy, built)

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from grpo_nb import metrics
+from grpo_nb import dependencies, metrics
 from grpo_nb.config import Config
 from grpo_nb.evaluate import ask, examples_of, measured
 from grpo_nb.objectives import Objective
@@ -54,8 +54,10 @@ def measure(state: Training, step: int) -> metrics.Row:
     Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`.
     """
     row: metrics.Row = {}
+    tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
+    dependencies.watch(state.run, step, state.policy, tasks, state.replaced)
     for name, objective in state.objectives.items():
-        found = _logged(state.run, name, step) or _measured(state, objective, step)
+        found = _logged(state, name, step) or _measured(state, objective, step)
         for metric, numbers in found["metrics"].items():
             if math.isfinite(numbers["value"]):
                 row[f"eval/{name}/{metric}"] = numbers["value"]
@@ -103,10 +105,13 @@ def _measured(state: Training, objective: Objective, step: int) -> Row:
     return row
 
 
-def _logged(run: Run, objective: str, step: int) -> Row | None:
-    """The result of a start that was killed after it: measuring again would log it twice."""
-    known = (row for row in logged(run, "test", MODE) if (row["objective"], row["step"]) == (objective, step))
-    return next(known, None)
+def _logged(state: Training, objective: str, step: int) -> Row | None:
+    """The result of a start that was killed after it: measuring the same questions again would log it twice."""
+    own = [row for row in logged(state.run, "test", MODE) if (row["objective"], row["step"]) == (objective, step)]
+    if not own:
+        return None
+    questions = {example.id: dependencies.question(example) for example in _pool(state, objective)}
+    return own[-1] if own[-1].get("items", questions) == questions else None
 
 
 def _prompts(examples: Sequence[Example]) -> set[str]:

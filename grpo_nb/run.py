@@ -8,6 +8,7 @@
       events.jsonl       what happened: knob turns, checkpoints, resumes, findings
       checkpoints/ sft/  weights and state by step (see `checkpoints`)
       judge.jsonl        what an LLM judge said of each text, and what it cost
+      dependencies.json  content digests of data, weights and more; the run's date (see `dependencies`)
       lock               who trains (see `lock`)
 
 `status` reads these event kinds: start, resume (training from there on), paused, stepping (for one step of a
@@ -21,10 +22,11 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from grpo_nb import frozen, presets
+from grpo_nb import frozen, ledger, presets
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.durable import RunError as RunError
@@ -100,6 +102,20 @@ class Run:
     def name(self) -> str:
         return self.path.resolve().name
 
+    @property
+    def started(self) -> datetime:
+        """When it was made, which never changes: the date that its chat template is told.
+
+        For a run of a version that kept none, the time of its first event, else of its settings.
+        """
+        if (kept := ledger.read(self.path)) is not None:
+            return kept.started
+        times = (event.get("time") for event in self.rows("events"))
+        first = next((time for time in times if isinstance(time, int | float)), None)
+        return datetime.fromtimestamp(_modified(self.path / CONFIG) or 0.0 if first is None else first).replace(
+            microsecond=0
+        )
+
     @classmethod
     def create(cls, path: str | Path, config: Config) -> "Run":
         """A new run in `path`, made with its parents; its settings are frozen once it has trained.
@@ -121,6 +137,7 @@ class Run:
                     f"{path} has {', '.join(remains)} but no {CONFIG}; restore {CONFIG}, or choose another folder"
                 )
             run.knobs.create()
+            ledger.begin(path)
             # last, because this file makes the folder a run: killed before it, nothing is half there
             frozen.write(path, config)
         return run

@@ -7,13 +7,15 @@ run that trains here, elsewhere, or not at all.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from grpo_nb import kernel, sources
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
+from grpo_nb.ledger import accepted_kinds
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
 from grpo_nb.workers import (
@@ -182,10 +184,11 @@ class Session:
             if not self.live:  # in this kernel the worker has been told already
                 raise
 
-    def resume(self) -> None:
+    def resume(self, *, accept_changed: Collection[str] = ()) -> None:
         """Go on: after a pause where it holds, after a stop or a restart from the newest checkpoint.
 
-        A run that has all its steps is left as it is, which is said.
+        A run that has all its steps is left as it is, which is said. `accept_changed` names what may have other
+        content than the run was made with, e.g. `{"data"}`, at this one start.
 
         Raises:
             RunError: the run trains elsewhere and is not paused.
@@ -195,6 +198,7 @@ class Session:
                 self._worker.asked_to_stop.clear()
             self.run.knobs.request("run")
         else:
+            self._job = replace(self._job, accept_changed=accepted_kinds(accept_changed))
             self._begin()
 
     async def wait(self, step: int | None = None) -> Summary:
@@ -295,6 +299,7 @@ class Session:
             )
         self._worker = self._job.worker(self)
         self._worker.start()
+        self._job = replace(self._job, accept_changed=frozenset())  # what was accepted once is not for ever
         if self._dashboard is not None:
             self._dashboard.watch()
         if self.where == "foreground":
@@ -364,6 +369,7 @@ def start(
     stage: Stage = "grpo",
     where: Where | None = None,
     fresh: bool = False,
+    accept_changed: Collection[str] = (),
 ) -> Session:
     """Train `run` and return at once; a run that stopped earlier goes on where it was.
 
@@ -378,19 +384,22 @@ def start(
         where: `thread` of this kernel; `process` of its own, which lives on when the kernel dies (attach to it
             again with `attach`); `foreground`, where the cell waits. None: a thread, or the foreground in a kernel
             that would not serve a thread.
+        accept_changed: kinds of content that may be other than the run was made with (`data`, `weights`, `tokenizer`,
+            `template`, `prompt`, `generation`), at this one start; each change is logged.
         fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
 
     Raises:
-        ConfigError: a `stage` or a `where` that there is not.
+        ConfigError: a `stage`, a `where` or a kind in `accept_changed` that there is not.
         RunError: the run is missing, or already trains, here or elsewhere; or `tasks` and `rewards` are to cross into a
             process.
     """
     for name, value, known in (("stage", stage, get_args(Stage)), ("where", where, get_args(Where))):
         if value is not None and value not in known:
             raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{hint(str(value), known)}")
+    accepted = accepted_kinds(accept_changed)
     if isinstance(run, str | Path):
         run = Run.open(Path(run)) if config is None else Run.open_or_create(Path(run), config)
-    job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps)
+    job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps, accepted)
     refuse_if_live(run)
     if fresh:
         begin_anew(run)

@@ -5,7 +5,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from grpo_nb import frozen, guards, metrics, optim, preflight, rules, seeding, sources, training
+from grpo_nb import dependencies, frozen, guards, metrics, optim, preflight, reads, rules, seeding, sources, training
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
@@ -35,18 +35,27 @@ class Pair:
     completion_ids: list[int]
 
 
-def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | None = None) -> Steps:
+def sft(
+    run: Run,
+    *,
+    policy: Policy | None = None,
+    tasks: Mapping[str, Task] | None = None,
+    accept_changed: Collection[str] = (),
+) -> Steps:
     """Train on gold completions for `sft.steps` steps, yielding each; the result is saved in the run.
 
     The loss is the mean over completion tokens of the whole batch, terminator included, prompt excluded.
+    `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
     Loss on held-out pairs before and after goes to events.jsonl as `sft_eval`.
 
     Raises:
         ConfigError, ModelError, DataError: before any work.
+        DependencyChanged: what the run depends on changed, and was not accepted; before any work.
         RunError: GRPO has begun in this run, so its reference must not change any more.
         TrainingError: three updates in a row were refused.
     """
     config = run.config
+    dependencies.accepted_kinds(accept_changed)
     preflight.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
     if run.checkpoints.latest()[0] is not None:
         raise RunError(
@@ -58,11 +67,13 @@ def sft(run: Run, *, policy: Policy | None = None, tasks: Mapping[str, Task] | N
         run.knobs.request("run")
         newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
+        policy.set_date(run.started)
         preflight.check_ahead(config, run.path, policy, tasks)
-        pairs = [
-            Pair(policy.encode(prompt), policy.encode_target(target, prompt))
-            for prompt, target in load_pairs(config, run.path, tasks)
-        ]
+        with reads.recorded() as files:
+            texts = load_pairs(config, run.path, tasks)
+        found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)
+        dependencies.check(run, found, accept_changed, "sft")
+        pairs = [Pair(policy.encode(prompt), policy.encode_target(target, prompt)) for prompt, target in texts]
         _check_lengths(pairs, policy.context)
         with training.deterministic(config, policy.device), closing(_steps(run, policy, pairs, newest)) as walk:
             yield from walk

@@ -5,7 +5,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -47,15 +47,18 @@ def grpo(
     rewards: Rewards | None = None,
     engine: Engine | str = "eager",
     steps: int | None = None,
+    accept_changed: Collection[str] = (),
 ) -> Steps:
     """Train `run` to `steps` in total (its own number by default), yielding each step; resumes by itself.
 
     `tasks` and `rewards` give an objective, by name, a task of your own or extra reward functions with TRL's
     signature `f(prompts, completions, **columns) -> list[float | None]`; on resuming, give the same again.
+    `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
     A checkpoint is saved every `run.checkpoint_every` steps and when the generator ends or is closed.
 
     Raises:
         ConfigError, RunError, ModelError, DataError: before any work.
+        DependencyChanged: what the run depends on changed, and was not accepted; before any work.
         TrainingError: an invariant of the first step fails, three updates in a row were refused, or a judge fails
             on everything or has used up its budget (the run is then saved).
     """
@@ -64,7 +67,9 @@ def grpo(
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request("run")  # before the model loads: what is asked meanwhile is not forgotten
-        state = training.prepare(run, built, policy=policy, tasks=tasks, rewards=rewards, goal=goal)
+        state = training.prepare(
+            run, built, policy=policy, tasks=tasks, rewards=rewards, goal=goal, accept_changed=accept_changed
+        )
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with training.deterministic(run.config, state.policy.device), closing(_steps(state, lock)) as walk:

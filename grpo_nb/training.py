@@ -3,7 +3,7 @@
 import logging
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import frozen, optim, pareto, preflight, seeding, sources
+from grpo_nb import dependencies, frozen, optim, pareto, preflight, seeding, sources
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
@@ -64,6 +64,8 @@ class Training:
     """The weights are between two step boundaries, so they must not be saved."""
     edited: list[str] = field(default_factory=list)
     """Files of the package edited since they were loaded, as last seen."""
+    replaced: set[str] = field(default_factory=set)
+    """Files that the run was loaded from and that others have replaced since, once logged."""
     prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """Token ids of a prompt by (objective, example id)."""
     quick_pools: dict[str, list[Example]] = field(default_factory=dict)
@@ -92,22 +94,29 @@ def prepare(
     tasks: Mapping[str, Task] | None = None,
     rewards: Rewards | None = None,
     goal: int | None = None,
+    accept_changed: Collection[str] = (),
 ) -> Training:
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
     Raises:
         ConfigError: a missing solver, too little data, a prompt or completion that does not fit; before any work.
         RunError: the run's checkpoints do not fit its model or its settings.
+        DependencyChanged: data, weights or another thing it depends on is not what it was made with.
     """
+    dependencies.accepted_kinds(accept_changed)
     config, (newest, warm) = run.config, _saved(run)
     preflight.check_combiner(config)
     objectives = load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
+    policy.set_date(run.started)
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     goal = config.run.steps if goal is None else goal
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
     preflight.check_examples(config, examples, policy.context, training.encode)
+    by_name = {name: objective.rubric.task for name, objective in objectives.items()}
+    found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
+    dependencies.check(run, found, accept_changed, "train")
     if newest is None:
         _start(training, warm)
     else:

@@ -77,6 +77,7 @@ def workbench(
     config = run.config
     built = engine_named(engine) if isinstance(engine, str) else engine
     learner = policy or load_policy(config.model, config.run.seed)
+    learner.set_date(run.started)
     frames, found = [], []
     for objective in load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {}).values():
         order = seeding.permutation(len(objective.examples), config.run.seed, 0, f"workbench/{objective.name}")

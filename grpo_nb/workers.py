@@ -67,6 +67,8 @@ class Job:
     tasks: "Mapping[str, Task] | None" = None
     rewards: Rewards | None = None
     steps: int | None = None
+    accept_changed: frozenset[str] = frozenset()
+    """Kinds of content that may be other than the run was made with, at this one start."""
 
     def __post_init__(self) -> None:
         if self.where == "process" and (self.tasks or self.rewards):
@@ -84,21 +86,23 @@ class Job:
 
     def work(self) -> "Steps":
         """The training itself, in this process."""
+        accepted: dict[str, Any] = {"accept_changed": self.accept_changed} if self.accept_changed else {}
         if self.stage == "sft":
             from grpo_nb.sft import finished, sft
 
             if not finished(self.run):
-                yield from sft(self.run, tasks=self.tasks)
+                yield from sft(self.run, tasks=self.tasks, **accepted)
         else:
             from grpo_nb.train import grpo
 
-            yield from grpo(self.run, tasks=self.tasks, rewards=self.rewards, steps=self.steps)
+            yield from grpo(self.run, tasks=self.tasks, rewards=self.rewards, steps=self.steps, **accepted)
 
     def command(self) -> list[str]:
         """The same as a command line: GRPO from where the run stands, as `work` does it."""
         verb = ["sft"] if self.stage == "sft" else ["train", "--no-sft"]
         steps = ["--steps", str(self.steps)] if self.steps is not None and self.stage == "grpo" else []
-        return [sys.executable, "-m", "grpo_nb", verb[0], str(self.run.path.resolve()), *verb[1:], *steps]
+        accepted = [part for kind in sorted(self.accept_changed) for part in ("--accept-changed", kind)]
+        return [sys.executable, "-m", "grpo_nb", verb[0], str(self.run.path.resolve()), *verb[1:], *steps, *accepted]
 
     def worker(self, session: Any) -> "Worker":
         """Who does it; not started yet."""

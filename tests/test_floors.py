@@ -13,7 +13,7 @@ PACKAGE = "grpo_nb"
 
 FLOORS = (
     {"types", "spelling", "algorithms", "losses", "control", "combine", "seeding"},
-    {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring"},
+    {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring", "reads"},
     {
         "model",
         "loading",
@@ -27,11 +27,12 @@ FLOORS = (
         "rollout",
         "optim",
     }
+    | {"clock", "origins", "digests", "ledger"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
     | {"numeric_rules", "regressions"}
-    | {"warmup", "doctor", "orders", "preflight"},
+    | {"warmup", "doctor", "orders", "preflight", "dependencies"},
     {"session", "workers", "kernel", "reloading", "report", "rollouts_view", "tables", "exhibits", "plots", "render"}
     | {"widgets", "cli", "__main__"}
     | {"project", "bench", "live_bench", "promise", "docs"},

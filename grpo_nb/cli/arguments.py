@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_nb import __version__, presets
 from grpo_nb.config import Config
+from grpo_nb.ledger import KINDS
 
 
 class UsageError(Exception):
@@ -86,6 +87,7 @@ def _sft(commands: Any) -> None:
     )
     _run(command)
     _making(command)
+    _accepting(command)
 
 
 def _train(commands: Any) -> None:
@@ -105,6 +107,7 @@ def _train(commands: Any) -> None:
         "--steps", type=_count, metavar="N", help="GRPO steps to reach in total; a new run keeps it as its run.steps"
     )
     command.add_argument("--no-sft", action="store_true", help="GRPO at once, whatever SFT has or has not done")
+    _accepting(command)
 
 
 def _tell(commands: Any) -> None:
@@ -145,6 +148,7 @@ def _eval(commands: Any) -> None:
     command.add_argument(
         "--probe", action="store_true", help="40 general questions to base and stage: what training made it forget"
     )
+    _accepting(command)
     _json(command)
 
 
@@ -284,6 +288,17 @@ def _making(command: ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="the same bits each time (default: on CPU): two runs of one seed then write equal metrics.jsonl but "
         "for time/, memory/ and cost/",
+    )
+
+
+def _accepting(command: ArgumentParser) -> None:
+    command.add_argument(
+        "--accept-changed",
+        action="append",
+        choices=KINDS,
+        default=[],
+        metavar="KIND",
+        help=f"go on though this has other content than the run was made with: {', '.join(KINDS)}; may be repeated",
     )
 
 

@@ -25,7 +25,7 @@ def sft_command(arguments: Namespace) -> int:
     """Supervised warm-up to its last step."""
     run = open_run(arguments)
     run.lock().refuse_if_taken()  # before a word of what is going to be done
-    return _warm_up(run, f"; next: grpo-nb train {run.path}")
+    return _warm_up(run, arguments, f"; next: grpo-nb train {run.path}")
 
 
 def train_command(arguments: Namespace) -> int:
@@ -39,14 +39,14 @@ def train_command(arguments: Namespace) -> int:
         check_judges(run.config)
     if newest is None and not arguments.no_sft and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")
-        if status := _warm_up(run):
+        if status := _warm_up(run, arguments):
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
         say(f"{run.path}: already at step {start} of {max(start, run.goal())}; pass --steps to go on")
         return DONE
     say(f"{run.path}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
-    last, interrupted = follow(grpo(run, steps=goal), "GRPO", start, goal)
+    last, interrupted = follow(grpo(run, steps=goal, **_accepted(arguments)), "GRPO", start, goal)
     advice = f"; next: grpo-nb eval {run.path}, grpo-nb diagnose {run.path}"
     flag = "" if goal == run.config.run.steps else f" --steps {goal}"
     return _ended(run, "train", last, goal, interrupted, advice, flag)
@@ -60,7 +60,14 @@ def eval_command(arguments: Namespace) -> int:
     if arguments.compare:
         return _compare(run, arguments)
     stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
-    table = evaluate(run, split=arguments.split, mode=arguments.mode, stage=stage, limit=arguments.limit)
+    table = evaluate(
+        run,
+        split=arguments.split,
+        mode=arguments.mode,
+        stage=stage,
+        limit=arguments.limit,
+        **_accepted(arguments),
+    )
     rows = rows_of(table)
     shared = {key: rows[0][key] for key in STAGE_KEYS}
     measures = [_without(row, STAGE_KEYS) for row in rows]
@@ -74,7 +81,7 @@ def eval_command(arguments: Namespace) -> int:
     return DONE
 
 
-def _warm_up(run: Run, advice: str = "") -> int:
+def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
     total = run.config.sft.steps
     if finished(run):
         say(f"{run.path}: SFT is done, {total} steps" if total else f"{run.path}: sft.steps is 0, nothing to do")
@@ -82,8 +89,13 @@ def _warm_up(run: Run, advice: str = "") -> int:
     newest, _ = run.sft_checkpoints.latest()
     start = newest.step if newest else 0
     say(f"{run.path}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps"))
-    last, interrupted = follow(sft(run), "SFT", start, total)
+    last, interrupted = follow(sft(run, **_accepted(arguments)), "SFT", start, total)
     return _ended(run, "sft", last, total, interrupted, advice)
+
+
+def _accepted(arguments: Namespace) -> dict[str, Any]:
+    """The option that goes on with changed content, where it was given."""
+    return {"accept_changed": arguments.accept_changed} if arguments.accept_changed else {}
 
 
 def _ended(run: Run, verb: str, last: int, total: int, interrupted: bool, advice: str, flag: str = "") -> int:
@@ -128,7 +140,7 @@ def _probe(arguments: Namespace) -> int:
         raise UsageError(f"--probe asks its own 40 questions, greedily; leave out {', '.join(given)}")
     run = open_run(arguments)
     stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
-    rows = [_without(row, ("objective",)) for row in rows_of(probe(run, stage))]
+    rows = [_without(row, ("objective",)) for row in rows_of(probe(run, stage, **_accepted(arguments)))]
     if arguments.json:
         show_json({"run": str(run.path), "stage": stage, "mode": "probe", "comparison": rows})
     else:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_nb.reads import recorded
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.choosing import choose
@@ -73,11 +74,12 @@ class BBQ:
     ) -> None:
         check_share(test_share)
         self._instruction = instruction
-        rows = load_rows(path, ("*.jsonl", "*.json", "*.json*", "*.parquet"), FIELDS)
+        with recorded() as self.reads:
+            rows = load_rows(path, ("*.jsonl", "*.json", "*.json*", "*.parquet"), FIELDS)
+            self._targets = published_targets(path)
         for row in rows:
             check(row)
         _refuse_duplicates(rows)
-        self._targets = published_targets(path)
         test = _test_templates(rows, test_share, seed)
         self._examples: dict[str, list[Example]] = {"train": [], "test": []}
         for row in rows:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_nb.reads import recorded
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.grounding import (
     agrees,
@@ -120,7 +121,8 @@ class HaluEval:
         check_share(test_share)
         self._evidence = evidence
         self._instruction = instruction or self.form.instruction
-        rows = load_rows(path, (f"{self.form.kind}_data.json*", "*.json*"), self.form.fields)
+        with recorded() as self.reads:
+            rows = load_rows(path, (f"{self.form.kind}_data.json*", "*.json*"), self.form.fields)
         for row in rows:
             check(row, self.form)
         self._examples: dict[str, list[Example]] = {"train": [], "test": []}

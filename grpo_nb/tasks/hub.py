@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from grpo_nb import reads
 from grpo_nb.tasks.records import DataError, Row, checked_row, find_files, read_rows
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,19 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
     rows = [checked_row(where, data, fields) for where, data in _all(name, found)]
     if not rows:
         raise DataError(f"data set {name} is empty")
+    reads.note_rows(name, _revision(found), [row.data for row in rows])
     return rows
+
+
+def _revision(found: Any) -> str:
+    """The commit of the hub that a data set was read at; empty where `datasets` does not tell."""
+    for split in found.values() if isinstance(found, Mapping) else [found]:
+        told = [*(getattr(getattr(split, "info", None), "download_checksums", None) or {})]
+        told += [file.get("filename", "") for file in getattr(split, "cache_files", None) or []]
+        commits = (re.search(r"\b[0-9a-f]{40}\b", place) for place in told)
+        if (commit := next(filter(None, commits), None)) is not None:
+            return commit[0]
+    return ""
 
 
 def unreachable(name: str, revision: str | None) -> str | None:

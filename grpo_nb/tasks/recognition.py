@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from grpo_nb.reads import recorded
 from grpo_nb.tasks.halueval import FORMS, Form, check, cluster
 from grpo_nb.tasks.hub import load_rows
 from grpo_nb.tasks.reading import yes_or_no
@@ -102,7 +103,8 @@ class HaluEvalRecognition(_Recognition):
         if kind not in FORMS:
             raise DataError(f"kind={kind!r}; needs {', '.join(FORMS)} (general is HaluEvalGeneral)")
         form = FORMS[kind]
-        rows = load_rows(path, (f"{kind}_data.json*", "*.json*"), form.fields)
+        with recorded() as self.reads:
+            rows = load_rows(path, (f"{kind}_data.json*", "*.json*"), form.fields)
         for row in rows:
             check(row, form)
         super().__init__([e for n, row in enumerate(rows) for e in _pair(n, row.data, form, knowledge)], seed)
@@ -118,7 +120,8 @@ class HaluEvalGeneral(_Recognition):
     name = "halueval_general"
 
     def __init__(self, path: str | Path, seed: int = 0) -> None:
-        rows = load_rows(path, ("general_data.json*", "*.json*"), GENERAL_FIELDS)
+        with recorded() as self.reads:
+            rows = load_rows(path, ("general_data.json*", "*.json*"), GENERAL_FIELDS)
         _refuse_copies(rows)
         super().__init__([_general(name, row) for name, row in zip(general_names(rows), rows, strict=True)], seed)
 

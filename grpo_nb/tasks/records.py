@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_nb import reads
 from grpo_nb.tasks.formats import DataError as DataError
 from grpo_nb.tasks.formats import records, shortened
 
@@ -85,6 +86,7 @@ def check_share(test_share: float) -> None:
 
 
 def _rows_of(file: Path, fields: Mapping[str, type]) -> list[Row]:
+    reads.note(file)
     rows = [checked_row(where, data, fields) for where, data in records(file)]
     if not rows:
         raise DataError(f"{file} is empty; needs one JSON object a line")

@@ -1,0 +1,290 @@
+"""What a run depends on, by content: kept in its dependencies.json, compared at every start and evaluation.
+
+Kinds: `data` (files and examples), `weights` (of the base model and of an adapter that it started from), `tokenizer`,
+`template` (the chat template), `prompt` (how a task and a judge word what they ask), `generation` (the model's
+generation_config). Where one is found changed, the run is refused until the change is accepted by its kind's name.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from grpo_nb import digests, ledger
+from grpo_nb.config import Config
+from grpo_nb.digests import Entry, Part
+from grpo_nb.durable import exclusive
+from grpo_nb.judge.prompts import VERSION
+from grpo_nb.ledger import Ledger, accepted_kinds
+from grpo_nb.model import Policy
+from grpo_nb.origins import part_of
+from grpo_nb.paired import CHANGE
+from grpo_nb.reads import FileRead, Read
+from grpo_nb.run import Run, RunError
+from grpo_nb.tasks import Task, read_examples
+from grpo_nb.types import Example, Prompt
+
+log = logging.getLogger(__name__)
+
+__all__ = ["DependencyChanged", "accepted_kinds", "check", "question", "watch"]
+
+SFT = "sft.data"
+"""What stands for the pairs of SFT among the objectives; their names have no dot."""
+OWN = 3
+"""Slashes in the key of a task that was given to an evaluation by hand."""
+Verb = Literal["sft", "train", "eval"]
+Split = Literal["train", "test"]
+Found = Mapping[str, Entry]
+"""Content by kind and name, as `data/fairness`, `weights/base`."""
+
+_CALLS: Mapping[Verb, str] = {"sft": "sft(run, ", "train": "start(run, ", "eval": "evaluate(run, "}
+
+
+class DependencyChanged(RunError):
+    """What a run depends on has other content than it was made with. Shown as its message alone."""
+
+    def __init__(self, message: str, kinds: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.kinds = tuple(kinds)
+        """Kinds that changed and were not accepted."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> None:
+    """Hold what was found to what the run has; keep what it has not yet, and what is accepted.
+
+    A run that nothing stands on yet takes what is found. One of an earlier version has nothing to hold it to, takes
+    what is found at its first start, and logs that.
+
+    Raises:
+        DependencyChanged: content changed that is not accepted; names it, and how to go on.
+        ConfigError: an unknown kind.
+    """
+    accepted = accepted_kinds(accept)
+    with exclusive(run.path / ledger.FILE):
+        kept = ledger.read(run.path)
+        before = Ledger(started=run.started) if kept is None else kept
+        changed = _changed(before.entries, found)
+        stands = run.has_work()
+        if refused := {key: both for key, both in changed.items() if stands and _kind(key) not in accepted}:
+            facts = {key: [_facts(old), _facts(now)] for key, (old, now) in refused.items()}
+            run.log_event("dependency_refused", step=run.last_step() or 0, before=verb, changed=facts)
+            raise DependencyChanged(_refusal(run, refused, verb), sorted({_kind(key) for key in refused}))
+        new = {
+            key: entry for key, entry in found.items() if key not in before.entries or (key in changed and not stands)
+        }
+        entries = {key: entry for key, entry in before.entries.items() if not _follows(key, changed)} | {**found}
+        if kept is None or entries != dict(before.entries):
+            ledger.write(run.path, Ledger(started=before.started, entries=entries))
+    _log(run, new, changed if stands else {}, adopted=kept is None)
+    for kind in sorted(_incomparable(before.entries, found)):
+        log.warning(
+            "the %s of %s: from files before, in memory now, or the other way round, so that their content cannot be "
+            "compared; what is found is kept beside what was",
+            kind,
+            run.name,
+        )
+
+
+def of_policy(policy: Policy) -> dict[str, Entry]:
+    """Weights, tokenizer, template and generation settings of the model; waits until its files are hashed."""
+    return policy.origin.content(policy.model, policy.tokenizer)
+
+
+def of_training(
+    config: Config, tasks: Mapping[str, Task], examples: Mapping[str, Sequence[Example]]
+) -> dict[str, Entry]:
+    """Training prompts by objective, the held-out ones that quick evaluation takes, and the wording of judges."""
+    found: dict[str, Entry] = {}
+    for name, task in tasks.items():
+        found |= _of_task(name, task, "train", examples[name])
+        if config.run.quick_eval_every > 0:
+            found |= _of_task(name, task, "test", read_examples(task, "test"))
+        if config.objectives[name].judge is not None:
+            found[f"prompt/{name} judge"] = digests.entry([digests.of_json("rubric version", VERSION)])
+    return found
+
+
+def of_evaluation(
+    tasks: Mapping[str, Task], given: Collection[str], split: Split, examples: Mapping[str, Sequence[Example]]
+) -> dict[str, Entry]:
+    """The examples of one split. A task given by hand may be another one than is trained on, so it stands by itself."""
+    found: dict[str, Entry] = {}
+    for name, task in tasks.items():
+        if name in given:
+            key = f"data/{name}/{split}/{_identity(task)}"
+            found[key] = digests.entry([_contents(split, examples[name])], _source(task))
+        else:
+            found |= _of_task(name, task, split, examples[name])
+    return found
+
+
+def of_sft(pairs: Sequence[tuple[Prompt, str]], reads: Sequence[Read]) -> dict[str, Entry]:
+    """Prompts with the completions to learn."""
+    part = digests.of_examples("pairs", "pair", pairs)
+    found = {f"data/{SFT}/pairs": digests.entry([part])}
+    if reads:
+        found |= {f"data/{SFT}": _files(reads), f"prompt/{SFT}/pairs": digests.entry([part])}
+    return found
+
+
+def question(example: Example) -> str:
+    """Digest of what an example asks and how its answers are scored; its id has no part in it."""
+    return digests.of_json("", [example.prompt, example.target, example.columns]).digest[: digests.SHORT]
+
+
+def watch(run: Run, step: int, policy: Policy, tasks: Mapping[str, Task], said: set[str]) -> None:
+    """Log files that were replaced since they were loaded, each once: this training goes on with what it has loaded.
+
+    Its next start, and an evaluation elsewhere, will be refused.
+    """
+    read_by_key: list[tuple[str, Read]] = [(key, read) for key, reads in policy.origin.files.items() for read in reads]
+    read_by_key += [(f"data/{name}", read) for name, task in tasks.items() for read in reads_of(task)]
+    for key, read in read_by_key:
+        if isinstance(read, FileRead) and str(read.path) not in said and read.replaced():
+            said.add(str(read.path))
+            if _same(run, key, read):
+                continue
+            run.log_event("dependency_replaced", step=step, key=key, path=str(read.path))
+            log.warning(
+                "%s was replaced since %s loaded it; the training goes on with what it has in memory, and its next "
+                "start will compare the content",
+                read.path,
+                run.name,
+            )
+
+
+def reads_of(task: Task) -> list[Read]:
+    """What a built-in task was read from; nothing of a task of one's own."""
+    reads: list[Read] = getattr(task, "reads", [])
+    return reads
+
+
+def _same(run: Run, key: str, read: FileRead) -> bool:
+    """Whether the file was only touched or moved back: its content is still what the run has."""
+    kept = ledger.read(run.path)
+    known = kept.entries.get(key) if kept is not None else None
+    try:
+        return known is not None and part_of(read.path).digest in {part.digest for part in known.parts}
+    except RunError:  # it is gone
+        return False
+
+
+def _of_task(name: str, task: Task, split: Split, examples: Sequence[Example]) -> dict[str, Entry]:
+    """The files of a built-in task and how it words them; of any task what its examples hold."""
+    found = {f"data/{name}/{split}": digests.entry([_contents(split, examples)], _source(task))}
+    reads = reads_of(task)
+    if reads and not any(isinstance(read, FileRead) and read.replaced() for read in reads):
+        found[f"data/{name}"] = _files(reads)
+        prompts = [[example.id, example.prompt, example.target] for example in examples]
+        part = digests.of_examples(split, "prompt", prompts, [example.id for example in examples])
+        found[f"prompt/{name}/{split}"] = digests.entry([part])
+    return found
+
+
+def _contents(split: Split, examples: Sequence[Example]) -> Part:
+    items = [[e.id, e.prompt, e.target, e.columns] for e in examples]
+    return digests.of_examples(split, "example", items, [e.id for e in examples])
+
+
+def _files(reads: Sequence[Read]) -> Entry:
+    parts, places, revisions = [], [], []
+    for read in reads:
+        if isinstance(read, FileRead):
+            parts.append(digests.of_file(read.path, read.stamp))
+            places.append(str(read.path))
+        else:
+            parts.append(Part(name=read.name, digest=read.digest, count=read.count, unit="row"))
+            places.append(read.name)
+            revisions.append(read.revision)
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    return digests.entry(parts, f"{places[0]}{more}", " ".join(filter(None, revisions)))
+
+
+def _source(task: Task) -> str:
+    return f"task {task.name}"
+
+
+def _identity(task: Task) -> str:
+    """What an own task is known by from one evaluation to the next: its name, and the files of one that has some."""
+    places = [str(read.path) if isinstance(read, FileRead) else read.name for read in reads_of(task)]
+    return task.name + (f" {digests.of_json('places', places).digest[:8]}" if places else "")
+
+
+def _changed(before: Found, found: Found) -> dict[str, tuple[Entry, Entry]]:
+    """What has other content. Files speak for the examples read from them, and changed data for its prompts."""
+    differing = {key: (before[key], entry) for key, entry in found.items() if _differs(before.get(key), entry)}
+    compared = {key for key in found if key in before}
+    heard = {key: both for key, both in differing.items() if _heard(key, compared)}
+    data = [key for key in heard if _kind(key) == "data"]
+    return {key: both for key, both in heard.items() if not (_kind(key) == "prompt" and _follows(key, data))}
+
+
+def _incomparable(before: Found, found: Found) -> set[str]:
+    """Kinds of the model that are known in another form only."""
+    own = {_kind(key) for key in found} & {"weights", "tokenizer", "generation"}
+    return {
+        kind for kind in own if kind in map(_kind, before) and not any(_kind(k) == kind for k in found if k in before)
+    }
+
+
+def _differs(before: Entry | None, now: Entry) -> bool:
+    return before is not None and before.digest != now.digest
+
+
+def _heard(key: str, compared: Collection[str]) -> bool:
+    """Examples of a task count by themselves only where no files of it can be compared."""
+    parts = key.split("/")
+    return not (parts[0] == "data" and len(parts) == 3 and "/".join(parts[:2]) in compared)
+
+
+def _follows(key: str, changed: Collection[str]) -> bool:
+    """Whether a key is of the examples or prompts of data that changed; an evaluation's own task stands by itself."""
+    names = {_name(other) for other in changed if _kind(other) == "data" and other.count("/") < OWN}
+    return _kind(key) in ("data", "prompt") and key.count("/") < OWN and _name(key) in names
+
+
+def _kind(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _name(key: str) -> str:
+    return key.split("/")[1] if "/" in key else ""
+
+
+def _refusal(run: Run, refused: Mapping[str, tuple[Entry, Entry]], verb: Verb) -> str:
+    kinds = sorted({_kind(key) for key in refused})
+    flags = " ".join(f"--accept-changed {kind}" for kind in kinds)
+    given = ", ".join(f'"{kind}"' for kind in kinds)
+    lines = "\n".join(f"  {line}" for line in _lines(refused))
+    return (
+        f"{run.path} was made with other content than is found now:\n{lines}\n"
+        f"Put back what it was made with, or accept the change, which is logged: grpo-nb {verb} {run.path} {flags}, "
+        f"in Python {_CALLS[verb]}accept_changed={{{given}}})"
+    )
+
+
+def _lines(changed: Mapping[str, tuple[Entry, Entry]]) -> Iterator[str]:
+    for key, (old, new) in changed.items():
+        revisions = (
+            f", revision {old.revision or '?'} is now {new.revision or '?'}" if old.revision != new.revision else ""
+        )
+        was, now = old.digest[: digests.SHORT], new.digest[: digests.SHORT]
+        place = f" ({new.source})" if new.source else ""
+        what = key.replace("/", " of ", 1)
+        yield f"{what}: {digests.first_difference(old, new)}; digest {was} is now {now}{revisions}{place}"
+
+
+def _log(run: Run, new: Found, changed: Mapping[str, tuple[Entry, Entry]], adopted: bool) -> None:
+    step = run.last_step() or 0
+    if new:
+        kept = {key: _facts(entry) for key, entry in new.items()}
+        run.log_event("dependencies", step=step, adopted=adopted, started=run.started.isoformat(), entries=kept)
+    for (key, (old, now)), line in zip(changed.items(), _lines(changed), strict=True):
+        run.log_event(CHANGE, step=step, dependency=_kind(key), key=key, old=_facts(old), new=_facts(now))
+        log.warning("accepted from step %d on: %s", step, line)
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    return {name: value for name, value in vars(entry).items() if name in ("digest", "source", "revision") and value}

@@ -1,0 +1,75 @@
+"""dependencies.json of a run: the content that it stands on, and the date that its chat template is told."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from grpo_nb.config import ConfigError
+from grpo_nb.digests import Entry
+from grpo_nb.durable import RunError, clear_errors, from_json, to_json, write_atomically
+from grpo_nb.spelling import hint
+
+KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation")
+FILE = "dependencies.json"
+LARGEST = 64 << 20
+"""Bytes of a file that is read; a run of a hundred data files has a few hundred thousand."""
+
+
+class Ledger(BaseModel):
+    """What dependencies.json holds."""
+
+    model_config = ConfigDict(frozen=True)
+    started: datetime
+    """When the run was made, in the local time of that machine; never changes."""
+    entries: Mapping[str, Entry] = Field(default_factory=dict)
+    """Content by kind and name, e.g. `data/fairness`, `weights/base`."""
+
+
+def accepted_kinds(given: Collection[str] | str) -> frozenset[str]:
+    """The kinds whose change is accepted.
+
+    Raises:
+        ConfigError: a name that is no kind.
+    """
+    names = frozenset([given] if isinstance(given, str) else given)
+    for name in sorted(names - {*KINDS}):
+        raise ConfigError(
+            f"accept_changed={name!r} is no kind of dependency; needs one of {', '.join(KINDS)}{hint(name, KINDS)}"
+        )
+    return names
+
+
+def read(folder: Path) -> Ledger | None:
+    """What the run has; None for one of an earlier version.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = folder / FILE
+    try:
+        with clear_errors("read", file):
+            if not file.exists():
+                return None
+            if (size := file.stat().st_size) > LARGEST:
+                raise RunError(f"{file} has {size} bytes, at most {LARGEST} are read; restore it from a copy")
+            data = file.read_bytes()
+        return Ledger.model_validate(from_json(data))
+    except (ValidationError, ValueError, RecursionError) as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(
+            f"{file} is damaged ({type(error).__name__}); restore it from a copy, or move it away: the run then takes "
+            "what it finds at its next start for what it was made with"
+        ) from None
+
+
+def write(folder: Path, ledger: Ledger) -> None:
+    """Replace the file."""
+    write_atomically(folder / FILE, to_json(ledger.model_dump(mode="json"), indent=1) + b"\n")
+
+
+def begin(folder: Path) -> None:
+    """Give a new run its date."""
+    write(folder, Ledger(started=datetime.now().replace(microsecond=0)))
