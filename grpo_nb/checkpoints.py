@@ -8,7 +8,6 @@ A folder without a manifest that verifies is none, whatever else lies in it. No 
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from grpo_nb import regular, schema
 from grpo_nb.durable import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
+from grpo_nb.regular import Irregular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +35,9 @@ FORMAT = 1
 MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
 SPARE_BYTES = 16 << 20
 """Free disk asked for beyond the checkpoint itself: the logs go on growing beside it."""
-_STEP = re.compile(r"\d{6,}")
-_REPLACED = re.compile(r"\.old-(\d{6,})")
-_DISCARDED = re.compile(r"discarded-(\d{6,})")
+_STEP = re.compile(r"[0-9]{6,9}")
+_REPLACED = re.compile(r"\.old-([0-9]{6,9})")
+_DISCARDED = re.compile(r"discarded-([0-9]{6,9})")
 
 
 class Damaged(NamedTuple):
@@ -66,29 +67,37 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         file = self.path / f"{name}{SUFFIX}"
-        if not file.is_file():
+        regular.refuse_linked(self.path)
+        if os.path.lexists(file):
+            regular.refuse_irregular(file)
+        else:
             raise RunError(f"checkpoint {self.path} has no '{name}{SUFFIX}'; it has {self.names()}")
         return dict(load_file(file))
 
     def state(self) -> dict[str, Any]:
         """The JSON state saved with it; tuples are lists by now and keys are strings."""
         with clear_errors("read", self.path / STATE):
-            state: dict[str, Any] = from_json((self.path / STATE).read_bytes())
+            regular.refuse_linked(self.path)
+            state: dict[str, Any] = from_json(regular.read(self.path / STATE, schema.LARGEST_STATE))
         return state
 
     def problem(self, *, hashes: bool = True) -> str | None:
         """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256."""
         try:
-            manifest = json.loads((self.path / MANIFEST).read_bytes())
+            regular.refuse_linked(self.path)
+            manifest = schema.manifest(regular.read(self.path / MANIFEST, schema.LARGEST_MANIFEST))
             if (found := (manifest["format"], manifest["step"])) != (FORMAT, self.step):
                 return f"its manifest has format and step {found}, needs {(FORMAT, self.step)}"
-            problems = (_mismatch(self.path / name, *entry, hashes) for name, entry in _entries(manifest))
+            files = manifest["files"].items()
+            problems = (_mismatch(self.path, name, entry["bytes"], entry["sha256"], hashes) for name, entry in files)
             return next((problem for problem in problems if problem), None)
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
         except OSError as error:
             return f"{Path(error.filename or self.path).name} cannot be read ({(error.strerror or str(error)).lower()})"
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except Irregular as error:
+            return str(error)
+        except ValueError:
             return f"its {MANIFEST} is broken"
 
 
@@ -147,6 +156,7 @@ class Checkpoints:
             RunError: read-only folder, or less free space than it takes (checked before anything is written).
         """
         with clear_errors("write a checkpoint into", self.folder):
+            regular.refuse_linked(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
             self._tidy()
             self._check_space(tensors)
@@ -185,7 +195,7 @@ class Checkpoints:
         with clear_errors("set checkpoints aside in", self.folder):
             for s, path in sorted(passed.items(), reverse=True):  # newest first: a kill in between leaves no jump
                 aside = self.folder / f"discarded-{s:06d}"
-                if aside.exists():
+                if os.path.lexists(aside):
                     self._remove(aside)
                 path.rename(aside)
             if passed:
@@ -194,6 +204,7 @@ class Checkpoints:
 
     def _folders(self) -> dict[int, Path]:
         """Step -> folder. One that was being replaced when its writer was killed still counts under its old name."""
+        regular.refuse_linked(self.folder)
         if not self.folder.is_dir():
             return {}
         with clear_errors("list", self.folder):
@@ -208,15 +219,16 @@ class Checkpoints:
 
     def _tidy(self) -> None:
         """Remove what killed writers left. Only the run's one writer saves and prunes, so all of it is left over."""
+        regular.refuse_linked(self.folder)
         if not self.folder.is_dir():
             return
         for path in self.folder.iterdir():
             if path.name.startswith(".tmp-"):
                 logger.info("removing %s, left by a killed writer", path)
-                shutil.rmtree(path, ignore_errors=True)
+                _delete(path)
             elif match := _REPLACED.fullmatch(path.name):
                 current = self.folder / match[1]
-                if current.exists():
+                if os.path.lexists(current):
                     self._remove(path)
                 else:
                     path.rename(current)
@@ -234,7 +246,7 @@ class Checkpoints:
     def _size_of_newest(self) -> int:
         """Bytes of the last one, which also counts what its `files` callback wrote; 0 where there is none."""
         for _, path in sorted(self._folders().items(), reverse=True)[:1]:
-            return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
         return 0
 
     @contextmanager
@@ -248,11 +260,11 @@ class Checkpoints:
 
     def _publish(self, staging: Path, step: int) -> Path:
         final, old = self.folder / f"{step:06d}", self.folder / f".old-{step:06d}"
-        if final.exists():
+        if os.path.lexists(final):
             final.rename(old)  # a folder cannot be renamed over another; `_folders` knows this name
         staging.rename(final)
         sync(self.folder)
-        if old.exists():
+        if os.path.lexists(old):
             self._remove(old)
         return final
 
@@ -261,7 +273,15 @@ class Checkpoints:
         doomed = self.folder / f".tmp-gone-{os.getpid()}-{secrets.token_hex(4)}"
         with clear_errors("delete", path):
             path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _delete(doomed)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder with all that is in it; of a link only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _fill(
@@ -312,11 +332,12 @@ def _entry(file: Path) -> dict[str, Any]:
     return {"bytes": file.stat().st_size, "sha256": _sha256(file)}
 
 
-def _entries(manifest: dict[str, Any]) -> list[tuple[str, tuple[int, str]]]:
-    return [(name, (entry["bytes"], entry["sha256"])) for name, entry in manifest["files"].items()]
-
-
-def _mismatch(file: Path, size: int, digest: str, hashes: bool) -> str | None:
+def _mismatch(folder: Path, name: str, size: int, digest: str, hashes: bool) -> str | None:
+    """What is wrong with a file of the manifest; folders on the way to it must be the checkpoint's own."""
+    file = folder / name
+    for between in list(file.relative_to(folder).parents)[:-1]:
+        regular.refuse_linked(folder / between)
+    regular.refuse_irregular(file)
     if (found := file.stat().st_size) != size:
         return f"{file.name} has {found} bytes, its manifest says {size}"
     if hashes and _sha256(file) != digest:
@@ -325,5 +346,5 @@ def _mismatch(file: Path, size: int, digest: str, hashes: bool) -> str | None:
 
 
 def _sha256(file: Path) -> str:
-    with open(file, "rb") as opened:
+    with os.fdopen(regular.opened(file), "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -17,14 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from grpo_nb import regular, schema
+from grpo_nb.regular import RunError as RunError
+
 try:
     import fcntl
 except ImportError:  # Windows: the package must still import
     fcntl = None  # type: ignore[assignment]
-
-
-class RunError(ValueError):
-    """A run directory cannot do what was asked: the message says what was found and what to change."""
 
 
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
@@ -142,7 +141,7 @@ def flock(fd: int, *, wait: bool = False) -> Literal["taken", "busy", "unsupport
 def same_file(fd: int, path: Path) -> bool:
     """Whether `path` still names the open file, and was not replaced or removed meanwhile."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:
         return False
 
@@ -152,7 +151,7 @@ def exclusive(path: Path, wait_seconds: float = 10.0) -> Iterator[None]:
     """One thread of one process at a time, while `path` is read, changed and replaced.
 
     Raises:
-        RunError: another one is at it for longer than `wait_seconds`, or the folder is read-only.
+        RunError: another one is at it for longer than `wait_seconds`, the folder is read-only, or the lock is a link.
     """
     with clear_errors("lock", path):
         release = _acquired(path.with_name(f".{path.name}.lock"), wait_seconds)
@@ -167,6 +166,7 @@ def _acquired(file: Path, wait_seconds: float) -> Callable[[], None]:
     from filelock import FileLock, SoftFileLock, Timeout  # 40 ms, and readers never need it
 
     for kind, name in ((FileLock, str(file)), (SoftFileLock, f"{file}.soft")):
+        regular.refuse_for_writing(Path(name))
         lock = kind(name, timeout=wait_seconds)
         try:
             lock.acquire()
@@ -221,9 +221,9 @@ def from_json(data: bytes) -> Any:
     """The value that `to_json` wrote.
 
     Raises:
-        ValueError: not JSON, or not UTF-8.
+        ValueError: not JSON, not UTF-8, or nested too deep.
     """
-    value = json.loads(data)
+    value = schema.loads(data)
     # looking at every text costs more than parsing; most files hold no such word at all
     return _revive(value) if b"NaN" in data or b"Infinity" in data else value
 

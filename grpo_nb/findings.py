@@ -22,6 +22,8 @@ WINDOW = 10
 """Rows a level is averaged over: short enough to react within a demo run, long enough to smooth a batch's noise."""
 ENOUGH = 3
 """Rows a level needs before it is judged: one bad batch is no trend."""
+FURTHEST = 10_000
+"""Steps beyond ten times the rows that are looked for: a log or a folder's name may claim any number."""
 BASELINE = 5
 """Rows at the start of the run that later rows are compared with: absolute levels differ between models."""
 
@@ -116,8 +118,9 @@ def newest(rows: Rows) -> int:
 
 
 def missing_steps(rows: Rows, last: int) -> list[int]:
-    """Steps from the first to `last` that no row has."""
-    return sorted({*range(FIRST_STEP, last + 1)} - {row["step"] for row in rows})
+    """Steps from the first to `last` that no row has; of a `last` far beyond all rows only those near them."""
+    near = min(last, FURTHEST + 10 * len(rows))
+    return sorted({*range(FIRST_STEP, near + 1)} - {row["step"] for row in rows})
 
 
 def spans(steps: Sequence[int]) -> str:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_nb import schema
 from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
+from grpo_nb.regular import opened, refuse_irregular
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,10 @@ class Journal:
         """With `remember`, what was parsed stays in memory, and reading again costs only what is new."""
         self.path = path
         self.bad_lines = 0
-        """Lines that the last `read` passed over because they are no JSON object (a torn last one not counted)."""
+        """Lines that the last `read` left out: no JSON object, or no row of this log (a torn last one not counted)."""
+        self.bad_because = ""
+        """Why, for the first of them."""
+        self._warned = False
         self._remember = remember
         self._reading = threading.Lock()
         self._seen = _Seen()
@@ -58,26 +63,63 @@ class Journal:
         with self._reading:
             data = self._unseen()
             *lines, last = data.split(b"\n")
-            parsed = [_parse(line) for line in lines if line.strip()]
-            rows = [row for row in parsed if row is not None]
-            self._seen.add(rows, len(parsed) - len(rows), data[: len(data) - len(last)])
+            rows, bad, end = [], 0, self._seen.end
+            for line in lines:
+                end += len(line) + 1
+                row, why = self._row(line, end)
+                if row is not None:
+                    rows.append(row)
+                elif why:
+                    bad, self.bad_because = bad + 1, self.bad_because or why
+            self._seen.add(rows, bad, data[: len(data) - len(last)])
             self._report(self._seen.bad)
-            torn = _parse(last)
+            torn, _ = self._row(last, end + len(last))
             return self._seen.rows + ([] if torn is None else [torn])
 
     def backwards(self) -> Iterator[Row]:
-        """Rows, newest first, read from the end as far as they are asked for; bad lines are passed over."""
-        if not self.path.exists():
-            return
-        with clear_errors("read", self.path), open(self.path, "rb") as file:
-            position, rest = file.seek(0, os.SEEK_END), b""
-            while position > 0:
-                size = min(_BLOCK, position)
-                position = file.seek(position - size)
-                first, *lines = (file.read(size) + rest).split(b"\n")
-                rest = first
-                yield from filter(None, map(_parse, reversed(lines)))
-            yield from filter(None, [_parse(rest)])
+        """Rows, newest first, read from the end as far as they are asked for; what is no row is left out."""
+        torn = True  # the last line may be one that is being written
+        for line, end in self._lines_backwards():
+            row, why = self._row(line, end)
+            if row is not None:
+                yield row
+            elif why and not torn and not (self._warned or self.bad_lines):
+                self._warned = True
+                logger.warning("%s: a line is left out: it %s", self.path, why)
+            torn = False
+
+    def _lines_backwards(self) -> Iterator[tuple[bytes, int]]:
+        """Lines, newest first, each with the byte that it ends at; of one too long to be a row only the beginning."""
+        with clear_errors("read", self.path):
+            try:
+                file = os.fdopen(opened(self.path), "rb")
+            except FileNotFoundError:
+                return
+            with file:
+                end = position = file.seek(0, os.SEEK_END)
+                line = _Line()
+                while position > 0:
+                    size = min(_BLOCK, position)
+                    position = file.seek(position - size)
+                    *earlier, part = file.read(size).split(b"\n")
+                    line.prepend(part)
+                    for part in reversed(earlier):
+                        yield line.text(), end
+                        end -= line.length + 1
+                        line = _Line(part)
+                yield line.text(), end
+
+    def _row(self, line: bytes, end: int) -> tuple[Row | None, str | None]:
+        """The row that a line holds, or why it holds none; neither for an empty line."""
+        if not line.strip():
+            return None, None
+        if len(line) > schema.LONGEST_LINE:
+            return None, f"is longer than {schema.LONGEST_LINE >> 20} MiB"
+        row = _parse(line)
+        if row is None:
+            return None, "is no JSON object"
+        why = schema.problem(self.path.name, row, end)
+        return (row, None) if why is None else (None, why)
 
     def move(self, condition: Callable[[Row], bool], into: "Journal") -> int:
         """Take the rows that meet `condition` out and append them to `into`; how many they were.
@@ -86,15 +128,16 @@ class Journal:
         replaced. Killed in between, the next call does the rest and adds nothing twice. Kept lines keep
         their bytes; a torn last line is dropped.
         """
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return 0
         with clear_errors("rewrite", self.path), self._locked() as fd:
             _mend_tail(fd, self.path)
             kept: list[bytes] = []
             moved: list[bytes] = []
-            for line in self.path.read_bytes().splitlines(keepends=True):
-                row = _parse(line)
-                (moved if row is not None and condition(row) else kept).append(line)
+            with os.fdopen(opened(self.path), "rb") as lines:
+                for line in lines:
+                    row = _parse(line)
+                    (moved if row is not None and condition(row) else kept).append(line)
             if moved:
                 into._append_once(b"".join(moved))
                 write_atomically(self.path, b"".join(kept))
@@ -102,8 +145,9 @@ class Journal:
 
     def sync(self) -> None:
         """fsync what was appended so far."""
-        if self.path.exists():
+        if os.path.lexists(self.path):
             with clear_errors("sync", self.path):
+                refuse_irregular(self.path)
                 sync(self.path)
 
     def _append_once(self, data: bytes) -> None:
@@ -118,7 +162,7 @@ class Journal:
     def _locked(self) -> Iterator[int]:
         """The file opened for appending, alone; `move` may have put a new one in its place while we waited."""
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            fd = opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
                 flock(fd, wait=True)
                 if same_file(fd, self.path):
@@ -131,7 +175,7 @@ class Journal:
         """What lies past what was read before; all of it, if that is no longer what the file begins with."""
         with clear_errors("read", self.path):
             try:
-                with open(self.path, "rb") as file:
+                with os.fdopen(opened(self.path), "rb") as file:
                     file.seek(max(self._seen.end - len(self._seen.tail), 0))
                     if not self._remember or file.read(len(self._seen.tail)) != self._seen.tail:
                         self._seen = _Seen()
@@ -143,8 +187,24 @@ class Journal:
 
     def _report(self, bad: int) -> None:
         if bad > self.bad_lines:  # a dashboard reads every second: say it once
-            logger.warning("%s: %d line(s) are no JSON object and were passed over", self.path, bad)
+            logger.warning("%s: %d line(s) are left out; the first %s", self.path, bad, self.bad_because)
         self.bad_lines = bad
+
+
+class _Line:
+    """A line that is met from its end; no more of it is kept than a row may have."""
+
+    def __init__(self, part: bytes = b"") -> None:
+        self.length = len(part)
+        self._parts = [part]
+
+    def prepend(self, part: bytes) -> None:
+        if self.length <= schema.LONGEST_LINE:
+            self._parts.append(part)
+        self.length += len(part)
+
+    def text(self) -> bytes:
+        return b"".join(reversed(self._parts))
 
 
 @dataclass
@@ -166,7 +226,7 @@ class _Seen:
 def _parse(line: bytes) -> Row | None:
     try:
         row = from_json(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from grpo_nb import regular, schema
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
 from grpo_nb.spelling import near
@@ -35,23 +36,23 @@ class _Record(BaseModel):
 
     value: FiniteFloat
     mode: Mode
-    by: str
-    at: FiniteFloat
+    by: schema.Name
+    at: schema.Seconds
 
 
 class _Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     value: Command
-    by: str
-    at: FiniteFloat
+    by: schema.Name
+    at: schema.Seconds
 
 
 class _Order(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    by: str
-    at: FiniteFloat
+    by: schema.Name
+    at: schema.Seconds
 
 
 class _File(BaseModel):
@@ -59,7 +60,7 @@ class _File(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = Field(ge=0)
+    version: int = Field(ge=0, lt=2**53)
     command: _Request
     knobs: dict[str, _Record]
     orders: dict[Order, _Order] = {}
@@ -297,7 +298,7 @@ class Knobs(Mapping[str, Knob]):
     def _read(self) -> _File:
         with clear_errors("read", self.path):
             try:
-                data = self.path.read_bytes()
+                data = regular.read(self.path, schema.LARGEST_KNOBS)
             except FileNotFoundError:
                 raise RunError(f"{self.path} is missing") from None
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from grpo_nb import regular
 from grpo_nb.config import ConfigError
 from grpo_nb.digests import Entry
 from grpo_nb.durable import RunError, clear_errors, from_json, to_json, write_atomically
@@ -50,11 +51,10 @@ def read(folder: Path) -> Ledger | None:
     file = folder / FILE
     try:
         with clear_errors("read", file):
-            if not file.exists():
+            try:
+                data = regular.read(file, LARGEST)
+            except FileNotFoundError:
                 return None
-            if (size := file.stat().st_size) > LARGEST:
-                raise RunError(f"{file} has {size} bytes, at most {LARGEST} are read; restore it from a copy")
-            data = file.read_bytes()
         return Ledger.model_validate(from_json(data))
     except (ValidationError, ValueError, RecursionError) as error:
         if isinstance(error, RunError):

@@ -21,7 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from grpo_nb import schema
 from grpo_nb.durable import RunError, clear_errors, flock, same_file
+from grpo_nb.regular import opened
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +70,8 @@ class Owner:
     def parse(cls, data: bytes) -> "Owner | None":
         """From the lock file's content; None where it names nobody."""
         try:
-            read: dict[str, Any] = json.loads(data)
-            host, boot, user, token = (str(read[key]) for key in ("host", "boot", "user", "token"))
-            started, since, heartbeat = (float(read[key]) for key in ("started", "since", "heartbeat"))
-            return cls(int(read["pid"]), host, boot, user, started, since, heartbeat, token)
-        except (ValueError, TypeError, KeyError, ArithmeticError):
+            return cls(**schema.lock_content(data))
+        except ValueError:
             return None
 
     @property
@@ -116,9 +115,13 @@ class RunLock:
         return self._fd is not None
 
     def owner(self) -> Owner | None:
-        """Who is written in the lock file, dead or alive; None once it was released."""
+        """Who is written in the lock file, dead or alive; None once it was released.
+
+        Raises:
+            RunError: the lock is a link, or no regular file.
+        """
         try:
-            with open(self.path, "rb") as file:
+            with os.fdopen(opened(self.path), "rb") as file:
                 return Owner.parse(file.read(_SIZE))
         except OSError:
             return None
@@ -128,7 +131,7 @@ class RunLock:
 
         Raises:
             RunLocked: a living process has it, this very one included; who, since when, and what one can do.
-            RunError: the folder is missing or read-only.
+            RunError: the folder is missing or read-only, or the lock is a link.
         """
         if self.held:
             raise RunLocked(f"{self.path} is already held by this very lock", self._me)
@@ -188,7 +191,7 @@ class RunLock:
         """The lock file, locked, and the dead owner it was taken from."""
         patience = time.monotonic() + self._heartbeat
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            fd = opened(self.path, os.O_RDWR | os.O_CREAT)
             with _closed_on_error(fd):
                 answer = flock(fd)
                 previous = Owner.parse(os.pread(fd, _SIZE, 0))
@@ -247,7 +250,10 @@ class RunLock:
             self._refuse(owner, unless_dead=False)
 
     def _mine(self) -> bool:
-        owner = self.owner()
+        try:
+            owner = self.owner()
+        except RunError:  # something else was put in its place
+            return False
         return owner is not None and self._me is not None and owner.token == self._me.token
 
     def _write(self, fd: int, owner: Owner) -> None:

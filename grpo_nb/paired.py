@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from grpo_nb.intervals import PARTS, paired
 from grpo_nb.run import Run, RunError
+from grpo_nb.schema import comparable
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,12 @@ def compare_stages(
 
 
 def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
-    """The rows of one split and mode, oldest first.
+    """The rows of one split and mode, oldest first; one that lacks what a comparison needs is left out.
 
     Rows of earlier versions say of their questions the ids alone, which tells nothing once other ones were accepted.
     """
-    rows = [row for row in run.rows("evaluations") if row.get("split") == split and row.get("mode") == mode]
+    found = filter(comparable, run.rows("evaluations"))
+    rows = [row for row in found if row.get("split") == split and row.get("mode") == mode]
     if all("asked" in row for row in rows) or not _questions_changed(run):
         return rows
     return [{"asked": f"before {row['pool']}", **row} for row in rows]

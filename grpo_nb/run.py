@@ -26,7 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from grpo_nb import frozen, ledger, presets
+from grpo_nb import frozen, ledger, presets, regular, schema
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.durable import RunError as RunError
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
+LONGEST_PROBLEM = 500
+"""Characters of the reason why a run is unreadable."""
 MILESTONES = frozenset({"start", "resume", "paused", "stepping", "stopped", "done", "failed"})
 PAUSES = frozenset({"paused", "sft_paused"})
 
@@ -232,16 +234,8 @@ class Run:
         self._logs["evaluations"].append(row)
 
     def rows(self, log: Log) -> list[Row]:
-        """The rows of one log as they were written, oldest first; a row of a step without its number is passed over."""
-        rows = self._logs[log].read()
-        if log in ("events", "evaluations"):
-            return rows
-        whole = [row for row in rows if isinstance(row.get("step"), int)]
-        if len(whole) < len(rows):
-            logger.warning(
-                "%d rows of %s.jsonl in %s have no step and are left out", len(rows) - len(whole), log, self.path
-            )
-        return whole
+        """The rows of one log as they were written, oldest first; what is no row of that log (`schema`) is left out."""
+        return self._logs[log].read()
 
     def newest_first(self, log: Log) -> Iterator[Row]:
         """The rows of one log backwards, read from the end of the file only as far as they are asked for."""
@@ -273,13 +267,12 @@ class Run:
 
     def last_step(self) -> int | None:
         """The newest step in the metrics, read from the end of the file; None before the first."""
-        steps = (row.get("step") for row in self._logs["metrics"].backwards())
-        return next((step for step in steps if isinstance(step, int)), None)
+        return next((row["step"] for row in self._logs["metrics"].backwards()), None)
 
     def goal(self) -> int:
         """GRPO steps in all: the configuration's, or what the newest start asked for or reached if that is more."""
         asked = self._milestone().get("goal")
-        return max(self.config.run.steps, self.last_step() or 0, asked if isinstance(asked, int) else 0)
+        return max(self.config.run.steps, self.last_step() or 0, asked or 0)
 
     def rewind(self, step: int) -> dict[str, int]:
         """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
@@ -356,7 +349,7 @@ class Run:
     def _table(self, log: Log, *columns: str) -> DataFrame:
         import pandas
 
-        rows = self.rows(log)
+        rows = schema.narrow(self.rows(log))
         return pandas.DataFrame(rows) if rows else pandas.DataFrame(columns=list(columns))
 
     def _discard_after(self, log: Log, step: int) -> int:
@@ -369,27 +362,45 @@ class Run:
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:
-    """The runs in folder `root`, last changed first; folders that are no runs are passed over."""
+    """The runs in folder `root`, last changed first; folders that are no runs are passed over.
+
+    A run that cannot be read, for whatever reason, is listed as `unreadable`: it hides no other.
+    """
     try:
-        folders = [Path(entry.path) for entry in os.scandir(root) if entry.is_dir()]
+        folders = [Path(entry.path) for entry in os.scandir(root) if _is_folder(entry)]
     except OSError:
         return []
-    found = [_summary(folder) for folder in folders if _modified(folder / CONFIG) is not None]
+    found = [_summary(folder) for folder in folders if os.path.lexists(folder / CONFIG)]
     return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
 
 
 def _summary(path: Path) -> RunSummary:
     try:
         status = Run.open(path).status()
-    except RunError as error:
-        return RunSummary(path.name, path, "unreadable", problem=str(error))
+    except Exception as error:  # whatever lies in one folder, the others are listed
+        if not isinstance(error, RunError):
+            logger.info("%s cannot be read", path, exc_info=True)
+        problem = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        return RunSummary(path.name, path, "unreadable", updated=_modified(path / CONFIG), problem=_cut(problem))
     updated = status.updated or _modified(path / CONFIG)
     return RunSummary(path.name, path, status.state, status.step, status.steps, updated)
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one: a run may lie elsewhere."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} ..."
+
+
 def _modified(path: Path) -> float | None:
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except OSError:
         return None
 
@@ -398,7 +409,7 @@ def _read_config(path: Path) -> Config:
     file = path / CONFIG
     with clear_errors("read", file):
         try:
-            text = file.read_bytes()
+            text = regular.read(file, schema.LARGEST_CONFIG)
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(_no_run(path)) from None
     try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb import kernel
+from grpo_nb import kernel, regular
 from grpo_nb.run import Run, RunError
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
@@ -266,7 +266,8 @@ def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal
         environment.pop(colour, None)
-    with output.open("wb") as file:
+    with os.fdopen(regular.opened(output, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.truncate()
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
         file.flush()
         return subprocess.Popen(
@@ -294,9 +295,9 @@ def _last_words(run: Run, since: float = 0.0) -> str:
     try:
         if path.stat().st_mtime < since:
             return ""
-        with path.open("rb") as file:
+        with os.fdopen(regular.opened(path), "rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, RunError):
         return ""
     return f"{LAST_WORDS}{path}:\n" + "\n".join(lines[-TAIL_LINES:])

@@ -28,7 +28,8 @@ FLOORS = (
         "optim",
     }
     | {"clock", "origins", "digests", "ledger"}
-    | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"},
+    | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"}
+    | {"regular", "schema"},
     {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
     | {"numeric_rules", "regressions"}

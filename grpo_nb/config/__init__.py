@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
-from grpo_nb.config.base import ConfigError, Count, Positive, Settings
+from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.objective import ObjectiveConfig
 from grpo_nb.spelling import hint, near
@@ -39,6 +39,8 @@ _RENDERING = {"conversation", "messages", "tools", "documents", "chat_template",
 _RENDERING |= {"continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
 _RENDERING |= {"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "strftime_now"}
 """Names that a rendering fills in itself."""
+MOST_COMPLETIONS, MOST_OBJECTIVES = 10**6, 32
+"""A config.json may claim any number, and what checks or shows a run works through these."""
 
 
 class ModelConfig(Settings):
@@ -78,7 +80,7 @@ class ModelConfig(Settings):
 class SFTConfig(Settings):
     """Supervised warm-up before GRPO: the model learns the format of an answer."""
 
-    steps: Annotated[int, Field(ge=0)] = 100
+    steps: Steps = 100
     """Optimizer steps; 0 skips SFT, and GRPO starts from the model as loaded."""
     batch: Count = 16
     """Examples per optimizer step."""
@@ -180,6 +182,11 @@ class BatchConfig(Settings):
                 f"group_size={self.group_size}: an answer is compared with the others of its group, so every "
                 "advantage would be 0; needs 2 or more, 8 is usual"
             )
+        if self.completions > MOST_COMPLETIONS:
+            raise ValueError(
+                f"{self.prompts} prompts x {self.group_size} completions are {self.completions} a step; at most "
+                f"{MOST_COMPLETIONS} can be"
+            )
         if self.update_size > self.completions:
             raise ValueError(
                 f"train_batch={self.update_size} is more than the {self.completions} completions of a step "
@@ -201,7 +208,7 @@ class BatchConfig(Settings):
 class RunConfig(Settings):
     """How long, how often, and from which seed."""
 
-    steps: Annotated[int, Field(ge=0)] = 100
+    steps: Steps = 100
     """GRPO steps in total; a resumed run goes on to this number."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Every random draw is a function of (seed, step, stream)."""
@@ -253,6 +260,8 @@ class Config(Settings):
     @model_validator(mode="after")
     def _objectives_share_the_prompts(self) -> Self:
         n = len(self.objectives)
+        if n > MOST_OBJECTIVES:
+            raise ValueError(f"objectives has {n} of them; at most {MOST_OBJECTIVES} can be trained at once")
         if n == 0:
             raise ValueError("objectives is empty; needs at least one, e.g. {'fairness': {'task': 'bbq', 'data': ...}}")
         if self.batch.prompts % n:

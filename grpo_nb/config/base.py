@@ -6,7 +6,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**53)]
+MOST_STEPS = 10**9
+Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 
 
 class ConfigError(ValueError):

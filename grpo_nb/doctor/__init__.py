@@ -3,8 +3,10 @@
 A diagnosis reads files only, so it can be made of a run that trains elsewhere, died, or ended last week.
 """
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from grpo_nb import frozen, regressions, rules, symptoms, warmup
@@ -13,7 +15,9 @@ from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.findings import Finding, Rows, missing_steps, spans
 from grpo_nb.journal import Journal
+from grpo_nb.regular import Irregular, opened
 from grpo_nb.run import Run, RunError, RunStatus
+from grpo_nb.schema import LONGEST_LINE
 
 __all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
 
@@ -134,18 +138,23 @@ def _logs(run: Run, status: RunStatus) -> Iterator[Finding]:
     """Lines of the logs that cannot be read."""
     for path in sorted(run.path.glob("*.jsonl")):
         journal = Journal(path)
-        journal.read()
+        try:
+            journal.read()
+        except Irregular as error:
+            yield Finding("log_damaged", "error", None, f"{error}.", {"file": path.name}, "see above: nothing reads it")
+            continue
         if journal.bad_lines:
             yield Finding(
                 "log_damaged",
                 "warning",
                 None,
-                f"{path.name} has {journal.bad_lines} line(s) that are no JSON object; they are left out everywhere.",
+                f"{path.name} has {journal.bad_lines} line(s) that are left out everywhere; the first "
+                f"{journal.bad_because}.",
                 {"file": path.name, "lines": journal.bad_lines},
                 "only an editor writes such lines, or two trainers on a disk without file locks; restore them from a "
                 "copy if they matter",
             )
-        if status.state not in ("running", "paused") and _torn(path.read_bytes()):
+        if status.state not in ("running", "paused") and _torn(path):
             yield Finding(
                 "log_torn",
                 "info",
@@ -176,8 +185,11 @@ def _holes(run: Run) -> Iterator[Finding]:
             )
 
 
-def _torn(data: bytes) -> bool:
-    tail = data.rpartition(b"\n")[2].strip()
+def _torn(path: Path) -> bool:
+    """Whether the last line has no end."""
+    with os.fdopen(opened(path), "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_LINE, 0))
+        tail = file.read().rpartition(b"\n")[2].strip()
     return bool(tail) and not tail.endswith(b"}")
 
 

@@ -1,0 +1,331 @@
+"""What the files of a run may hold: types, bounds and depth, checked for every row that is read.
+
+A run folder is a document from anybody. A row that is not what it should be is left out, counted, and logged once;
+rows of a diverged run keep their NaN and inf, which are its evidence.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Required
+
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+Row = dict[str, Any]
+Check = Callable[[Row], str | None]
+"""Why a row is none of its log; None where it is one."""
+
+MAX_STEP = 10**9
+DEEPEST = 32
+"""Levels of lists and objects in a value."""
+LONGEST_LINE = 16 << 20
+LARGEST_CONFIG, LARGEST_KNOBS, LARGEST_MANIFEST, LARGEST_STATE = 1 << 20, 1 << 20, 16 << 20, 64 << 20
+"""Bytes of the files that are read as one."""
+SPARE_STEPS, BYTES_PER_ROW = 10_000, 10
+"""A log of n bytes holds no step beyond SPARE_STEPS + n / BYTES_PER_ROW: no row of a step is shorter."""
+MOST_KEYS, LONGEST_KEY, LONGEST_WORD = 5_000, 500, 10_000
+LARGEST_INT = 2**63
+
+
+def shallow(value: Any) -> bool:
+    """Whether a JSON value is nested at most DEEPEST levels."""
+    level, depth = [value], 0
+    while level and depth < DEEPEST:
+        inside: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inside.extend(v for v in item.values() if isinstance(v, dict | list))
+            elif isinstance(item, list):
+                inside.extend(v for v in item if isinstance(v, dict | list))
+        level, depth = inside, depth + 1
+    return not level
+
+
+def loads(data: bytes) -> Any:
+    """JSON of a bounded depth.
+
+    Raises:
+        ValueError: not JSON, not UTF-8, or nested too deep.
+    """
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
+    if data.count(b"[") + data.count(b"{") > DEEPEST and not shallow(value):
+        raise ValueError(f"nested deeper than {DEEPEST} levels")
+    return value
+
+
+def is_step(value: object) -> bool:
+    """Whether it is the number of a step: a whole number from 0 to MAX_STEP."""
+    return type(value) is int and 0 <= value <= MAX_STEP
+
+
+def reachable(step: int, size: int) -> bool:
+    """Whether a log whose row of `step` ends at byte `size` can have come so far, a row a step."""
+    return step <= SPARE_STEPS + size // BYTES_PER_ROW
+
+
+# Rows of a log
+
+
+_NUMBERS = tuple(
+    f"{family}/"
+    for family in (
+        "reward", "reward_std", "reward_part", "reward_part_std", "shaped_reward", "scored", "dead_groups",
+        "unscored_groups", "label", "length", "truncation", "kl", "kl_k1", "kl_clamped", "entropy", "loss", "ratio",
+        "clip", "grad", "beta", "weight", "time", "memory", "cost",
+    )
+)  # fmt: skip
+_SINGLE_NUMBERS = frozenset({"loss", "lr", "temperature", "tokens", "sampler_gap"})
+
+
+_known: dict[str, bool] = {}
+"""Keys of numbers and texts met so far, and whether they may hold a text: twenty thousand rows share their keys."""
+
+
+def flat(row: Row) -> str | None:
+    """A step in numbers (metrics, sft): flat, numbers where numbers belong; they may be nan or inf."""
+    if not is_step(row.get("step")):
+        return "has no step"
+    known = _known
+    if not row.keys() <= known.keys():
+        if why := _learn(row):
+            return why
+        known = _known
+    for key, value in row.items():
+        kind = value.__class__
+        if kind is float or value is None:
+            continue
+        if kind is int:
+            if not -LARGEST_INT <= value < LARGEST_INT:
+                return "has a number beyond 64 bits"
+        elif kind is str:
+            if not known[key] or len(value) > LONGEST_WORD:
+                return f"has a text as '{key}', which is a number"
+        elif kind is not bool:
+            return f"has a list or an object as '{key}'"
+    return None
+
+
+def _learn(row: Row) -> str | None:
+    global _known
+    if len(row) > MOST_KEYS:
+        return f"has more than {MOST_KEYS} keys"
+    if max(map(len, row)) > LONGEST_KEY:
+        return f"has a key of more than {LONGEST_KEY} characters"
+    kept = _known if len(_known) < 10 * MOST_KEYS else {}
+    _known = kept | {key: key not in _SINGLE_NUMBERS and not key.startswith(_NUMBERS) for key in row}
+    return None
+
+
+def narrow(rows: list[Row]) -> list[Row]:
+    """The rows whose keys are MOST_KEYS columns together; a table has a cell for each row and key."""
+    seen: set[str] = set()
+    kept = []
+    for row in rows:
+        if not row.keys() <= seen:
+            if len(seen | row.keys()) > MOST_KEYS:
+                continue
+            seen |= row.keys()
+        kept.append(row)
+    return kept
+
+
+Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
+Count = Annotated[int, Field(ge=0, lt=LARGEST_INT)]
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+Name = Annotated[str, StringConstraints(max_length=LONGEST_KEY)]
+Words = Annotated[str, StringConstraints(max_length=LONGEST_WORD)]
+Number = float
+"""May be nan or inf."""
+
+_OPEN = ConfigDict(strict=True, extra="allow")
+
+
+@with_config(_OPEN)
+class _Turn(TypedDict, total=False):
+    role: Required[str]
+    content: Required[str | None]
+
+
+@with_config(_OPEN)
+class _Sample(TypedDict, total=False):
+    """A row of samples.jsonl."""
+
+    step: Required[Step]
+    objective: Name
+    example: Words
+    completion_index: Count
+    group_size: Count
+    prompt: str | list[_Turn]
+    completion: str
+    target: str | None
+    reward: Number | None
+    label: Words | None
+    parts: dict[Name, Number | None] | None
+    cause: str | None
+    advantage: Number | None
+    stop_reason: Name | None
+    tokens: Count
+    token_texts: list[str] | None
+    logprobs_old: list[Number] | None
+    logprobs_reference: list[Number] | None
+
+
+@with_config(_OPEN)
+class _Event(TypedDict, total=False):
+    """A row of events.jsonl: what every kind shares, and the rest as it is."""
+
+    time: Seconds
+    kind: Name
+    step: Step | None
+    goal: Step | None
+    message: str | None
+    severity: Name | None
+    advice: str | None
+    rule: Name | None
+    key: Name | None
+    by: Name | None
+    error: str | None
+    fingerprint: Name | None
+    loss: Number | None
+    n: Count | None
+
+
+@with_config(_OPEN)
+class _Evaluation(TypedDict, total=False):
+    """A row of evaluations.jsonl."""
+
+    stage: Required[Name]
+    step: Step
+    split: Name
+    mode: Name
+    objective: Name
+    pool: Name
+    asked: Name
+    items: dict[str, Name]
+    n: Count
+    clusters: Count
+    metrics: dict[Name, dict[Name, Number | None]]
+    resamples: dict[Name, Annotated[list[Number | None], Field(max_length=100_000)]]
+
+
+@with_config(_OPEN)
+class _Judged(TypedDict, total=False):
+    """A row of judge.jsonl. What was spent is checked by the ledger, which refuses to go on without it."""
+
+    objective: Name
+    key: Name
+    provider: Words
+    answer: str
+    reason: str | None
+    cause: str | None
+
+
+def _typed(kind: Any) -> Check:
+    adapter = TypeAdapter(kind)
+
+    def check(row: Row) -> str | None:
+        try:
+            adapter.validate_python(row)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            return f"has a wrong '{first['loc'][0] if first['loc'] else '?'}' ({first['msg'].lower()})"
+        return None if max(map(len, row), default=0) <= LONGEST_KEY else "has a key that is too long"
+
+    return check
+
+
+def comparable(evaluation: Row) -> bool:
+    """Whether an evaluation has all that comparing it with another one takes."""
+    if not {"stage", "step", "objective", "pool", "n", "metrics", "resamples"} <= evaluation.keys():
+        return False
+    metrics, resamples = evaluation["metrics"], evaluation["resamples"]
+    return metrics.keys() <= resamples.keys() and len({len(values) for values in resamples.values()}) <= 1
+
+
+CHECKS: Mapping[str, Check] = {
+    "metrics": flat,
+    "sft": flat,
+    "samples": _typed(_Sample),
+    "events": _typed(_Event),
+    "evaluations": _typed(_Evaluation),
+    "judge": _typed(_Judged),
+}
+"""By the name of the log."""
+STEPWISE = frozenset({"metrics", "sft"})
+"""Logs of one row a step."""
+
+
+def check_of(file: str) -> Check:
+    """The check of a .jsonl file of a run by its name; rows set aside (`*.discarded.jsonl`) are of the same shape."""
+    return CHECKS.get(file.partition(".")[0], lambda row: None)
+
+
+def problem(file: str, row: Row, end: int) -> str | None:
+    """Why a row that ends at byte `end` of the log `file` is left out; None where it is one of that log."""
+    log = file.partition(".")[0]
+    why = CHECKS[log](row) if log in CHECKS else None
+    if why is None and log in STEPWISE and not reachable(row["step"], end):
+        return "is of a step far beyond the rows before it"
+    return why
+
+
+# Other files
+
+
+@with_config(_OPEN)
+class _Entry(TypedDict):
+    bytes: Count
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+@with_config(_OPEN)
+class Manifest(TypedDict, total=False):
+    """manifest.json of a checkpoint."""
+
+    format: Required[int]
+    step: Required[Step]
+    created: Seconds
+    files: Required[Annotated[dict[str, _Entry], Field(max_length=10_000)]]
+
+
+@with_config(ConfigDict(strict=True, extra="ignore"))
+class LockContent(TypedDict):
+    """What stands in the lock file; what a later version adds is passed over."""
+
+    pid: Annotated[int, Field(ge=-LARGEST_INT, lt=LARGEST_INT)]
+    host: Name
+    boot: Name
+    user: Name
+    started: Seconds
+    since: Seconds
+    heartbeat: Seconds
+    token: Name
+
+
+_MANIFEST, _LOCK = TypeAdapter(Manifest), TypeAdapter(LockContent)
+
+
+def manifest(data: bytes) -> Manifest:
+    """A checkpoint's manifest, whose files all lie in its own folder.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = _MANIFEST.validate_python(loads(data))
+    for name in found["files"]:
+        parts = name.split("/")
+        if name.startswith("/") or "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+            raise ValueError(f"{name!r} is no file of its folder")
+    return found
+
+
+def lock_content(data: bytes) -> LockContent:
+    """Who is written in a lock file.
+
+    Raises:
+        ValueError: it names nobody.
+    """
+    return _LOCK.validate_python(loads(data))

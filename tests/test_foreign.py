@@ -1,0 +1,425 @@
+"""A run folder from anybody: what lies in it is no link, no FIFO, and no more than it claims; it hides no other run."""
+
+import json
+import math
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_nb import presets, regular, schema
+from grpo_nb.doctor import diagnose
+from grpo_nb.durable import RunError, exclusive, from_json
+from grpo_nb.findings import FURTHEST, missing_steps
+from grpo_nb.journal import Journal
+from grpo_nb.regular import Irregular
+from grpo_nb.run import Run, list_runs
+from grpo_nb.workers import _last_words, _spawn
+
+CONFIG = presets.demo()
+LOGS = ("metrics", "samples", "events", "sft", "evaluations")
+PRECIOUS = "a hundred lines of a person's own\n" * 100
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = Run.create(tmp_path_factory.mktemp("template") / "x", CONFIG)
+    for step in (1, 2):
+        run.log_metrics({"step": step, "loss": 0.5})
+        run.log_samples([{"step": step, "prompt": "p", "completion": "c"}])
+        run.log_sft({"step": step, "loss": 1.0})
+    run.log_event("start", step=0, goal=5)
+    run.checkpoints.save(2, {"policy": {"w": torch.zeros(2)}}, {"step": 2}, files=_files)
+    return run.path
+
+
+@pytest.fixture
+def run(template: Path, tmp_path: Path) -> Run:
+    return Run(shutil.copytree(template, tmp_path / "runs" / "x"), CONFIG)
+
+
+def _files(folder: Path) -> None:
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "words.json").write_text("{}")
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    file = tmp_path / "precious.txt"
+    file.write_text(PRECIOUS)
+    return file
+
+
+def link(path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(precious)
+
+
+def dangling(path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(precious.with_name("nothing"))
+
+
+def fifo(path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def folder(path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def unix_socket(path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's address is short
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def device(path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+KINDS = (link, dangling, fifo, folder, unix_socket, device)
+kinds = pytest.mark.parametrize("put", KINDS, ids=lambda put: put.__name__)
+
+WRITES: dict[str, Callable[[Run], object]] = {
+    "lock": lambda run: run.lock().acquire(),
+    "metrics.jsonl": lambda run: run.log_metrics({"step": 3}),
+    "samples.jsonl": lambda run: run.log_samples([{"step": 3}]),
+    "events.jsonl": lambda run: run.log_event("start"),
+    "sft.jsonl": lambda run: run.log_sft({"step": 3}),
+    "evaluations.jsonl": lambda run: run.log_evaluation({"stage": "base"}),
+    "metrics.discarded.jsonl": lambda run: run.rewind(1),
+    ".knobs.json.lock": lambda run: run.knobs.request("pause"),
+    "worker.log": lambda run: _spawn(["true"], run.path / "worker.log"),
+    "checkpoints": lambda run: run.checkpoints.save(3, {"policy": {"w": torch.zeros(2)}}, {}),
+    "sft": lambda run: run.sft_checkpoints.save(3, {"policy": {"w": torch.zeros(2)}}, {}),
+}
+READS: dict[str, Callable[[Run], object]] = {
+    "config.json": lambda run: Run.open(run.path),
+    "lock": lambda run: run.status(),
+    "events.jsonl": lambda run: run.status(),
+    "metrics.jsonl": lambda run: run.metrics(),
+    "samples.jsonl": lambda run: list(run.newest_first("samples")),
+    "sft.jsonl": lambda run: run.sft_metrics(),
+    "evaluations.jsonl": lambda run: run.evaluations(),
+    "checkpoints": lambda run: run.checkpoints.latest(),
+    "sft": lambda run: run.sft_checkpoints.steps(),
+    "checkpoints/000002/state.json": lambda run: run.checkpoints.load(2).state(),
+    "checkpoints/000002/policy.safetensors": lambda run: run.checkpoints.load(2).tensors("policy"),
+    "checkpoints/000002/manifest.json": lambda run: run.checkpoints.load(2),
+    "checkpoints/000002/tokenizer/words.json": lambda run: run.checkpoints.load(2),
+}
+
+
+def replaced(path: Path, put: Callable[[Path, Path], None], precious: Path) -> None:
+    if path.is_dir():
+        path.rename(path.with_name(f"{path.name}.away"))
+    put(path, precious)
+
+
+@kinds
+@pytest.mark.parametrize("name", WRITES)
+def test_nothing_is_written_through_what_is_no_file_of_the_run(
+    run: Run, precious: Path, name: str, put: Callable[[Path, Path], None]
+) -> None:
+    if (put, name) in ((folder, "checkpoints"), (folder, "sft")):
+        return
+    replaced(run.path / name, put, precious)
+    with pytest.raises(RunError) as refused:
+        WRITES[name](run)
+    assert name in str(refused.value)
+    if put is link:
+        assert "precious.txt" in str(refused.value), "says where it leads"
+    assert precious.read_text() == PRECIOUS and not precious.with_name("nothing").exists()
+
+
+@kinds
+@pytest.mark.parametrize("name", READS)
+def test_nothing_is_read_through_what_is_no_file_of_the_run(
+    run: Run, precious: Path, name: str, put: Callable[[Path, Path], None]
+) -> None:
+    if (put, name) in ((folder, "checkpoints"), (folder, "sft")):
+        return
+    replaced(run.path / name, put, precious)
+    if name == "checkpoints":
+        assert isinstance(_raised(lambda: READS[name](run)), Irregular)
+    else:
+        error = _raised(lambda: READS[name](run))
+        assert isinstance(error, RunError) and Path(name).name in str(error)
+
+
+def _raised(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", ".knobs.json.lock", "worker.log"])
+def test_a_file_of_two_names_is_not_written(run: Run, precious: Path, name: str) -> None:
+    (run.path / name).unlink(missing_ok=True)
+    os.link(precious, run.path / name)
+    with pytest.raises(Irregular, match="2 names"):
+        WRITES[name](run)
+    assert precious.read_text() == PRECIOUS
+
+
+def test_a_link_that_is_replaced_or_deleted_leaves_what_it_leads_to(run: Run, precious: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept.txt").write_text("kept")
+    checkpoints = run.path / "checkpoints"
+    for name in (".tmp-000009-1-ab", "000001", ".old-000002", "discarded-000001", "000004"):
+        (checkpoints / name).symlink_to(outside, target_is_directory=True)
+    link(run.path / "knobs.json", precious)
+    run.knobs.reset()
+    assert run.checkpoints.latest()[0] is not None and len(run.checkpoints.latest()[1]) == 1
+    run.checkpoints.save(4, {"policy": {"w": torch.zeros(2)}}, {"step": 4})
+    run.checkpoints.prune(1, always=())
+    assert run.checkpoints.steps() == [4] and not any(path.is_symlink() for path in checkpoints.iterdir())
+    assert (outside / "kept.txt").read_text() == "kept" and precious.read_text() == PRECIOUS
+
+
+def test_the_log_of_a_worker_is_not_read_through_a_link(run: Run, precious: Path) -> None:
+    link(run.path / "worker.log", precious)
+    assert _last_words(run) == ""
+
+
+def test_runs_and_its_parents_may_be_links(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "elsewhere").symlink_to(run.path.parent, target_is_directory=True)
+    (tmp_path / "runs" / "y").symlink_to(run.path, target_is_directory=True)
+    assert sorted(s.name for s in list_runs(tmp_path / "elsewhere")) == ["x", "y"]
+    linked = Run.open(tmp_path / "elsewhere" / "y")
+    with linked.lock():
+        linked.log_metrics({"step": 3})
+        linked.checkpoints.save(3, {"policy": {"w": torch.zeros(2)}}, {"step": 3})
+        linked.knobs.request("pause")
+    assert run.last_step() == 3 and run.knobs.command == "pause"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x/state.json", "/etc/hostname", "a//b", "tokenizer/../../000002/state.json", ".", "a\\b", "a\0b"]
+)
+def test_a_manifest_names_files_of_its_own_folder_only(run: Run, name: str) -> None:
+    manifest = run.path / "checkpoints" / "000002" / "manifest.json"
+    found = json.loads(manifest.read_text())
+    found["files"][name] = found["files"]["state.json"]
+    manifest.write_text(json.dumps(found))
+    assert run.checkpoints.latest()[0] is None
+
+
+# ---- one bad folder hides no other
+
+
+DEEP = "[" * 100_000
+BAD_CONFIGS: dict[str, bytes] = {
+    "deep": DEEP.encode(),
+    "deep-object": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "deep-but-parsed": b"[" * 500 + b"]" * 500,
+    "huge-number": b'{"run": {"steps": ' + b"9" * 5000 + b"}}",
+    "many-steps": b'{"run": {"steps": 99999999999}}',
+    "nan": b'{"run": {"steps": NaN}}',
+    "work-to-check": b'{"batch": {"prompts": 1000000007, "group_size": 1000000007, "train_batch": 7}}',
+    "many-objectives": json.dumps(
+        {"objectives": {str(i): {"task": "bbq", "data": "demo"} for i in range(64)}}
+    ).encode(),
+    "not-utf8": b"\xff\xfe{}",
+    "empty": b"",
+    "list": b"[]",
+    "large": b'"' + b"x" * (schema.LARGEST_CONFIG + 1) + b'"',
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGS)
+def test_a_config_that_cannot_be_read_hides_no_run(tmp_path: Path, name: str) -> None:
+    Run.create(tmp_path / "good", CONFIG)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_bytes(BAD_CONFIGS[name])
+    found = {summary.name: summary for summary in list_runs(tmp_path)}
+    assert {name: summary.state for name, summary in found.items()} == {"bad": "unreadable", "good": "new"}
+    assert found["bad"].problem and len(found["bad"].problem) < 1000
+
+
+@kinds
+@pytest.mark.parametrize("name", ["config.json", "lock", "events.jsonl", "metrics.jsonl", "knobs.json", "checkpoints"])
+def test_a_file_of_any_kind_hides_no_run(
+    tmp_path: Path, precious: Path, name: str, put: Callable[[Path, Path], None]
+) -> None:
+    for each in ("good", "bad"):
+        Run.create(tmp_path / each, CONFIG)
+    replaced(tmp_path / "bad" / name, put, precious)
+    (tmp_path / "loop").symlink_to("loop")
+    states = {summary.name: summary.state for summary in list_runs(tmp_path)}
+    assert states.keys() == {"good", "bad"} and states["good"] == "new"
+    if name not in ("knobs.json", "checkpoints"):  # neither is read for the list
+        assert states["bad"] == "unreadable"
+
+
+BAD_LINES: tuple[bytes, ...] = (
+    DEEP.encode(),
+    b'{"step": ' + b"9" * 5000 + b"}",
+    b'{"step": 999999999999}',
+    b'{"step": 999999999}',
+    b'{"step": -1}',
+    b'{"step": true}',
+    b'{"step": 1e3}',
+    b'{"step": NaN}',
+    b'{"step": [7]}',
+    b"null",
+    b"\xff\xfe",
+    b"x" * (2 << 16),
+    b'{"step": 3, "loss": "<b>"}',
+    b'{"step": 3, "reward/fairness": "<b>"}',
+    b'{"step": 3, "kl/fairness": {"a": 1}}',
+    b'{"step": 3, "kl/fairness": 1' + b"0" * 400 + b"}",
+)
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+@pytest.mark.parametrize("log", ["metrics", "sft"])
+def test_a_row_that_is_none_is_left_out_and_counted(run: Run, log: Any, line: bytes) -> None:
+    file = run.path / f"{log}.jsonl"
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    assert [row["step"] for row in run.rows(log)] == [1, 2]
+    assert [row["step"] for row in run.newest_first(log)] == [2, 1]
+    journal = Journal(file)
+    assert len(journal.read()) == 2 and journal.bad_lines == 1 and journal.bad_because
+    assert run.status().step == 2 and run.goal() == CONFIG.run.steps
+
+
+BAD_ROWS: dict[str, tuple[dict[str, Any], ...]] = {
+    "samples": (
+        {"step": 10**10},
+        {"step": 1, "reward": "<b>"},
+        {"step": 1, "group_size": "<img>"},
+        {"step": 1, "tokens": [1]},
+        {"step": 1, "parts": [1]},
+        {"step": 1, "prompt": 5},
+        {"step": 1, "prompt": [{"role": ["user"], "content": {}}]},
+        {"step": 1, "token_texts": [1]},
+        {"step": 1, "logprobs_old": ["<b>"]},
+        {"step": 1, "completion": {"a": 1}},
+        {"step": 1, "x" * 1000: 1},
+    ),
+    "events": (
+        {"time": "x"},
+        {"time": 1e300},
+        {"time": math.nan},
+        {"kind": ["start"]},
+        {"kind": "start", "goal": 10**12},
+        {"kind": "start", "step": "<b>"},
+        {"kind": "finding", "severity": {"a": 1}},
+        {"kind": "finding", "message": ["<b>"]},
+    ),
+    "evaluations": (
+        {"stage": ["base"]},
+        {"stage": "base", "step": "1"},
+        {"stage": "base", "metrics": {"accuracy": "<b>"}},
+        {"stage": "base", "metrics": {"accuracy": {"value": "<b>"}}},
+        {"stage": "base", "resamples": {"accuracy": ["<b>"]}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("log", "row"), [(log, row) for log, rows in BAD_ROWS.items() for row in rows])
+def test_rows_are_read_through_a_schema(run: Run, log: Any, row: dict[str, Any]) -> None:
+    before = run.rows(log)
+    with open(run.path / f"{log}.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
+    assert run.rows(log) == before
+
+
+def test_rows_of_a_diverged_run_keep_what_shows_it(run: Run) -> None:
+    worst = {"step": 3, "loss": math.nan, "kl/fairness": math.inf, "grad/norm": -math.inf, "reward/fairness": None}
+    run.log_metrics(worst)
+    last = run.rows("metrics")[-1]
+    assert math.isnan(last["loss"]) and last["kl/fairness"] == math.inf and last["grad/norm"] == -math.inf
+    run.log_samples([{"step": 3, "completion": "c", "reward": math.nan, "logprobs_old": [math.nan, -math.inf]}])
+    assert math.isnan(run.rows("samples")[-1]["reward"])
+
+
+def test_steps_are_never_far_beyond_the_rows(run: Run) -> None:
+    assert len(missing_steps([{"step": 1}], schema.MAX_STEP)) < 2 * FURTHEST
+    (run.path / "checkpoints" / "999999999").mkdir()
+    assert all(len(str(finding)) < 2000 for finding in diagnose(run))
+    file = run.path / "metrics.jsonl"
+    file.write_text("".join(f'{{"step":{n}}}\n' for n in range(1, 40_001)))
+    assert run.last_step() == 40_000 and len(run.rows("metrics")) == 40_000, "a row a step, however short, is fine"
+
+
+def test_a_line_without_end_is_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "LONGEST_LINE", 1 << 17)
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.append({"step": 1})
+    with open(journal.path, "ab") as file:
+        file.write(b"x" * (1 << 20) + b'\n{"step": 2}\n')
+    lines = list(journal._lines_backwards())
+    assert max(len(line) for line, _ in lines) < 1 << 18
+    assert [row["step"] for row in journal.backwards()] == [2, 1] == [r["step"] for r in reversed(journal.read())]
+
+
+def test_a_table_has_no_more_columns_than_a_step_has_numbers() -> None:
+    rows = [{"step": n, **{f"{n}/{k}": 0 for k in range(1000)}} for n in range(100)]
+    assert len(schema.narrow(rows)) == 4
+
+
+def test_depth_is_bounded_whatever_python_would_read() -> None:
+    assert from_json(b"[" * schema.DEEPEST + b"]" * schema.DEEPEST)
+    assert from_json(b'{"text": "' + b"[" * 1000 + b'"}') == {"text": "[" * 1000}
+    for deep in (schema.DEEPEST + 1, 900, 5000, 100_000):
+        with pytest.raises(ValueError):
+            from_json(b"[" * deep + b"]" * deep)
+
+
+BAD_LOCKS = (
+    {"pid": "1"},
+    {"pid": 10**400},
+    {"since": math.nan},
+    {"since": 1e300},
+    {"heartbeat": math.inf},
+    {"host": ["h"]},
+    {"token": "x" * 10_000},
+)
+
+
+@pytest.mark.parametrize("change", BAD_LOCKS, ids=range(len(BAD_LOCKS)))
+def test_a_lock_that_names_nobody_stops_nothing(run: Run, change: dict[str, Any]) -> None:
+    lock = run.lock()
+    lock.acquire()
+    content = json.loads((run.path / "lock").read_bytes())
+    lock.release()
+    (run.path / "lock").write_text(json.dumps(content | change)[:1000])
+    assert run.status().owner is None and str(run.status())
+    with run.lock():
+        pass
+
+
+def test_an_exclusive_change_takes_no_lock_of_another_kind(run: Run, precious: Path) -> None:
+    link(run.path / ".config.json.lock", precious)
+    with pytest.raises(Irregular), exclusive(run.path / "config.json"):
+        pass
+    assert precious.read_text() == PRECIOUS
+
+
+def test_a_file_put_there_after_the_look_is_refused_too(
+    run: Run, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link(run.path / "lock", precious)
+    monkeypatch.setattr(regular, "refuse_irregular", lambda path: None)
+    with pytest.raises((RunError, OSError)):
+        regular.opened(run.path / "lock", os.O_RDWR | os.O_CREAT)
+    assert precious.read_text() == PRECIOUS
