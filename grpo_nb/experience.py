@@ -15,26 +15,24 @@ from grpo_nb.training import Drawn, Training
 from grpo_nb.types import Experience, Rollouts, Score
 
 
-def gather(
-    state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scores: Sequence[Score], temperature: float
-) -> Experience:
-    """The step's B rows, before anything is measured or compared.
+def gather(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, temperature: float) -> Experience:
+    """The step's B rows, before anything is measured, scored or compared.
 
     Raises:
         TrainingError: a mask does not fit what was sampled.
     """
-    algorithm, group = state.config.algorithm, rollouts.group_size
+    algorithm, group, count = state.config.algorithm, rollouts.group_size, len(rollouts.completion_ids)
     lengths = torch.tensor([len(ids) for ids in rollouts.completion_ids])
     if algorithm.mask_truncated:
         lengths *= ~_truncated(rollouts)
-    blank = torch.zeros(len(scores), max(len(ids) for ids in rollouts.completion_ids))
+    blank = torch.zeros(count, max(len(ids) for ids in rollouts.completion_ids))
     experience = Experience(
-        objectives=[drawn_P[i // group].objective for i in range(len(scores))],
-        prompt_ids=[rollouts.prompt_ids[i // group] for i in range(len(scores))],
+        objectives=[drawn_P[i // group].objective for i in range(count)],
+        prompt_ids=[rollouts.prompt_ids[i // group] for i in range(count)],
         completion_ids=rollouts.completion_ids,
         temperature=temperature,
-        advantages=torch.zeros(len(scores), 1),
-        kept=(~reward_matrix(scores, group).isnan().any(dim=1)).repeat_interleave(group),
+        advantages=torch.zeros(count, 1),
+        kept=torch.ones(count, dtype=torch.bool),
         logprobs_old=blank,
         old_known=not state.config.batch.on_policy or algorithm.old_first or state.step == 0,
         logprobs_reference=None,
@@ -48,12 +46,13 @@ def gather(
 def compare(
     state: Training, experience: Experience, rollouts: Rollouts, scores: Sequence[Score], betas: dict[str, float]
 ) -> dict[str, Float[Tensor, "prompt group"]]:
-    """Fill in the advantages and the token weights, objective by objective; give back the rewards that they came from.
+    """Fill in which groups are kept, the advantages and the token weights; give back the rewards by objective.
 
     An incomplete group is NaN throughout, so it moves no statistic of the others. Moves each objective's running
     reward moments where rewards are normalised.
     """
     config, group = state.config, rollouts.group_size
+    experience.kept = (~reward_matrix(scores, group).isnan().any(dim=1)).repeat_interleave(group)
     compared, shaped = [], {}
     for name, objective in state.objectives.items():
         rows = experience.drawn_for(name)

@@ -126,8 +126,10 @@ def judge_disagrees(rows: Rows, config: Config, objective: str) -> Finding | Non
 
 def judge_slow(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most of a step is spent waiting for the judge."""
-    judge = config.objectives[objective].judge
+    judge, scoring = config.objectives[objective].judge, level(rows, "time/score")
     seconds, step = level(rows, f"time/judge/{objective}"), level(rows, "time/step")
+    if seconds is not None and scoring is not None:
+        seconds = min(seconds, scoring)  # the rest went by while the step measured log-probs
     if judge is None or seconds is None or step is None or seconds <= max(SLOW_SECONDS, SLOW_SHARE * step):
         return None
     p95 = level(rows, f"time/judge_p95/{objective}")

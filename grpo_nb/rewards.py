@@ -17,10 +17,11 @@ import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from grpo_nb.background import Background
 from grpo_nb.reward_notes import Notes
 from grpo_nb.tasks import Task
 from grpo_nb.tasks.thinking import after_thinking
@@ -90,17 +91,119 @@ def score(
     Raises:
         RewardError: a reward function, or the task, raised or gave something that is no reward.
     """
-    if not texts_B:
-        return []
-    own_scores = task_scores(rubric.task, examples_B, marked_B or texts_B)
-    told = (notes or Notes(len(texts_B))).arguments()
-    told[AFTER_THINKING] = [after_thinking(text) for text in marked_B or texts_B]
-    values = _function_values(
-        rubric.functions, lambda: _arguments(examples_B, texts_B, completion_ids_B) | told, len(texts_B)
-    )
-    return [
-        _total(own, [(entry, values[entry.name][i]) for entry in rubric.functions]) for i, own in enumerate(own_scores)
-    ]
+    with Scoring() as scoring:
+        scoring.add(rubric, examples_B, texts_B, completion_ids_B, notes, marked_B)
+        return scoring.scores()
+
+
+@dataclass
+class _Part:
+    """The completions of one objective, and what is known of them so far."""
+
+    rubric: Rubric
+    examples: Sequence[Example]
+    texts: Sequence[str]
+    """What the task reads."""
+    arguments: Callable[[], dict[str, Any]]
+    waiting: "dict[str, Future[Any]]" = field(default_factory=dict)
+    """Of functions that only wait."""
+    results: dict[str, Any] = field(default_factory=dict)
+    own: list[Score] = field(default_factory=list)
+
+
+class Scoring:
+    """The scores of several objectives while they are made: servers are waited for all at once, and in the background.
+
+    A reward function whose `only_waits` is true, as a judge's, runs in a thread of its own from `add` on. The tasks
+    and all other functions run in `settle`, in this thread and in order; their async ones side by side at its end.
+    Leaving the block cancels what still runs.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[_Part] = []
+        self._settled = False
+        self._background = Background()
+
+    def __enter__(self) -> "Scoring":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._background.close()
+        for unwanted in (result for part in self._parts for result in part.results.values()):
+            if inspect.iscoroutine(unwanted):
+                unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
+
+    def add(
+        self,
+        rubric: Rubric,
+        examples_B: Sequence[Example],
+        texts_B: Sequence[str],
+        completion_ids_B: Sequence[Sequence[int]],
+        notes: Notes | None = None,
+        marked_B: Sequence[str] | None = None,
+    ) -> None:
+        """Take the completions of an objective, as `score` does, and start the functions that only wait.
+
+        Raises:
+            RewardError: such a function cannot be called.
+        """
+        told = (notes or Notes(len(texts_B))).arguments()
+        told[AFTER_THINKING] = [after_thinking(text) for text in marked_B or texts_B]
+        part = _Part(
+            rubric,
+            examples_B,
+            marked_B or texts_B,
+            lambda: _arguments(examples_B, texts_B, completion_ids_B) | told,
+        )
+        self._parts.append(part)
+        for entry in rubric.functions if texts_B else ():
+            if getattr(entry.function, "only_waits", False):
+                part.waiting[entry.name] = self._background.start(_call(entry, part.arguments()))
+
+    def settle(self) -> None:
+        """Score all that needs this thread.
+
+        Raises:
+            RewardError: as `score`.
+        """
+        self._settled = True
+        for part in self._parts:
+            part.own = task_scores(part.rubric.task, part.examples, part.texts)
+            for entry in part.rubric.functions if part.texts else ():
+                if entry.name not in part.waiting:
+                    part.results[entry.name] = _call(entry, part.arguments())
+        pending = {
+            (place, name): result
+            for place, part in enumerate(self._parts)
+            for name, result in part.results.items()
+            if inspect.isawaitable(result)
+        }
+        for (place, name), result in (_run(_gather(pending)) if pending else {}).items():
+            self._parts[place].results[name] = result
+
+    def scores(self) -> list[Score]:
+        """Every score, in the order of `add`, once the last is known.
+
+        Raises:
+            RewardError: as `score`.
+        """
+        if not self._settled:
+            self.settle()
+        return [verdict for part in self._parts for verdict in _totals(part)]
+
+
+def _totals(part: _Part) -> list[Score]:
+    results = part.results | {name: _awaited(name, future) for name, future in part.waiting.items()}
+    values = {name: _checked(name, result, len(part.texts)) for name, result in results.items()}
+    functions = part.rubric.functions if part.texts else ()
+    return [_total(own, [(entry, values[entry.name][i]) for entry in functions]) for i, own in enumerate(part.own)]
+
+
+def _awaited(name: str, future: "Future[Any]") -> Any:
+    try:
+        return future.result()
+    except Exception as error:
+        raise RewardError(f"reward function '{name}' raised {_said(error)}") from error
 
 
 def task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str]) -> list[Score]:
@@ -166,23 +269,6 @@ def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
     return text if isinstance(example.prompt, str) else [{"role": "assistant", "content": text}]
 
 
-def _function_values(
-    functions: Sequence[Weighted], arguments: Callable[[], Mapping[str, Any]], count: int
-) -> dict[str, list[Score]]:
-    """Every function's values, checked; each with arguments of its own. Async functions run side by side."""
-    results: dict[str, Any] = {}
-    try:
-        for entry in functions:
-            results[entry.name] = _call(entry, arguments())
-    except RewardError:
-        for unwanted in filter(inspect.iscoroutine, results.values()):
-            unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
-        raise
-    pending = {name: result for name, result in results.items() if inspect.isawaitable(result)}
-    results |= _run(_gather(pending)) if pending else {}
-    return {name: _checked(name, result, count) for name, result in results.items()}
-
-
 def _call(entry: Weighted, arguments: Mapping[str, Any]) -> Any:
     named = _named(entry, arguments)
     try:
@@ -211,9 +297,13 @@ def _named(entry: Weighted, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {p.name: arguments[p.name] for p in named if p.name in arguments}
 
 
-async def _gather(pending: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+Pending = tuple[int, str]
+"""The part and the name of a function."""
+
+
+async def _gather(pending: Mapping[Pending, Awaitable[Any]]) -> dict[Pending, Any]:
     results = await asyncio.gather(*pending.values(), return_exceptions=True)
-    for name, result in zip(pending, results, strict=True):
+    for (_, name), result in zip(pending, results, strict=True):
         if isinstance(result, Exception):
             raise RewardError(f"reward function '{name}' raised {_said(result)}") from result
         if isinstance(result, BaseException):
@@ -221,7 +311,7 @@ async def _gather(pending: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
     return dict(zip(pending, results, strict=True))
 
 
-def _run(coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def _run(coroutine: Coroutine[Any, Any, dict[Pending, Any]]) -> dict[Pending, Any]:
     """Wait for a coroutine. A notebook cell already runs a loop in its thread, so there it gets a thread of its own."""
     try:
         asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from grpo_nb.lock import RunLock
 from grpo_nb.model import Policy
 from grpo_nb.objectives import Objective
 from grpo_nb.reward_notes import Notes, TrainerState
-from grpo_nb.rewards import score
+from grpo_nb.rewards import Scoring
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run
@@ -83,15 +83,19 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
     with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns
         drawn_P = training.draw_prompts(state, step)
         rollouts = _rollouts(state, drawn_P, step, settings.temperature)
-    with clock("score"):  # 2. a reward for each, None where there is no verdict
-        scores = _scores(state, drawn_P, rollouts)
-    experience = gather(state, drawn_P, rollouts, scores, settings.temperature)
-    with clock("reference"), policy.scoring():  # 3. the same tokens under the old and the starting policy
-        if experience.old_known:
-            experience.logprobs_old, experience.entropy = token_stats(policy, experience, config.batch.micro_batch)
-        if settings.needs_reference:
-            with policy.as_reference():
-                experience.logprobs_reference, _ = token_stats(policy, experience, config.batch.micro_batch)
+    with Scoring() as scoring:  # 2. a reward for each, None where there is no verdict; judges are asked from here on
+        with clock("score"):
+            _score(state, drawn_P, rollouts, scoring)
+        experience = gather(state, drawn_P, rollouts, settings.temperature)
+        with clock("reference"), policy.scoring():  # 3. the same tokens under the old and the starting policy
+            if experience.old_known:
+                experience.logprobs_old, experience.entropy = token_stats(policy, experience, config.batch.micro_batch)
+            if settings.needs_reference:
+                with policy.as_reference():
+                    experience.logprobs_reference, _ = token_stats(policy, experience, config.batch.micro_batch)
+        with clock("score"):
+            scores = scoring.scores()
+    _log_judges(state)
     rewards = compare(state, experience, rollouts, scores, settings.betas)  # 4. each against its group
     updates: list[tuple[GradientStats, optim.Update]] = []
     report: metrics.Row = {}
@@ -219,15 +223,14 @@ def _rollouts(state: Training, drawn_P: Sequence[Drawn], step: int, temperature:
     return rollouts
 
 
-def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> list[Score]:
-    """Scores in the order of the completions; each objective's own rubric judges its own rows."""
+def _score(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scoring: Scoring) -> None:
+    """Score the completions but for what judges say of them; each objective's own rubric scores its own rows."""
     group = rollouts.group_size
-    scores: list[Score] = []
     for name, objective in state.objectives.items():
         rows = [i for i in range(len(drawn_P) * group) if drawn_P[i // group].objective == name]
         epoch = state.step * state.config.prompts_per_objective / len(objective.examples)
         objective.notes = Notes(len(rows), TrainerState(state.step, state.goal, epoch))
-        scores += score(
+        scoring.add(
             objective.rubric,
             [drawn_P[i // group].example for i in rows],
             [rollouts.texts[i] for i in rows],
@@ -235,11 +238,16 @@ def _scores(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts) -> li
             objective.notes,
             [rollouts.scored_texts[i] for i in rows],
         )
+    scoring.settle()
+
+
+def _log_judges(state: Training) -> None:
+    """What the judges did in this step, and what became known about their servers."""
+    for name, objective in state.objectives.items():
         if objective.judge is not None:
             log.info(objective.judge.tally.line(state.step + 1, name))
             for notice in objective.judge.tally.notices:
                 state.run.log_event(step=state.step + 1, objective=name, **notice)
-    return scores
 
 
 def _updates(state: Training, experience: Experience, step: int) -> Iterator[dict[str, list[int]]]:

@@ -13,7 +13,8 @@ PACKAGE = "grpo_nb"
 
 FLOORS = (
     {"types", "spelling", "algorithms", "losses", "control", "combine", "seeding"},
-    {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring", "reads"},
+    {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring", "reads"}
+    | {"background"},
     {
         "model",
         "loading",

@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers.utils.import_utils import is_serve_available
 
-from grpo_nb import train
+from grpo_nb import rewards, train
 from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.guards import TrainingError
 from grpo_nb.journal import Journal
@@ -47,13 +47,17 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
     """(text, score) of every completion that a step scores from here on."""
     seen: list[tuple[str, Score]] = []
 
-    def spy(rubric: Any, examples: Any, texts: Any, ids: Any, *notes: Any) -> list[Score]:
-        scores = real(rubric, examples, texts, ids, *notes)
-        seen.extend(zip(texts, scores, strict=True))
-        return scores
+    class Spy(rewards.Scoring):
+        def add(self, rubric: Any, examples: Any, texts: Any, *more: Any) -> None:
+            super().add(rubric, examples, texts, *more)
+            self.texts = [*getattr(self, "texts", []), *texts]
 
-    real = train.score
-    monkeypatch.setattr(train, "score", spy)
+        def scores(self) -> list[Score]:
+            scores = super().scores()
+            seen.extend(zip(self.texts, scores, strict=True))
+            return scores
+
+    monkeypatch.setattr(train, "Scoring", Spy)
     return seen
 
 
@@ -134,6 +138,57 @@ def test_the_judge_moves_the_weights_and_two_runs_are_equal(tmp_path: Path, serv
     same = [weights(run) for run in (*runs, plain)]
     assert all((same[0][k] == same[1][k]).all() for k in same[0])
     assert any((same[0][k] != same[2][k]).any() for k in same[0])
+
+
+def test_the_judges_of_two_objectives_are_asked_side_by_side(tmp_path: Path, server: JudgeServer) -> None:
+    """Each may have one request under way: the server answers the first two only once both are there."""
+    both = threading.Barrier(2)
+
+    def grade(parts: dict[str, str]) -> int:
+        if len(server.bodies) <= 2:
+            both.wait(30)
+        return by_text(parts)
+
+    server.grade = grade
+    (row,) = trained(judged_run(tmp_path, server.url, steps=1, concurrency=1, timeout_s=60, retries=0))
+    assert server.busiest == 2 and not both.broken
+    assert [row[f"judge/{name}/scored"] for name in (H, F)] == [8, 8]
+
+
+def test_judges_are_asked_while_the_log_probs_are_measured(
+    tmp_path: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No verdict is given before the pass of the reference policy began, and none is lost."""
+    begun, waited = threading.Event(), []
+    measure = train.token_stats
+
+    def spy(*arguments: Any) -> Any:
+        begun.set()
+        return measure(*arguments)
+
+    def grade(parts: dict[str, str]) -> int:
+        waited.append(begun.wait(30))
+        return by_text(parts)
+
+    monkeypatch.setattr(train, "token_stats", spy)
+    server.grade = grade
+    (row,) = trained(judged_run(tmp_path / "slow", server.url, steps=1, timeout_s=60))
+    assert waited and all(waited)
+    server.grade = by_text
+    (plain,) = trained(judged_run(tmp_path / "plain", server.url, steps=1))
+    assert stable(row) == stable(plain)
+
+
+def test_a_step_that_fails_leaves_no_judge_behind(tmp_path: Path, server: JudgeServer) -> None:
+    def broken(completions: Any) -> list[float]:
+        raise KeyError("mine")
+
+    server.delay = 30.0
+    run = judged_run(tmp_path, server.url, only=(F,), steps=1)
+    with pytest.raises(rewards.RewardError, match="'broken' raised KeyError"):
+        list(grpo(run, tasks=small_tasks(), rewards={H: [broken]}))
+    assert "grpo_nb waits" not in {thread.name for thread in threading.enumerate()}
+    server.delay = 0.0
 
 
 class Ties:

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import gc
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from grpo_nb.reward_notes import BESIDES, Notes, TrainerState
-from grpo_nb.rewards import RewardError, Rubric, _weighted, function_name, score, task_scores
+from grpo_nb.rewards import RewardError, Rubric, Scoring, _weighted, function_name, score, task_scores
 from grpo_nb.types import Example, Score
 
 
@@ -120,6 +121,47 @@ def test_async_functions_run_side_by_side() -> None:
 
     a, b = asyncio.Event(), asyncio.Event()
     assert [s.value for s in run(make("a", a, b), make("b", b, a))] == [1.0, 0.25]
+
+
+def test_async_functions_of_two_objectives_run_side_by_side_and_what_only_waits_in_the_background() -> None:
+    """Each of the two async ones waits for the other; the one that only waits is done before they begin."""
+    met: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+    threads: dict[str, int] = {}
+    over, pair = threading.Event(), [Example(id="e", prompt="p")] * 2
+
+    def meets(mine: int) -> Any:
+        async def meets(completions: list[Any]) -> list[float]:
+            threads[str(mine)] = threading.get_ident()
+            met[mine].set()
+            await asyncio.wait_for(met[1 - mine].wait(), timeout=5)
+            return [float(mine)] * len(completions)
+
+        return meets
+
+    async def waits(completions: list[Any]) -> list[float]:
+        threads["waits"] = threading.get_ident()
+        over.set()
+        return [0.5] * len(completions)
+
+    waits.only_waits = True  # type: ignore[attr-defined]
+    with Scoring() as scoring:
+        for mine in (0, 1):
+            scoring.add(Rubric(Fixed(), [meets(mine), waits]), pair, ["a", "b"], [[1], [2]])
+        assert over.wait(5), "before anything is settled"
+        scoring.settle()
+        scores = scoring.scores()
+    assert [s.parts["meets"] for s in scores] == [0.0, 0.0, 1.0, 1.0]
+    assert [s.value for s in scores] == [1.5, 1.5, 2.5, 2.5]
+    assert threads["0"] == threads["1"] == threading.get_ident() != threads["waits"]
+
+
+def test_what_only_waits_may_fail_and_is_named() -> None:
+    async def waits(completions: list[Any]) -> list[float]:
+        raise OSError("no disk")
+
+    waits.only_waits = True  # type: ignore[attr-defined]
+    with pytest.raises(RewardError, match="'waits' raised OSError: no disk"):
+        score(Rubric(Fixed(), [waits]), [Example(id="e", prompt="p")], ["a"], [[1]])
 
 
 def test_async_functions_work_inside_a_running_loop_as_in_a_notebook_cell() -> None:

@@ -65,6 +65,9 @@ class Judge:
         ConfigError: no rubric for the task, no client, no key, or nothing left of the budget; before any request.
     """
 
+    only_waits = True
+    """For its servers, so that it runs in the background of a step (`rewards.Scoring`)."""
+
     def __init__(self, objective: str, task: str, config: JudgeConfig, store: Store) -> None:
         if task not in RUBRICS:
             raise ConfigError(
