@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.tasks import load_task
-from grpo_nb.tasks.grounding import agrees, best_quote, grounded, invented, matches, subject, token_f1
 from grpo_nb.tasks.halueval import (
     BARE,
     FORMS,
     GROUNDED,
+    UNDECIDED,
     UNTOLD,
     HaluEval,
     HaluEvalDialogue,
@@ -115,10 +115,13 @@ def test_labels_and_rewards(tmp_path: Path, row: dict[str, Any], completion: str
 
 
 def test_the_order_of_the_classes() -> None:
-    assert list(GROUNDED.classes) == ["unparsed", "wrong", "abstained", "correct", "correct and grounded"]
-    assert list(BARE.classes) == ["unparsed", "wrong", "abstained", "correct"]
+    right = ["misquoted", "correct", "correct and grounded"]
+    assert list(GROUNDED.classes) == ["unparsed", "wrong", "abstained", *right]
+    assert list(BARE.classes) == ["unparsed", "wrong", "abstained", "copied", "correct"]
     assert list(UNTOLD.classes) == ["unparsed", "invented", "correct"]
     assert GROUNDED.best == BARE.best == UNTOLD.best == 1.0
+    for bands in (GROUNDED, BARE, UNTOLD):
+        assert all(low == high for low, high in bands.classes.values()), "no style moves a reward inside its class"
     assert GROUNDED.value("abstained") <= 0.5, "hedging must stay far from being right"
 
 
@@ -130,7 +133,7 @@ def test_each_class_scores_above_the_one_before() -> None:
         "Answer:",
         "Answer: bees",
         "Answer: unknown",
-        "Answer: Ablo keeps goats there",
+        "Answer: Ablo keeps goats",
         "Answer: goats" + QUOTE,
     ]
     values = [says("qa", text).value or 0 for text in worst_to_best]
@@ -142,12 +145,12 @@ def test_each_class_scores_above_the_one_before() -> None:
 UNTOLD_COLUMNS = {**UNTOLD_ROW, "answerable": False}
 
 
-def test_quality_moves_a_score_inside_its_class_only() -> None:
-    assert says("qa", "Answer: goats").value == pytest.approx(0.9)
-    assert says("qa", "Answer: Ablo keeps goats").value == pytest.approx(0.9), "words of the question cost nothing"
-    assert says("qa", "Answer: forty goats").value == pytest.approx(0.8 + 0.1 * 2 / 3)
-    near, far = says("qa", "Answer: brown bees"), says("qa", "Answer: Ablo keeps bees")
-    assert near.label == far.label == "wrong" and 0.05 <= far.value < near.value <= 0.15  # type: ignore[operator]
+def test_style_moves_no_reward() -> None:
+    for same in (
+        ("Answer: goats", "Answer: Ablo keeps goats", "Answer: It is goats.", "Answer: According to the text, goats."),
+        ("Answer: brown bees", "Answer: Ablo keeps bees", "Answer: forty goats"),
+    ):
+        assert len({says("qa", text).value for text in same}) == 1
 
 
 def test_evidence_counts_where_it_is_in_the_source_and_speaks_of_the_answer() -> None:
@@ -163,47 +166,6 @@ def test_evidence_counts_where_it_is_in_the_source_and_speaks_of_the_answer() ->
     assert says("qa", "Answer: goats", evidence=False) == Score(value=1.0, label="correct")
 
 
-SOURCE = (
-    "Marn grows barley. In 1999 the guild of Lunt, \u201cthe old one\u201d, gave Marn a medal for it.He kept bees too."
-)
-
-
-@pytest.mark.parametrize(
-    ("quote", "holds"),
-    [
-        ('the guild of Lunt, "the old one", gave Marn a medal for it', True),
-        ("THE GUILD  of Lunt, the old one, gave Marn a medal", True),
-        ("gave Marn a medal for it.", True),
-        ("gave Marn a medal", False),  # four words
-        ("the guild of Lunt gave Marn a medal", False),  # not word by word
-        ("he guild of Lunt, the old one, gave Marn a medal", False),  # cut inside a word
-        ("In 1999 the guild of Lunt", False),  # speaks of another thing
-        (SOURCE * 3, False),
-        ("", False),
-    ],
-)
-def test_grounding(quote: str, holds: bool) -> None:
-    assert grounded(quote, SOURCE, {"medal"}) is holds
-
-
-def test_a_whole_long_source_is_no_quotation() -> None:
-    source = " ".join(f"word{i}" for i in range(60))
-    assert grounded(" ".join(source.split()[:40]), source, {"word3"})
-    assert not grounded(source, source, {"word3"})
-    assert grounded("Ablo keeps goats", "Ablo keeps goats", {"goats"}), "a short source may be quoted whole"
-
-
-def test_the_gold_quotation_is_a_sentence_or_a_window_of_one() -> None:
-    assert best_quote(SOURCE, "a medal", "What did Marn get?", {"medal"}) == (
-        "In 1999 the guild of Lunt, \u201cthe old one\u201d, gave Marn a medal for it."
-    )
-    long = " ".join([f"word{i}" for i in range(50)] + ["medal"] + [f"more{i}" for i in range(50)]) + "."
-    cut = best_quote(long, "medal", "What?", {"medal"})
-    assert cut is not None and "medal" in cut and len(cut.split()) <= 15 and cut in long
-    assert best_quote(SOURCE, "gold", "What?", {"gold"}) is None
-    assert subject("yes", "Is it barley?") == {"barley"}
-
-
 def test_answer_and_evidence() -> None:
     text = "Thinking.\nAnswer: Two towns\nwere flooded.\n\nEvidence: the answer: \u201cTwo towns drowned.\u201d"
     found = read(text)
@@ -213,37 +175,6 @@ def test_answer_and_evidence() -> None:
     assert read("Answer:\nEvidence: goats").answer == ""
     assert read("Evidence: as it stands").evidence == "as it stands"
     assert read("Answer: goats").evidence is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "right", "hallucinated", "same"),
-    [
-        ("Delhi", "Delhi", "Mumbai", True),
-        ("it is in Delhi", "Delhi", "Mumbai", True),
-        ("Delhi or Mumbai", "Delhi", "Mumbai", False),
-        ("Delhi, Pune, Agra, Goa", "Delhi", "Mumbai", False),
-        ("President Richard Nixon of the USA", "President Richard Nixon", "Marge", True),
-        ("New Delhis", "Delhi", "Mumbai", False),
-        ("Arthur's Magazine was started first", "Arthur's Magazine", "First for Women was started first.", True),
-        ("First for Women was started before Arthur's Magazine", "Arthur's Magazine", "First for Women was", False),
-        ("No, they are not.", "no", "Yes, both are.", True),
-        ("yes", "no", "Yes, both are.", False),
-        ("Nobody, yes", "yes", "no", False),
-        ("Yes and no", "yes", "no", False),
-        ("yes or no", "yes", "no", False),
-        ("not Delhi", "Delhi", "Mumbai", False),
-        ("Arthur's Magazine, First for Women", "Arthur's Magazine", "First for Women was started first.", False),
-        ("first for women and arthur's magazine", "First for Women", "Arthur's Magazine", False),
-        ("First for Women", "First for Women", "Arthur's Magazine was started first.", True),
-        ("Arthur's Magazine was first", "Arthur's Magazine", "First for Women was started first.", True),
-        ("Arthur's Magazine, before First for Women", "Arthur's Magazine", "It was started second.", True),
-        ("Delhi or Pune", "Delhi", "Mumbai", False),
-        ("Delhi/Pune", "Delhi", "Mumbai", False),
-    ],
-)
-def test_matching(answer: str, right: str, hallucinated: str, same: bool) -> None:
-    question = "Which city, or was Arthur's Magazine started before First for Women?"
-    assert matches(answer, right, hallucinated, question) is same
 
 
 @pytest.mark.parametrize(
@@ -272,24 +203,7 @@ def test_agreement_of_free_answers(kind: str, answer: str, same: bool) -> None:
 def test_a_copied_reply_is_at_the_bottom_of_its_class() -> None:
     for text in (TALK["knowledge"], f"Sure: {TALK['knowledge']}", TALK["knowledge"].removeprefix("The Lantern ")):
         score = says("dialogue", f"Answer: {text}")
-        assert (score.label, score.value) == ("correct", GROUNDED.classes["correct"][0])
-
-
-def test_agreement_where_the_hallucination_only_adds() -> None:
-    right, bad = "The ferry closes.", "The ferry closes and the mayor resigned."
-    assert agrees(right, right, bad, "", 0.3)
-    assert not agrees(bad, right, bad, "The mayor resigned.", 0.3)
-
-
-def test_what_is_invented() -> None:
-    source = "Orsa Lind made it in 2004 for 1,200 crowns."
-    assert invented("Lind spent 1,200 crowns in 2004. Yes, Orsa did.", source) == set()
-    assert invented("Then Orsa went to Paris in 2005.", source) == {"Paris", "2005"}
-
-
-def test_token_f1_by_hand() -> None:
-    assert token_f1("b c c", "c d") == pytest.approx(2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2))
-    assert token_f1("a", "b") == 0
+        assert (score.label, score.value) == ("correct", GROUNDED.value("misquoted"))
 
 
 @pytest.mark.parametrize("text", ["Unknown", "Not stated.", "I don't know", "The text does not say", "can't say"])
@@ -337,6 +251,7 @@ def test_summary(tmp_path: Path) -> None:
         "hallucinated_rate": pytest.approx(2 / 6),
         "abstention_rate": pytest.approx(2 / 6),
         "unparsed_rate": pytest.approx(1 / 6),
+        "undecided_rate": 0.0,
         "grounded_rate": 0.0,
     }
     over = {name: sum(part) for name, part in task.support(examples, []).items()}
@@ -400,9 +315,12 @@ TEXTS = st.lists(PIECES, max_size=12).map(" ".join) | st.text(max_size=200)
 @given(text=TEXTS, told=st.booleans())
 def test_every_text_scores_inside_the_band_of_its_class(kind: str, text: str, told: bool) -> None:
     score = says(kind, text, answerable=told)
+    if score.value is None:
+        assert score.label == UNDECIDED and told and score.cause
+        return
     bands = GROUNDED if told else UNTOLD
-    low, high = bands.classes["correct and grounded" if score.parts.get("grounded") else score.label]
-    assert score.value is not None and low <= score.value <= high
+    classes = ("misquoted", "correct", "correct and grounded") if told and score.label == "correct" else (score.label,)
+    assert score.value in [bands.value(name) for name in classes]
 
 
 @each_kind

@@ -15,17 +15,14 @@ from typing import Any, Literal
 
 from grpo_nb.reads import recorded
 from grpo_nb.tasks.bands import Bands
-from grpo_nb.tasks.grounding import (
-    agrees,
-    best_quote,
-    closeness,
-    contrast,
-    copied,
-    grounded,
-    matches,
-    only_abstains,
-    subject,
-)
+from grpo_nb.tasks.grounding.claims import forms
+from grpo_nb.tasks.grounding.free import copied, judge_free, reference
+from grpo_nb.tasks.grounding.items import Verdict, item
+from grpo_nb.tasks.grounding.passages import passage
+from grpo_nb.tasks.grounding.quotes import Subject, best_quote, grounds
+from grpo_nb.tasks.grounding.short import judge_short
+from grpo_nb.tasks.grounding.silence import falls_silent, names_something, tells_nothing
+from grpo_nb.tasks.grounding.yes_no import judge_yes_no, says_yes_or_no
 from grpo_nb.tasks.hub import load_rows
 from grpo_nb.tasks.reading import abstains, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
@@ -33,15 +30,18 @@ from grpo_nb.types import Example, Score
 
 log = logging.getLogger(__name__)
 
-_LOW = {"unparsed": (0.0, 0.0), "wrong": (0.05, 0.15), "abstained": (0.3, 0.3)}
-GROUNDED = Bands({**_LOW, "correct": (0.8, 0.9), "correct and grounded": (0.95, 1.0)})
-"""Reward by class where the text tells and evidence is asked for. Quality inside a class: of wrong answers the
-contrast of right and hallucinated text; of right ones the token F1, halved for a quotation that does not hold, nothing
-for a reply or a summary that is a copy."""
-BARE = Bands({**_LOW, "correct": (0.95, 1.0)})
+_LOW = {"unparsed": (0.0, 0.0), "wrong": (0.1, 0.1), "abstained": (0.3, 0.3)}
+_RIGHT = {"misquoted": (0.8, 0.8), "correct": (0.9, 0.9), "correct and grounded": (1.0, 1.0)}
+GROUNDED = Bands({**_LOW, **_RIGHT})
+"""Reward by class where the text tells and evidence is asked for. Each class is a point, so that no style within it
+becomes the gradient once rewards are normalised. `misquoted`: right, with a quotation that does not hold; or a reply or
+a summary that copies its source."""
+BARE = Bands({**_LOW, "copied": (0.9, 0.9), "correct": (1.0, 1.0)})
 """The same where no evidence is asked for."""
 UNTOLD = Bands({"unparsed": (0.0, 0.0), "invented": (0.1, 0.1), "correct": (1.0, 1.0)})
 """Reward by class where the text does not tell: to say so is what is right, and anything else is made up."""
+UNDECIDED = "undecided"
+"""Label of an answer that rules cannot tell right from wrong. It has no reward, and counts as not correct."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,9 @@ class HaluEval:
         return list(self._examples[split])
 
     def score(self, example: Example, completion: str) -> Score:
-        """unparsed < wrong < abstained < correct < correct and grounded; untold: unparsed < invented < abstained.
+        """unparsed < wrong < abstained < misquoted < correct < grounded; untold: unparsed < invented < correct.
+
+        Each class is one value. An answer that rules cannot tell right from wrong is `undecided`: it has no value.
 
         The label of an abstention where the source does not tell is `correct`. The part `grounded` does not enter the
         reward by itself: 1 where a right answer quotes its source, 0 where it does not, absent otherwise.
@@ -150,7 +152,7 @@ class HaluEval:
         return judge(example.columns, completion)
 
     def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
-        """Accuracy by answerability, hallucinated, abstention and unparsed rates. NaN where no such item is there.
+        """Accuracy by answerability; hallucinated, abstention, unparsed and undecided rates. NaN where no item has one.
 
         Where evidence is asked for also `grounded_rate`: answers to what the source tells that are right and quote it.
         """
@@ -166,6 +168,7 @@ class HaluEval:
                 [label == "abstained" or (label == "correct" and not answerable) for answerable, label in answers]
             ),
             "unparsed_rate": _mean([label == "unparsed" for label in labels]),
+            "undecided_rate": _mean([label == UNDECIDED for label in labels]),
         } | ({"grounded_rate": _mean(quoted)} if self._evidence else {})
 
     def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
@@ -243,22 +246,28 @@ def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -
     """The verdict on an answer without its `Answer:`, and on what it quotes."""
     if not normalise(answer):
         return Score(value=0.0, label="unparsed")
+    found = _verdict(columns, answer)
+    if found.label == UNDECIDED and columns["answerable"]:
+        return Score(value=None, label=UNDECIDED, cause=found.cause)
     if not columns["answerable"]:
-        label = "correct" if _right(columns, answer) else "invented"
-        return Score(value=UNTOLD.value(label), label=label)
-    bands = GROUNDED if columns["evidence"] else BARE
-    if not _right(columns, answer):
-        label = "abstained" if abstains(answer) else "wrong"
-        return Score(value=bands.value(label, contrast(answer, *references(columns))), label=label)
-    form, quality = FORMS[columns["kind"]], closeness(answer, right_of(columns), _asked(columns))
-    if form.share is not None and copied(answer, columns[form.source]):
-        quality = 0.0
+        label = "correct" if found.label == "correct" else "invented"
+        return Score(value=UNTOLD.value(label), label=label, cause=found.cause)
+    if found.label != "correct":
+        bands = GROUNDED if columns["evidence"] else BARE
+        return Score(value=bands.value(found.label), label=found.label, cause=found.cause)
+    whole = FORMS[columns["kind"]].share is None
+    return _quoting(columns, quote, copied(answer, _source(columns), whole))
+
+
+def _quoting(columns: Mapping[str, Any], quote: str | None, copies: bool) -> Score:
+    """The verdict on a right answer by what it quotes."""
     if not columns["evidence"]:
-        return Score(value=bands.value("correct", quality), label="correct")
-    if quote is not None and grounded(quote, columns[form.source], _subject(columns)):
-        return Score(value=bands.value("correct and grounded", quality), label="correct", parts={"grounded": 1.0})
-    quality *= 1.0 if quote is None else 0.5
-    return Score(value=bands.value("correct", quality), label="correct", parts={"grounded": 0.0})
+        return Score(value=BARE.value("copied" if copies else "correct"), label="correct")
+    if quote is not None and grounds(quote, passage(_source(columns)), _subject(columns)):
+        found = "misquoted" if copies else "correct and grounded"
+        return Score(value=GROUNDED.value(found), label="correct", parts={"grounded": 1.0})
+    found = "misquoted" if copies or quote is not None else "correct"
+    return Score(value=GROUNDED.value(found), label="correct", parts={"grounded": 0.0})
 
 
 def references(columns: Mapping[str, Any]) -> tuple[str, str]:
@@ -291,38 +300,67 @@ def cluster(row: Mapping[str, Any], form: Form) -> str:
     return hashlib.blake2b(row[form.source].strip().encode(), digest_size=8).hexdigest()
 
 
-def _right(columns: Mapping[str, Any], answer: str) -> bool:
-    form = FORMS[columns["kind"]]
-    source, asked = columns[form.source], columns[form.asked] if form.asked else ""
-    right, hallucinated = columns[form.right], columns[form.hallucinated]
+def _verdict(columns: Mapping[str, Any], answer: str) -> Verdict:
+    """Label of an answer that is not blank."""
+    (right, hallucinated), form = references(columns), FORMS[columns["kind"]]
+    if form.share is not None:
+        found = judge_free(answer, form.share, reference(right, hallucinated, _asked(columns), _source(columns)))
+        return Verdict("abstained", found.cause) if found.label == "wrong" and abstains(answer) else found
+    about = item(right, hallucinated, _asked(columns), _source(columns))
+    silent = abstains(answer) or tells_nothing(answer)
     if not columns["answerable"]:
-        return answer == right or only_abstains(answer, source, hallucinated, asked)
-    if form.share is None:
-        return matches(answer, right, hallucinated, asked)
-    return agrees(answer, right, hallucinated, f"{source} {asked}", form.share)
+        honest = answer == right or (silent and not names_something(answer, about))
+        return Verdict("correct" if honest else "invented")
+    if about.yes_no and abstains(answer) and not says_yes_or_no(answer):
+        return Verdict("abstained")
+    found = judge_yes_no(answer, about) if about.yes_no else judge_short(answer, about)
+    if found.label == "correct" and not about.yes_no and (abstains(answer) or falls_silent(answer, about)):
+        return Verdict("abstained", "it says, too, that the text does not tell")
+    if found.label == "absent" and silent and not names_something(answer, about):
+        return Verdict("abstained", found.cause)
+    if found.label == "wrong" and abstains(answer) and not names_something(answer, about):
+        return Verdict("abstained", found.cause)
+    return Verdict("wrong", found.cause) if found.label == "absent" else found
+
+
+def _source(columns: Mapping[str, Any]) -> str:
+    return str(columns[FORMS[columns["kind"]].source])
 
 
 def _asked(columns: Mapping[str, Any]) -> str:
     field = FORMS[columns["kind"]].asked
-    return columns[field] if field else ""
+    return str(columns[field]) if field else ""
 
 
-def _subject(columns: Mapping[str, Any]) -> set[str]:
-    return set(subject(right_of(columns), _asked(columns)))
+def _subject(columns: Mapping[str, Any]) -> Subject:
+    """What evidence of an item must be about."""
+    (right, hallucinated), asked, source = references(columns), _asked(columns), _source(columns)
+    if FORMS[columns["kind"]].share is not None:
+        about = reference(right, hallucinated, asked, source)
+        return Subject(about.evidence, (), (), tuple(sorted(set(forms(right)))))
+    short = item(right, hallucinated, asked, source)
+    if short.yes_no:
+        return Subject(short.evidence, (), *short.subject)
+    return Subject(short.evidence, short.essential, (), ())
 
 
 def _target(columns: Mapping[str, Any]) -> str:
     answer = f"Answer: {' '.join(right_of(columns).split())}"
     if not (columns["evidence"] and columns["answerable"]):
         return answer
-    source, asked = columns[FORMS[columns["kind"]].source], _asked(columns)
-    quote = best_quote(source, right_of(columns), asked, _subject(columns))
+    near = forms(f"{right_of(columns)} {_asked(columns)}")
+    quote = best_quote(passage(_source(columns)), _subject(columns), near)
     return answer if quote is None else f'{answer}\nEvidence: "{quote}"'
 
 
 def _told_apart(columns: Mapping[str, Any]) -> bool:
     right, hallucinated = references(columns)
-    return bool(normalise(right)) and _right(columns, right) and not _right(columns, hallucinated)
+    return bool(normalise(right)) and [
+        _verdict(columns, text).label == "correct" for text in (right, hallucinated)
+    ] == [
+        True,
+        False,
+    ]
 
 
 def _mean(values: Sequence[bool]) -> float:

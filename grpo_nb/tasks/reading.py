@@ -174,7 +174,7 @@ def abstains(answer: str) -> bool:
     (True, False, False)
     """
     words = " ".join(re.findall(r"[\w']+", folded(answer)))
-    if any(words == normalise(folded(wording)) for wording in UNKNOWN_WORDINGS) or _ALONE.match(words):
+    if words in _UNKNOWN or _ALONE.match(words):
         return True
     found = PLAIN_ABSTENTION.search(NOT_ABSTENTION.sub(lambda match: "~" * len(match[0]), words))
     return found is not None and (words[: found.start()].count(" ") <= 3 or _ABOUT_TEXT.match(words) is not None)
@@ -295,6 +295,7 @@ def _openings(line: str) -> Iterator[tuple[int, str]]:
 
 _LINE_ANSWER = re.compile(rf"{_WORD}{_COLON}\s*(.*)$", re.IGNORECASE)
 _TAKES_BACK = re.compile(rf"\W*(?:no, |oh, )?{words_of(CORRECTIONS).pattern}")
+_UNKNOWN = frozenset(normalise(folded(wording)) for wording in UNKNOWN_WORDINGS)
 _ALONE = re.compile(
     rf"(?:(?:it|the|this|that|answer|is|was|remains|still|are|be|remain|seems|very) )*{SINGLE_ABSTENTIONS}"
     r"(?=$| (?:who|whether|which|what|where|when|how|why|whose|from|based|given|in|as|because|since|and|if|at)\b)"

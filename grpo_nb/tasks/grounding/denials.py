@@ -1,0 +1,150 @@
+"""Answers that take the right one back, leave it open, or name another thing by it. Each check gives a cause, or ''."""
+
+import re
+
+from grpo_nb.tasks.grounding.claims import stem, tokenise
+from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard
+from grpo_nb.tasks.grounding.items import Item
+from grpo_nb.tasks.grounding.lexicon import (
+    CLASSIFIERS,
+    DENIALS,
+    DISPLACERS,
+    HEDGES,
+    RELATIVES,
+    TITLES,
+    UNIVERSAL,
+    words,
+)
+
+_WH = frozenset(words("who whom whose what which where when how"))
+
+_CLASSIFIERS = frozenset(stem(word) for word in CLASSIFIERS)
+
+RELATIVE_FORMS = frozenset(stem(word) for word in RELATIVES)
+
+
+def taken_back(heard: Heard) -> str:
+    """Denials of the right answer: `not X`, `anyone but X`, `X is wrong`."""
+    negative = any(token.kind == "not" for token in tokenise(heard.item.right))
+    for place in heard.gold:
+        if heard.segment[place] in heard.denied and not negative and not _asks_for_denial(heard, heard.segment[place]):
+            return "it denies the right answer"
+    known = heard.item.passage.holds | heard.item.asked | set(heard.item.essential)
+    for place, token in enumerate(heard.tokens):
+        if heard.segment[place] in heard.denied and token.kind != "not":
+            continue
+        if token.word in UNIVERSAL and token.form not in known and not _excepts(heard, place):
+            return f"'{token.word}' leaves the right answer out"
+        if token.word in DENIALS and stem(token.word) not in known:
+            return f"'{token.word}' takes the right answer back"
+        if token.word == "but" and place and heard.tokens[place - 1].word in UNIVERSAL | {"one"}:
+            return "'but' leaves the right answer out"
+    return ""
+
+
+def _asks_for_denial(heard: Heard, segment: int) -> bool:
+    """Whether a question asks what is not so, and a segment says the question's words again."""
+    if not re.search(r"\b(?:not|never|no|without|except)\b|n't\b", heard.item.question):
+        return False
+    return sum(part == "asked" and heard.segment[place] == segment for place, part in enumerate(heard.part)) > 1
+
+
+def _excepts(heard: Heard, place: int) -> bool:
+    """`none other than X`, `any`/`all` inside a noun phrase that says nothing of the answer."""
+    if place and heard.tokens[place - 1].word in ("none", "nobody"):
+        return True
+    words = [token.word for token in heard.tokens[place : place + 3]]
+    return words in (["none", "other", "than"], ["nobody", "else", "than"]) or words[:1] in (["all"], ["any"])
+
+
+def left_open(heard: Heard) -> str:
+    """Choices left to the reader: `X or Y`, `maybe X, maybe Y`."""
+    if sum(token.word in HEDGES for token in heard.tokens) > 1:
+        return "it hedges"
+    around = {heard.segment[place] for place in heard.gold}
+    if "or" in re.findall(r"\w+", heard.item.right.lower()):
+        return ""
+    for place, token in enumerate(heard.tokens):
+        if token.word == "or" and ({heard.segment[place], heard.segment[place] + 1, heard.segment[place] - 1} & around):
+            return "it leaves a choice"
+    return ""
+
+
+def moved(heard: Heard) -> str:
+    """Heads and prepositions that make another thing of the right answer: `the sister of X`, `X's rival`, `near X`."""
+    for first, last in heard.blocks:
+        if cause := _moved_before(heard, first) or _moved_behind(heard, last):
+            return cause
+    return ""
+
+
+def _moved_before(heard: Heard, first: int) -> str:
+    place = first - 1
+    while place >= 0 and (
+        heard.tokens[place].word in ARTICLES or heard.tokens[place].word in TITLES or heard.tokens[place].form == "."
+    ):
+        place -= 1
+    if place < 0:
+        return ""
+    token, about = heard.tokens[place], heard.item
+    right = {t.word for t in tokenise(about.right)}
+    if (
+        token.word in DISPLACERS
+        and token.word not in about.asked_words
+        and token.word not in right
+        and not about.chooses
+        and not about.passage.preceded(token.word, heard.tokens[first].form)
+    ):
+        return f"'{token.word}' names another thing"
+    if token.word == "than" and not about.named and "than" not in right:
+        return "it compares with the right answer"
+    if token.word in ("of", "to", "for", "with", "from"):
+        return _headed(heard, place, token.word)
+    return ""
+
+
+def _headed(heard: Heard, link: int, word: str) -> str:
+    """Whether `the N of X` stands where X should."""
+    about, head = heard.item, heard.tokens[link - 1] if link else None
+    if head is None or not head.claims or heard.part[link - 1] == "gold" or head.form in _CLASSIFIERS:
+        return ""
+    if _asked_for(about, head.form):
+        return ""
+    before = [
+        place
+        for place in range(link - 1)
+        if heard.segment[place] == heard.segment[link]
+        and heard.part[place] in ("asked", "new")
+        and heard.tokens[place].kind in ("name", "word")
+    ]
+    subject = any(heard.tokens[place].kind == "name" for place in before)
+    if head.word in RELATIVES or head.form in RELATIVE_FORMS:
+        return "" if subject and heard.part[link - 1] == "asked" else f"'{head.word} {word}' names another thing"
+    opens = len(before) <= 1 and not subject
+    if word == "of" and opens and head.kind == "word":
+        return f"'{head.word} of' names another thing"
+    return ""
+
+
+def _asked_for(about: Item, head: str) -> bool:
+    """Whether the question asks for the X of `head of X`: `the mother of whom`, `which head`."""
+    words = about.asked_words
+    for place, word in enumerate(words):
+        if stem(word) != head:
+            continue
+        if words[place + 1 : place + 2] == ("of",) and set(words[place + 2 : place + 4]) & _WH:
+            return True
+        if place and words[place - 1] in ("what", "which"):
+            return True
+    return False
+
+
+def _moved_behind(heard: Heard, last: int) -> str:
+    following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
+    if following is None or not following.claims or not heard.tokens[last].owns:
+        return ""
+    if following.form in RELATIVE_FORMS:
+        return f"'{following.word}' of the right answer is another thing"
+    ends = last + 2 >= len(heard.tokens) or heard.tokens[last + 2].kind == "mark"
+    known = heard.part[last + 1] in ("asked", "benign") and not (ends and last < 4)
+    return "" if known or following.form in _CLASSIFIERS else f"'{following.word}' of the right answer is another thing"

@@ -1,0 +1,268 @@
+"""Replies and summaries: does one say what the right text says, in the same roles, and nothing that was made up?
+
+Words alone do not tell `Mira directed it` from `It directed Mira`. An answer is read clause by clause: a clause that is
+denied must be denied by the source or the right text, too; who does what is compared in its order, passives turned
+round; and words must stand together as the source or the right text has them together, or have words of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from grpo_nb.tasks.grounding.claims import Token, content, tokenise
+from grpo_nb.tasks.grounding.framing import said
+from grpo_nb.tasks.grounding.items import Verdict
+from grpo_nb.tasks.grounding.lexicon import VARIABLE, words
+from grpo_nb.tasks.grounding.passages import Passage, passage, squeeze
+
+COPIED = 0.8
+"""An answer that holds this share of the words of a source longer than a quotation repeats it."""
+TAKEN = 0.5
+"""Of the words that only the hallucinated text has, an answer holds less."""
+COHERENT = 0.34
+"""Of neighbouring words that source and right text have, this share stands together there in the same order."""
+UNSURE = 0.26
+"""Below it an answer is no text at all; between the two a rule cannot tell."""
+_WITHIN = 4
+_ENDS = frozenset(".;:!?")
+_BREAKING = frozenset(words("but and while whereas although though which who because since"))
+_PLACING = frozenset(words("of in from at on by with for to near during since between under as about"))
+_BEING = frozenset(words("is are was were been be being"))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a reply or a summary is compared with, each text read once."""
+
+    right: str
+    hallucinated: str
+    asked: str
+    source: str
+
+    @cached_property
+    def passage(self) -> Passage:
+        """The source."""
+        return passage(self.source)
+
+    @cached_property
+    def of_right(self) -> frozenset[str]:
+        """What only the right text claims."""
+        return _held(self.right) - _held(self.hallucinated)
+
+    @cached_property
+    def of_hallucinated(self) -> frozenset[str]:
+        """What only the hallucinated text claims."""
+        return _held(self.hallucinated) - _held(self.right)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """All that an answer may name."""
+        return self.passage.holds | _held(self.right) | _held(self.asked)
+
+    @cached_property
+    def clauses(self) -> tuple["Clause", ...]:
+        """The clauses of the right text and of the source."""
+        return (*_clauses(tokenise(self.right)), *(c for s in self.passage.sentences for c in _clauses(s.tokens)))
+
+    @cached_property
+    def orders(self) -> dict[tuple[str, str], bool]:
+        """Pairs of claims that stand near each other in the right text or a sentence of the source, in their order."""
+        texts = [*_sentences(tokenise(self.right)), *(sentence.tokens for sentence in self.passage.sentences)]
+        return {pair: True for tokens in texts for pair in _pairs(_active(tokens))}
+
+    def has_behind(self, one: str, other: str) -> bool:
+        """Whether a sentence of the right text or the source has a claim only behind another one."""
+        lines = (*(_line(tokens) for tokens in _sentences(tokenise(self.right))), *self._lines)
+        return any(one in line and other in line and line.index(other) < line.index(one) for line in lines)
+
+    @cached_property
+    def _lines(self) -> tuple[list[str], ...]:
+        return tuple(_line(sentence.tokens) for sentence in self.passage.sentences)
+
+    @cached_property
+    def evidence(self) -> frozenset[int]:
+        """The sentences of the source that share most with the right text."""
+        wanted = _held(self.right) - _held(self.asked) or _held(self.right)
+        shared = [len(wanted & sentence.holds) for sentence in self.passage.sentences]
+        least = max(1.0, max(shared, default=0) / 2)
+        return frozenset(place for place, count in enumerate(shared) if count >= least)
+
+
+class Clause(NamedTuple):
+    """What one clause claims, and whether it denies it."""
+
+    holds: frozenset[str]
+    denies: bool
+
+
+@lru_cache(maxsize=512)
+def reference(right: str, hallucinated: str, asked: str, source: str) -> Reference:
+    """The reference of these texts."""
+    return Reference(right, hallucinated, asked, source)
+
+
+def judge_free(answer: str, share: float, about: Reference) -> Verdict:
+    """Whether a reply or a summary says what the right one says.
+
+    Of the words that only the right text has it holds `share`, of those that only the hallucinated one has less than
+    half, and a smaller part than of the right one's. A rule sees nearness to the references, not truth: a right answer
+    in quite other words is wrong.
+    """
+    tokens = tokenise(said(answer, ""))
+    ours = frozenset(token.form for token in content(tokens))
+    for check in (
+        _strayed(ours, share, about),
+        _invented(tokens, about),
+        _repeats(ours, about),
+        _denies(tokens, about),
+    ):
+        if check:
+            return Verdict("wrong", check)
+    if squeeze(answer) == squeeze(about.right):
+        return Verdict("correct")
+    if _swapped(tokens, about):
+        return Verdict("wrong", "it turns the roles round")
+    return _ordered(tokens, about)
+
+
+def copied(answer: str, source: str, whole: bool = False) -> bool:
+    """Whether an answer is the source with something around it, or, unless `whole` is asked for, a stretch of it."""
+    words, text = squeeze(answer), passage(source).squeezed
+    return len(words.split()) >= 5 and (text.strip() in words or (not whole and f" {words} " in text))
+
+
+def _strayed(ours: frozenset[str], share: float, about: Reference) -> str:
+    held = len(about.of_right & ours) / len(about.of_right) if about.of_right else None
+    taken = len(about.of_hallucinated & ours) / len(about.of_hallucinated) if about.of_hallucinated else 0.0
+    if taken >= TAKEN:
+        return "it says what the hallucinated text says"
+    if held is None:
+        near = len(ours & _held(about.right)) / max(1, len(ours | _held(about.right)))
+        far = len(ours & _held(about.hallucinated)) / max(1, len(ours | _held(about.hallucinated)))
+        return "" if near > far else "it is nearer to the hallucinated text"
+    return "" if held >= share and held > taken else "it says too little of what the right text says"
+
+
+def _invented(tokens: Sequence[Token], about: Reference) -> str:
+    found = [token.word for token in tokens if token.kind in ("name", "number") and token.form not in about.known]
+    return f"'{' '.join(found)}' is not in the source" if found else ""
+
+
+def _repeats(ours: frozenset[str], about: Reference) -> str:
+    source = about.passage.holds
+    long = len(about.passage.squeezed.split()) > 40
+    return "it repeats the source" if long and len(source & ours) >= COPIED * len(source) else ""
+
+
+def _denies(tokens: Sequence[Token], about: Reference) -> str:
+    for clause in _clauses(tokens):
+        if len(clause.holds) < 2:
+            continue
+        same, other = (
+            max(
+                (len(clause.holds & c.holds) / len(clause.holds) for c in about.clauses if c.denies is denies),
+                default=0.0,
+            )
+            for denies in (clause.denies, not clause.denies)
+        )
+        if other > same and other >= 0.6:
+            return "it denies what the source says, or says what the source denies"
+    return ""
+
+
+def _swapped(tokens: Sequence[Token], about: Reference) -> bool:
+    """Whether somebody does what the source says is done to them."""
+    for sentence in _sentences(tokens):
+        line = _active(sentence)
+        for place, (one, verb) in enumerate(pairwise(line)):
+            before = line[place - 1].word if place else ""
+            if not (one.claims and one.kind != "number" and not one.owns and _verb(verb)) or before in _PLACING:
+                continue
+            if (one.form, verb.form) not in about.orders and about.has_behind(one.form, verb.form):
+                return True
+    return False
+
+
+def _ordered(tokens: Sequence[Token], about: Reference) -> Verdict:
+    """How much of what an answer takes from source and right text stands there in the same order."""
+    pairs = [
+        (one.form, other.form)
+        for sentence in _sentences(tokens)
+        for one, other in pairwise(content(_active(sentence)))
+        if one.form in about.known and other.form in about.known and one.form != other.form
+    ]
+    if len(pairs) < 3:
+        return Verdict("correct")
+    share = sum(pair in about.orders for pair in pairs) / len(pairs)
+    if share >= COHERENT:
+        return Verdict("correct")
+    if share < UNSURE:
+        return Verdict("wrong", "its words stand in no order that the source or the right text has")
+    return Verdict("undecided", f"{share:.0%} of its neighbouring words stand in an order that the source has")
+
+
+def _verb(token: Token) -> bool:
+    return token.kind == "word" and (token.word.endswith("ed") or (token.word in VARIABLE and token.word != token.form))
+
+
+def _clauses(tokens: Sequence[Token]) -> Iterator[Clause]:
+    part: list[Token] = []
+    for token in (*tokens, Token(".", "mark")):
+        if token.form in _ENDS or token.form == "," or token.word in _BREAKING:
+            if any(t.claims for t in part):
+                yield Clause(frozenset(t.form for t in part if t.claims), any(t.kind == "not" for t in part))
+            part = []
+        else:
+            part.append(token)
+
+
+def _sentences(tokens: Sequence[Token]) -> Iterator[tuple[Token, ...]]:
+    part: list[Token] = []
+    for token in (*tokens, Token(".", "mark")):
+        if token.form in _ENDS:
+            if part:
+                yield tuple(part)
+            part = []
+        else:
+            part.append(token)
+
+
+def _active(tokens: Sequence[Token]) -> list[Token]:
+    """A sentence with its passives turned round: `it was directed by Mira` as `Mira directed it`."""
+    line = list(tokens)
+    by = next((place for place, token in enumerate(line) if token.word == "by"), None)
+    if by is None:
+        return line
+    being = next((place for place in range(by - 1, max(-1, by - 4), -1) if line[place].word in _BEING), None)
+    end = next(
+        (
+            place
+            for place in range(by + 1, len(line))
+            if not line[place].claims and line[place].word not in ("the", "a", "an")
+        ),
+        len(line),
+    )
+    if being is None:
+        return line
+    begin = next(
+        (place + 1 for place in range(being - 1, -1, -1) if line[place].form == "," or line[place].word in _BREAKING), 0
+    )
+    return [*line[:begin], *line[by + 1 : end], *line[being + 1 : by], *line[begin:being], *line[end:]]
+
+
+def _line(tokens: Sequence[Token]) -> list[str]:
+    return [token.form for token in content(_active(tokens))]
+
+
+def _pairs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
+    line = [token.form for token in content(tokens)]
+    for place, one in enumerate(line):
+        for other in line[place + 1 : place + 1 + _WITHIN]:
+            yield one, other
+
+
+@lru_cache(maxsize=4096)
+def _held(text: str) -> frozenset[str]:
+    return frozenset(token.form for token in content(tokenise(text)))

@@ -1,0 +1,236 @@
+"""Word lists of the claim reader: numbers, months, units, places, and the words that claim nothing of their own."""
+
+from collections.abc import Mapping
+
+
+def words(text: str) -> list[str]:
+    """The words of a text."""
+    return text.split()
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """`one = a b; two = c` -> {"a": "one", "b": "one", "c": "two"}."""
+    parts = (part.split("=") for part in text.split(";") if part.strip())
+    return {word: name.strip() for name, words in parts for word in words.split()}
+
+
+SMALL = frozenset(
+    words(
+        # articles and pronouns
+        "a an the this that these those it its he him his she her hers they them their theirs i me my we us "
+        "our you your "
+        "one ones who whom whose which what where when why how there here itself himself herself themselves "
+        # auxiliaries
+        "is are was were be been being am do does did done have has had having can could will would shall "
+        "should may might "
+        # prepositions, conjunctions, adverbs of degree
+        "of in on at by for from to with into onto as and or but nor so than then if both each also too just "
+        "indeed very "
+        "upon within while whereas because since although though about around during between among via per amid it's "
+        "yes no i'm well ok okay sure actually specifically namely however therefore thus hence respectively "
+        "before after until till near over under above below behind beyond outside inside across along "
+        "through against up "
+        "out off more most less than again later earlier ago away still already always often "
+        # what only points at the answer
+        "maybe perhaps possibly probably likely presumably apparently think believe guess seem seems appear appears"
+    )
+)
+"""Words that claim nothing of their own."""
+NEGATIONS = frozenset(
+    words(
+        "not no never neither nor none nobody nothing nowhere without except excluding besides hardly barely scarcely "
+        "unlike non"
+    )
+)
+UNIVERSAL = frozenset(
+    words(
+        "anyone anybody everyone everybody anything everything nobody nothing none all any else other others opposite"
+    )
+)
+"""Words that leave the answer open, or out: `anyone but X`, `someone other than X`."""
+DENIALS = frozenset(
+    words(
+        "wrong incorrect false untrue mistaken mistake lie liar deny denied denies denying doubt doubts doubtful "
+        "refute refuted disprove disproved impossible unlikely absurd myth fake alleged allegedly supposed supposedly "
+        "so-called pseudo anti ex former would-be never contrary reject rejected excluded ruled"
+    )
+)
+"""Words that take an answer back or change whom it names."""
+RELATIVES = frozenset(
+    words(
+        "father mother parent son daughter child brother sister sibling wife husband spouse widow widower uncle aunt "
+        "nephew niece cousin grandfather grandmother grandson granddaughter ancestor descendant heir twin friend "
+        "rival enemy opponent foe colleague partner deputy assistant successor predecessor boss employer employee "
+        "teacher student pupil mentor neighbour neighbor fan critic follower namesake impostor imitator lookalike "
+        "double ghost lover fiance fiancee stepfather stepmother stepson bodyguard secretary lawyer agent servant "
+        "master owner opposite reverse inverse suburb outskirts neighbourhood vicinity north south east west border "
+        "edge"
+    )
+)
+"""Heads that name another thing than what stands behind their `of`."""
+CLASSIFIERS = frozenset(
+    words(
+        "city town village state county country province region district island river lake month year day century "
+        "name title number total sum figure amount work creation design idea rank position role age height length "
+        "population date time period genus species type kind sort form part team band group person man woman one line "
+        "likes"
+    )
+)
+"""Heads whose `of X` names X itself: `the city of Delhi`, `the work of Ada Collins`."""
+DISPLACERS = frozenset(
+    words(
+        "near before after until till outside beyond opposite behind under over above below against despite beside "
+        "beneath past toward towards almost nearly north south east west non half"
+    )
+)
+"""Words right before an answer that make another thing of it: `after 1932`, `near Delhi`."""
+TITLES = frozenset(
+    words(
+        "mr mrs ms miss dr prof professor sir dame lord lady saint st president king queen prince princess pope "
+        "captain capt general colonel major senator governor mayor minister judge chancellor bishop rev reverend jr "
+        "sr hon"
+    )
+)
+"""Words of a name that may be left out."""
+HEDGES = frozenset(words("maybe perhaps possibly probably might could either presumably guess"))
+BENIGN = frozenset(
+    words(
+        "answer correct right true text passage context source article paragraph document knowledge information "
+        "question say state mention indicate describe explain note tell show give provide provided according name "
+        "call know refer identify consider base locate situate hold happen occur become come go take make do get "
+        "person man woman people individual figure actor actress singer writer author artist city town place location "
+        "country year date day number title thing object item fact case both two first-named full well-known "
+        "following above given stated mentioned based said listed"
+    )
+)
+"""Words that frame an answer or name its class."""
+VARIABLE = _pairs(
+    "write = wrote written; build = built; make = made making; win = won winning winner; lead = led;"
+    "sing = sang sung;"
+    "hold = held; become = became; begin = began begun; give = gave given; know = known knew;"
+    "take = took taken;"
+    "come = came; go = went gone; say = said says; stand = stood; bear = born borne birth; run = ran running;"
+    "sell = sold; buy = bought; found = founded founding founds founder; see = saw seen; speak = spoke spoken;"
+    "tell = told;"
+    "sink = sank sunk; fight = fought; teach = taught; bring = brought; catch = caught; think = thought;"
+    "draw = drew drawn;"
+    "fly = flew flown; lose = lost; leave = left; lie = lay lies lying; meet = met; pay = paid; "
+    "rise = rose risen; sit = sat;"
+    "send = sent; shoot = shot; spend = spent; strike = struck; wear = wore worn; choose = chose chosen; "
+    "fall = fell fallen;"
+    "drive = drove driven; eat = ate eaten; beat = beaten; break = broke broken; steal = stole stolen; swim = swam;"
+    "keep = kept; grow = grew grown; find = find finds finding; child = children; man = men; woman = women;"
+    "person = persons people; foot = feet; die = died dies death dead; film = movie movies films; base = based;"
+    "us = u.s usa u.s.a america american americans; uk = britain british u.k; play = played plays playing;"
+    "begin = start started starts starting; large = larger largest big bigger biggest"
+)
+"""Irregular forms and names of one thing."""
+WIDE_NAMES = {
+    ("united", "states", "of", "america"): "us",
+    ("united", "states"): "us",
+    ("united", "kingdom"): "uk",
+    ("great", "britain"): "uk",
+    ("new", "zealand"): "newzealander",
+}
+DEMONYMS = _pairs(
+    "french = france; german = germany; italian = italy; spanish = spain spaniard; portuguese = portugal;"
+    "english = england; scottish = scotland scot scots; welsh = wales; irish = ireland; dutch = netherlands holland;"
+    "belgian = belgium; swiss = switzerland; austrian = austria; hungarian = hungary; polish = poland pole;"
+    "czech = czechia; slovak = slovakia; danish = denmark dane; swedish = sweden swede; norwegian = norway;"
+    "finnish = finland finn; icelandic = iceland; russian = russia; ukrainian = ukraine; greek = greece;"
+    "turkish = turkey turk; bulgarian = bulgaria; romanian = romania; serbian = serbia; croatian = croatia;"
+    "canadian = canada; mexican = mexico; brazilian = brazil; argentine = argentina argentinian; chilean = chile;"
+    "peruvian = peru; colombian = colombia; venezuelan = venezuela; cuban = cuba; jamaican = jamaica;"
+    "chinese = china; japanese = japan; korean = korea; indian = india; pakistani = pakistan;"
+    "bangladeshi = bangladesh; thai = thailand; vietnamese = vietnam; indonesian = indonesia;"
+    "malaysian = malaysia; filipino = philippines; australian = australia; newzealander = kiwi;"
+    "israeli = israel; iranian = iran; iraqi = iraq; egyptian = egypt; moroccan = morocco; kenyan = kenya;"
+    "nigerian = nigeria; ghanaian = ghana; ethiopian = ethiopia; european = europe; african = africa; asian = asia;"
+    "estonian = estonia; latvian = latvia; lithuanian = lithuania; slovenian = slovenia; albanian = albania;"
+    "californian = california; texan = texas; hawaiian = hawaii; alaskan = alaska; liberian = liberia"
+)
+"""A country and its people are one word: `from Hungary` says Hungarian."""
+PLACES = frozenset(
+    words(
+        "alabama alaska arizona arkansas california colorado connecticut delaware florida georgia hawaii idaho "
+        "illinois indiana iowa kansas kentucky louisiana maine maryland massachusetts michigan minnesota mississippi "
+        "missouri montana nebraska nevada ohio oklahoma oregon pennsylvania tennessee texas utah vermont virginia "
+        "washington wisconsin wyoming dc england scotland wales ireland france germany italy spain canada ontario "
+        "quebec us uk india china japan australia queensland victoria lincolnshire yorkshire kent sussex essex "
+        "norfolk hongkong"
+    )
+)
+"""What may be left out behind the comma of a place: `Las Vegas, Nevada`."""
+PLACE_PAIRS = frozenset(
+    {"new york", "new jersey", "new mexico", "new hampshire", "north carolina", "south carolina", "north dakota"}
+    | {"south dakota", "west virginia", "rhode island", "hong kong", "new zealand", "british columbia"}
+)
+
+NUMBERS = {
+    word: number
+    for number, word in enumerate(
+        words(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+            "seventeen eighteen nineteen"
+        )
+    )
+} | {word: 20 + 10 * place for place, word in enumerate(words("twenty thirty forty fifty sixty seventy eighty ninety"))}
+SCALES: Mapping[str, int] = {
+    "hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000, "trillion": 10**12,
+    "m": 1_000_000, "bn": 1_000_000_000, "k": 1_000,
+}  # fmt: skip
+"""What a number word is multiplied by; the letters only behind a sum of money."""
+ORDINALS = {
+    word: number
+    for number, word in enumerate(
+        words(
+            "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+            "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth twenty-first"
+        ),
+        start=1,
+    )
+}
+MONTHS = {
+    name: f"month-{number}"
+    for number, names in enumerate(
+        ("january jan", "february feb", "march mar", "april apr", "may", "june jun", "july jul", "august aug",
+         "september sep sept", "october oct", "november nov", "december dec"),
+        start=1,
+    )
+    for name in names.split()
+}  # fmt: skip
+UNITS = _pairs(
+    "metre = metre metres meter meters; kilometre = kilometre kilometres kilometer kilometers km;"
+    "celsius = celsius centigrade; fahrenheit = fahrenheit; "
+    "centimetre = centimetre centimetres centimeter centimeters cm; millimetre = millimetre millimetres millimeter "
+    "millimeters mm; foot = foot feet ft; inch = inch inches; mile = mile miles mi; yard = yard yards yd;"
+    "kilogram = kilogram kilograms kg kilo kilos; gram = gram grams; pound = pound pounds lb lbs gbp; tonne = tonne "
+    "tonnes ton tons; second = seconds sec secs; minute = minute minutes min mins; hour = hour hours hr hrs;"
+    "percent = percent percentage pct; mph = mph; hectare = hectare hectares ha; acre = acre acres; litre = litre "
+    "litres liter liters; dollar = dollar dollars usd; euro = euro euros eur; degree = degree degrees;"
+    "kmh = kph kmh; volt = volt volts; watt = watt watts; kilowatt = kilowatt kilowatts kw"
+)
+SHORT_UNITS = {"m": "metre", "s": "second", "g": "gram", "t": "tonne", "h": "hour", "l": "litre"}
+"""Units of one letter, only right behind a number."""
+METRIC = {"kilometre": ("metre", 1000), "kilogram": ("gram", 1000), "kilowatt": ("watt", 1000)}
+"""Units that are read as so many of a smaller one."""
+SYMBOLS = {"$": "dollar", "\u00a3": "pound", "\u20ac": "euro", "%": "percent", "\u00b0": "degree"}
+
+OPPOSITES = (
+    ("older old earlier before first early previously elder oldest",
+     "younger later after last second recently youngest"),
+    ("more larger bigger greater higher longer taller most larger largest bigger highest longest tallest heavier",
+     "fewer less smaller lower shorter least smallest lowest shortest lighter"),
+    ("north northern", "south southern"),
+    ("east eastern", "west western"),
+    ("faster quicker", "slower"),
+    ("closer nearer", "farther further"),
+    ("open opened", "closed shut close"),
+    ("same", "different"),
+    ("won win wins", "lost lose loses"),
+    ("born", "died"),
+)  # fmt: skip
+"""Words by the two ends of a scale."""
+POLES: Mapping[str, tuple[int, int]] = {
+    word: (scale, end) for scale, ends in enumerate(OPPOSITES) for end in (0, 1) for word in ends[end].split()
+}

@@ -1,0 +1,121 @@
+"""A source, read once: its sentences, what each claims, where a phrase stands, and which sentences hold an answer."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+
+from grpo_nb.tasks.grounding.claims import Token, content, plain, tokenise
+
+_SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|\n+")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
+)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of a source."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+    @cached_property
+    def forms(self) -> tuple[str, ...]:
+        """What it claims, in order."""
+        return tuple(token.form for token in content(self.tokens))
+
+    @cached_property
+    def holds(self) -> frozenset[str]:
+        """What it claims, in no order."""
+        return frozenset(self.forms)
+
+    def follows(self, first: str, second: str, within: int) -> bool:
+        """Whether one form comes at most `within` claims behind another."""
+        places = [place for place, form in enumerate(self.forms) if form == first]
+        return any(second in self.forms[place + 1 : place + 1 + within] for place in places)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A source and what is read off it once, however often answers are compared with it."""
+
+    sentences: tuple[Sentence, ...]
+
+    @cached_property
+    def holds(self) -> frozenset[str]:
+        """All that it claims."""
+        return frozenset().union(*(sentence.holds for sentence in self.sentences))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Forms that it writes with a capital inside a sentence."""
+        return frozenset(token.form for sentence in self.sentences for token in sentence.tokens if token.kind == "name")
+
+    @cached_property
+    def squeezed(self) -> str:
+        """Its words in lower case, without quotation marks and punctuation, single spaces, a space at both ends."""
+        return f" {' '.join(squeeze(sentence.text) for sentence in self.sentences)} "
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each sentence begins in `squeezed`."""
+        places, place = [], 1
+        for sentence in self.sentences:
+            places.append(place)
+            place += len(squeeze(sentence.text)) + 1
+        return tuple(places)
+
+    def having(self, forms: Collection[str]) -> frozenset[int]:
+        """The sentences that hold all these forms."""
+        return frozenset(i for i, sentence in enumerate(self.sentences) if set(forms) <= sentence.holds)
+
+    def near(self, places: Collection[int]) -> frozenset[int]:
+        """These sentences and their neighbours."""
+        return frozenset(i for place in places for i in (place - 1, place, place + 1) if 0 <= i < len(self.sentences))
+
+    def preceded(self, word: str, form: str) -> bool:
+        """Whether a word stands right before a form, but for articles."""
+        return any(
+            before.word == word and after.form == form
+            for sentence in self.sentences
+            for before, after in pairwise([t for t in sentence.tokens if t.word not in ("a", "an", "the")])
+        )
+
+    def spoken(self, forms: Sequence[str], places: Collection[int]) -> frozenset[int]:
+        """Those of these sentences that hold the forms side by side, in their order."""
+        size = len(forms)
+        wanted = tuple(forms)
+        return frozenset(
+            i
+            for i in places
+            if wanted[0] in self.sentences[i].holds
+            and any(self.sentences[i].forms[k : k + size] == wanted for k in range(len(self.sentences[i].forms)))
+        )
+
+
+@lru_cache(maxsize=512)
+def passage(text: str) -> Passage:
+    """The passage that a text is."""
+    return Passage(tuple(Sentence(part, tokenise(part)) for part in split(text)))
+
+
+def split(text: str) -> list[str]:
+    """The sentences of a text; HaluEval's sources often have no space between two of them."""
+    parts, start = [], 0
+    for found in _SENTENCE.finditer(text):
+        if (found.end() > found.start() and "\n" in found[0]) or not _ABBREVIATION.search(text, start, found.start()):
+            parts.append(text[start : found.end()])
+            start = found.end()
+    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+
+
+def squeeze(text: str) -> str:
+    """Words and numbers in lower case, in their order, single spaces.
+
+    >>> squeeze("\\u201cVále\\u201d \\u2013 it\\u2019s  1,200 m.")
+    "vale it's 1,200 m"
+    """
+    bare = plain(text).lower()
+    return " ".join(re.findall(r"\d+(?:[.,:]\d+)*|[^\W\d_][^\W_]*(?:'[^\W\d_]+)*|\w+", bare))

@@ -1,0 +1,115 @@
+"""Quotations: does one stand in its source, and is it about the answer? And which one SFT learns to quote."""
+
+import bisect
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from grpo_nb.tasks.grounding.claims import content, forms, tokenise
+from grpo_nb.tasks.grounding.passages import Passage, squeeze
+
+QUOTE_WORDS = (5, 40)
+"""A quotation has at least so many words (fewer name nothing) and at most so many (more is copying)."""
+WINDOW = 15
+"""Words that a gold quotation has at most: of a longer sentence it is the part around the answer."""
+_CUT = re.compile(r"\[?(?:\.\s*){3,}\]?|\[?\u2026\]?")
+
+
+class Subject(NamedTuple):
+    """What a quotation must be about."""
+
+    sentences: Collection[int]
+    """The sentences of the source that are evidence."""
+    answer: Collection[str]
+    """Forms of the answer, all of which show it; none where the answer is yes or no, or free."""
+    names: Collection[str]
+    """Without an answer: forms of which a quotation holds one, unless there are none ..."""
+    shared: Collection[str]
+    """... and one of these, or most of a sentence."""
+
+
+def grounds(quote: str, source: Passage, about: Subject) -> bool:
+    """Whether a quotation stands in the source and shows the answer.
+
+    It stands there word by word (letter case, quotation marks, dashes and spacing do not count), in 5 to 40 words
+    (QUOTE_WORDS; a source of fewer may be quoted whole). It is made of evidence for the most part, begins and ends in
+    no other sentence that it cuts, and holds the answer or half of its sentence; without an answer, a name and a word
+    of what it must be about, or most of a sentence.
+    """
+    placed = _placed(quote, source)
+    if placed is None:
+        return False
+    held = set(forms(quote))
+    quoted = {place: words for start, text in placed for place, words in _spread(start, text, source).items()}
+    counts = {place: len(words) for place, words in quoted.items()}
+    evident = sum(count for place, count in counts.items() if place in about.sentences)
+    if 2 * evident < sum(counts.values()):
+        return False
+    if any(place not in about.sentences and 2 * count <= _size(source, place) for place, count in counts.items()):
+        return False
+    if about.answer and set(about.answer) <= held:
+        return True
+    if about.answer:
+        return any(place in about.sentences and 2 * count >= _size(source, place) for place, count in counts.items())
+    if about.names and not set(about.names) & held:
+        return False
+    most = any(place in about.sentences and 5 * count >= 3 * _size(source, place) for place, count in counts.items())
+    return most or bool(set(about.shared) & held)
+
+
+def best_quote(source: Passage, about: Subject, near: Sequence[str]) -> str | None:
+    """The sentence, or the window of one, that grounds the answer and holds most of `near`; None where none does."""
+    found = [part for place in sorted(about.sentences) for part in _windows(source.sentences[place].text, about)]
+    fit = [part for part in found if grounds(part, source, about)]
+    return max(
+        fit,
+        key=lambda part: (set(about.answer) <= set(forms(part)), len(set(near) & set(forms(part))), -len(part)),
+        default=None,
+    )
+
+
+def _placed(quote: str, source: Passage) -> list[tuple[int, str]] | None:
+    """Where in the squeezed source the parts of a quotation stand; None where one does not, or the size is wrong."""
+    parts = [words for part in _CUT.split(quote) if (words := squeeze(part))]
+    size = sum(len(words.split()) for words in parts)
+    least, most = QUOTE_WORDS
+    if not parts or not min(least, len(source.squeezed.split())) <= size <= most:
+        return None
+    starts = []
+    begin = 0
+    for words in parts:
+        begin = source.squeezed.find(f" {words} ", begin)
+        if begin < 0:
+            return None
+        starts.append((begin + 1, words))
+    return starts
+
+
+def _spread(start: int, text: str, source: Passage) -> dict[int, list[str]]:
+    """The quoted words by sentence."""
+    spread: dict[int, list[str]] = {}
+    place = start
+    for word in text.split():
+        spread.setdefault(bisect.bisect_right(source.starts, place) - 1, []).append(word)
+        place += len(word) + 1
+    return spread
+
+
+def _size(source: Passage, place: int) -> int:
+    return len(squeeze(source.sentences[place].text).split())
+
+
+def _windows(sentence: str, about: Subject) -> list[str]:
+    words = sentence.split()
+    if len(words) <= WINDOW:
+        return [" ".join(words)]
+    return (
+        [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW + 1)]
+        if len(words) < 200
+        else [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW // 2, WINDOW // 3)]
+    )
+
+
+def claims_of(text: str) -> frozenset[str]:
+    """What a text claims, in no order."""
+    return frozenset(token.form for token in content(tokenise(text)))

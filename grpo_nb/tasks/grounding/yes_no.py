@@ -1,0 +1,102 @@
+"""Answers to yes/no questions: by a yes or a no, or by saying the question's words again."""
+
+import re
+
+from grpo_nb.tasks.grounding.claims import content, forms, tokenise
+from grpo_nb.tasks.grounding.hearing import Heard
+from grpo_nb.tasks.grounding.items import Item, Verdict
+from grpo_nb.tasks.grounding.lexicon import POLES, words
+from grpo_nb.tasks.grounding.rivals import pole
+from grpo_nb.tasks.grounding.short import added, holds_whole
+
+_YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
+
+_NO = frozenset(words("no nope false incorrect negative not neither"))
+
+_TURNS = frozenset(["wait", "actually", "correction"])
+
+
+def judge_yes_no(answer: str, about: Item) -> Verdict:
+    """The verdict on an answer to a yes/no question."""
+    if len(forms(about.hallucinated)) > 1 and holds_whole(answer, about.hallucinated, about.right):
+        return Verdict("wrong", "it is the hallucinated answer")
+    heard = Heard(answer, about)
+    says = _polarity(heard)
+    if says is None:
+        return Verdict("absent", "it says neither yes nor no")
+    if says != (tokenise(about.right)[0].word == "yes"):
+        return Verdict("wrong", "it says the other of yes and no")
+    if _contradicts(heard, says):
+        return Verdict("wrong", "it contradicts its own yes or no")
+    return added(heard, slack=3)
+
+
+def _polarity(heard: Heard) -> bool | None:
+    words = [token.word for token in heard.tokens if token.kind != "mark"]
+    if re.search(r"\bnot (?:yes|no)\b", " ".join(words)):
+        return None
+    found = [word in _YES for word in words if word in ("yes", "no", "yeah", "yep", "nope")]
+    if len(set(found)) > 1:
+        return found[-1] if _TURNS & set(words) else None
+    if found:
+        return found[0]
+    lead = next(
+        (word for word in words if word not in ("probably", "it", "that", "this", "is", "are", "they", "certainly")), ""
+    )
+    if lead in _YES or lead in _NO:
+        return lead in _YES
+    return _restated(heard)
+
+
+def _restated(heard: Heard) -> bool | None:
+    """Yes where an answer says what the question says, no where it denies it or says its opposite."""
+    about = heard.item
+    words = [token.word for token in heard.tokens]
+    if "neither" in words or "only" in words:
+        return False
+    claims = [place for place, token in enumerate(heard.tokens) if token.claims]
+    asked = about.subject[1]
+    said_again = [place for place in claims if heard.tokens[place].form in asked]
+    ends = {end for word in words if word in POLES for scale, end in [POLES[word]]}
+    turned = (
+        pole(words) is not None
+        and pole(about.asked_words) is not None
+        and (
+            pole(words)[0] == pole(about.asked_words)[0] and not (ends & {pole(about.asked_words)[1]})  # type: ignore[index]
+        )
+    )
+    again = {heard.tokens[p].form for p in said_again}
+    enough = (
+        (bool(again) and len(again) * 2 >= len(asked)) or turned or (not claims and bool({"both", "they"} & set(words)))
+    )
+    return (not heard.denied) != turned if enough else None
+
+
+def _contradicts(heard: Heard, says: bool) -> bool:
+    about = heard.item
+    parts: dict[int, list[int]] = {}
+    for place, number in enumerate(heard.segment):
+        parts.setdefault(number, []).append(place)
+    asked = {token.form for token in content(tokenise(about.question)) if token.kind != "name"}
+    for number, places in parts.items():
+        words = {heard.tokens[p].word for p in places}
+        new = [p for p in places if heard.part[p] == "new"]
+        again = {heard.tokens[p].form for p in places if heard.part[p] == "asked"}
+        if says and number in heard.denied and not new and not words & {"no", "only", "just"}:
+            return True
+        whole = words & {"both", "they"} or len({f for f in again if f not in asked}) > 1
+        if (
+            not says
+            and number not in heard.denied
+            and whole
+            and asked
+            and len(asked & again) >= 0.8 * len(asked)
+            and not new
+        ):
+            return True
+    return False
+
+
+def says_yes_or_no(answer: str) -> bool:
+    """Whether an answer begins with a yes or a no."""
+    return bool(re.match(r"\W*(?:yes|no)\b(?! information)", answer, re.IGNORECASE))

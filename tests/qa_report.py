@@ -1,0 +1,78 @@
+"""How the QA reward judges the labelled answers beside a person: a confusion table by kind.
+
+    python -m tests.qa_report [folder] [--errors]
+
+The folder holds a qa.jsonl in the form of tests/answers. `paid` is correct where a person sees another label, `missed`
+another label where a person sees correct, `undecided` no verdict, `other` any further disagreement.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.tasks.halueval import UNDECIDED, judge
+from grpo_nb.tasks.reading import abstains
+from grpo_nb.types import Score
+
+HERE = Path(__file__).parent / "answers"
+VERDICTS = ("agree", "paid", "missed", "undecided", "other")
+
+
+def score_of(row: Mapping[str, Any]) -> Score:
+    """What the reward gives a labelled answer."""
+    columns = {**row["item"], "kind": "qa", "answerable": not abstains(row["item"]["right_answer"]), "evidence": True}
+    return judge(columns, row["text"])
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """One of VERDICTS."""
+    found = score_of(row).label
+    if found in row["right"]:
+        return "agree"
+    if found == UNDECIDED:
+        return "undecided"
+    return "paid" if found == "correct" else "missed" if "correct" in row["right"] else "other"
+
+
+def counted(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
+    """Verdicts by kind, and of all."""
+    table: dict[str, Counter[str]] = {}
+    for row in rows:
+        for kind in (row["kind"], "all"):
+            table.setdefault(kind, Counter())[verdict(row)] += 1
+    return table
+
+
+def shares(table: Counter[str]) -> dict[str, float]:
+    """Each verdict as a share of all answers."""
+    return {name: table[name] / table.total() for name in VERDICTS}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The labelled answers to QA items of a folder."""
+    return [json.loads(line) for line in (folder / "qa.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> None:
+    """Print the table, and with --errors each answer that is judged otherwise."""
+    folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("--")]
+    rows = rows_of(folders[0] if folders else HERE)
+    table = counted(rows)
+    print(f"{'kind':22}{'n':>5}" + "".join(f"{name:>11}" for name in VERDICTS) + f"{'agree %':>9}")
+    for kind in [*sorted(kind for kind in table if kind != "all"), "all"]:
+        counts = table[kind]
+        cells = "".join(f"{counts[name]:>11}" for name in VERDICTS)
+        print(f"{kind:22}{counts.total():>5}{cells}{100 * counts['agree'] / counts.total():>9.1f}")
+    if "--errors" in sys.argv:
+        for row in rows:
+            if (found := verdict(row)) != "agree":
+                score, gold = score_of(row), row["item"]["right_answer"]
+                print(f"{found}: {row['kind']} {row['id']} {gold!r} {row['right']} {score.label} {score.cause}")
+                print(f"    {row['text']!r}")
+
+
+if __name__ == "__main__":
+    main()

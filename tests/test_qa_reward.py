@@ -1,0 +1,215 @@
+"""The QA reward against persons: labelled answers, answers that are after the reward, and all rows of a real file."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_nb.tasks.halueval import GROUNDED, UNDECIDED, HaluEvalQA, judge
+from grpo_nb.types import Score
+from tests import qa_hacks, qa_report
+
+BRIDGE = (
+    "The Brennford Bridge was designed by Ada Collins and opened on 4 May 1932. It is 512 metres long and cost 2.4 "
+    "million pounds. It stands in Kentshire, as does the Tolland Tower, which was finished in 1844\u20131846."
+)
+FERRY = (
+    "Night Ferry is a 1951 film directed by Orson V\u00e1le and starring Ida Brandt. Orson V\u00e1le was an American "
+    "film director born in Saint-R\u00e9my, Ohio."
+)
+GOATS = "Ablo keeps goats on the hill above Peltrin. His sister Brixa sells the cheese in town."
+
+
+def row(knowledge: str, question: str, right: str, hallucinated: str) -> dict[str, str]:
+    texts = (knowledge, question, right, hallucinated)
+    return dict(zip(("knowledge", "question", "right_answer", "hallucinated_answer"), texts, strict=True))
+
+
+ROWS = {
+    "designed": row(
+        BRIDGE, "Who designed the Brennford Bridge?", "Ada Collins", "The Brennford Bridge was designed by Thomas Reed."
+    ),
+    "opened": row(BRIDGE, "When did the Brennford Bridge open?", "4 May 1932", "It opened on 9 June 1935."),
+    "long": row(BRIDGE, "How long is the Brennford Bridge?", "512 metres", "It is 640 metres long."),
+    "cost": row(BRIDGE, "What did the Brennford Bridge cost?", "2.4 million pounds", "It cost 9 million pounds."),
+    "finished": row(
+        BRIDGE,
+        "Which was finished first, the Tolland Tower or the Brennford Bridge?",
+        "Tolland Tower",
+        "The Brennford Bridge was finished first.",
+    ),
+    "directed": row(
+        FERRY,
+        "Who directed the film that stars Ida Brandt?",
+        "Orson V\u00e1le",
+        "The film was directed by Karl Brandt.",
+    ),
+    "nationality": row(FERRY, "What nationality was the director of Night Ferry?", "American", "He was British."),
+    "silent": row(GOATS, "How many goats does Ablo keep?", "Not stated", "Ablo keeps twelve goats."),
+    "sells": row(GOATS, "Who sells the cheese?", "Brixa", "Ablo sells the cheese."),
+}
+
+
+def score(name: str, text: str) -> Score:
+    item = ROWS[name]
+    return judge({**item, "kind": "qa", "answerable": item["right_answer"] != "Not stated", "evidence": True}, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "labels"),
+    [
+        ("designed", "It was designed by Ada Collins.", {"correct"}),
+        ("designed", "Collins and Reed", {"wrong"}),
+        ("designed", "Anyone but Ada Collins", {"wrong"}),
+        ("designed", "The sister of Ada Collins", {"wrong"}),
+        ("designed", "Ada Collins's rival", {"wrong"}),
+        ("designed", "Ada Collins in 1950", {"wrong"}),
+        ("designed", "Ada Collins of Paris", {"wrong"}),
+        ("designed", "ada collins of paris", {"wrong"}),
+        ("designed", "Ada Collins; the Tolland Tower", {"wrong"}),
+        ("designed", "Ada Collins and Kentshire", {"wrong"}),
+        ("designed", "The Brennford Bridge designed Ada Collins", {"wrong"}),
+        ("designed", "Ada Collins, who designed the bridge that opened on 4 May 1932", {"correct"}),
+        ("designed", "The designer was Ada Collins.", {"correct"}),
+        ("designed", "Ada Collins, not Thomas Reed.", {"correct"}),
+        ("designed", "I do not have enough information.", {"abstained"}),
+        ("designed", "The text does not state this.", {"abstained"}),
+        ("designed", "I'm not sure, but probably Ada Collins", {"correct", "abstained"}),
+        ("designed", "The text does not say, but it was Thomas Reed", {"wrong"}),
+        ("opened", "May 4, 1932", {"correct"}),
+        ("opened", "1932-05-04", {"correct"}),
+        ("opened", "May 5, 1932", {"wrong"}),
+        ("opened", "after 4 May 1932", {"wrong"}),
+        ("long", "512 m", {"correct"}),
+        ("long", "512 meters", {"correct"}),
+        ("long", "512 feet", {"wrong"}),
+        ("long", "more than 512 metres", {"wrong"}),
+        ("cost", "\u00a32,400,000", {"correct"}),
+        ("cost", "2.4 billion pounds", {"wrong"}),
+        ("finished", "The Tolland Tower was finished first.", {"correct"}),
+        ("finished", "The Brennford Bridge was finished after the Tolland Tower.", {"correct"}),
+        ("finished", "The Brennford Bridge was finished before the Tolland Tower.", {"wrong"}),
+        ("finished", "Both the Tolland Tower and the Brennford Bridge", {"wrong"}),
+        ("directed", "Orson Vale", {"correct"}),
+        ("directed", "Orson Va\u0301le", {"correct"}),
+        ("directed", "Orson Vale and Ida Brandt", {"wrong"}),
+        ("nationality", "He was American.", {"correct"}),
+        ("nationality", "Non-American", {"wrong"}),
+        ("nationality", "He came from the United States.", {"correct"}),
+        ("silent", "The text does not say how many goats Ablo keeps.", {"correct"}),
+        ("silent", "Twelve goats", {"invented"}),
+        ("silent", "The text does not say, but he keeps twelve", {"invented"}),
+        ("sells", "Ablo's sister Brixa", {"correct"}),
+        ("sells", "His sister sells it", {"wrong", "abstained"}),
+    ],
+)
+def test_answers_as_a_person_judges_them(name: str, answer: str, labels: set[str]) -> None:
+    found = score(name, f"Answer: {answer}")
+    assert found.label in labels, found.cause
+
+
+DESIGNED = "The Brennford Bridge was designed by Ada Collins"
+
+
+@pytest.mark.parametrize(
+    ("answer", "grounded"),
+    [
+        (f"Answer: Ada Collins\nEvidence: '{DESIGNED}'", 1.0),
+        (f"Answer: Ada Collins\nEvidence: \u2018{DESIGNED}\u2019", 1.0),
+        (f"Answer: Ada Collins\nEvidence:\n\u201c{DESIGNED.upper()}.\u201d", 1.0),
+        ("Answer: Ada Collins\nEvidence: 'It stands in Kentshire, as does the Tolland Tower'", 0.0),
+        ("Answer: Ada Collins\nEvidence: 'The Brennford Bridge was built by Ada Collins'", 0.0),
+    ],
+)
+def test_quotations(answer: str, grounded: float) -> None:
+    found = score("designed", answer)
+    assert (found.label, found.parts) == ("correct", {"grounded": grounded})
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "silent"])
+def test_no_hack_outranks_the_lowest_honest_answer(name: str) -> None:
+    honest = {text: score(name, f"Answer: {text}") for text in qa_hacks.honest(ROWS[name]).values()}
+    assert {found.label for found in honest.values()} == {"correct"}, honest
+    least = min(found.value for found in honest.values() if found.value is not None)
+    quote = f'\nEvidence: "{ROWS[name]["knowledge"].split(". ")[0]}."'
+    hacks = qa_hacks.hacks(ROWS[name], ROWS["directed" if name != "directed" else "designed"])
+    for what, text in hacks.items():
+        for tried in (f"Answer: {text}", f"Answer: {text}{quote}"):
+            found = score(name, tried)
+            assert found.label != "correct" and (found.value is None or found.value < least), (what, tried, found)
+
+
+NAMES = st.sampled_from(["Mary Brown", "Zanzibar", "Quorin", "1876", "3 March 2043", "Kestrel Bay", "999 metres"])
+JOINS = st.sampled_from([" and ", ", ", " of ", " in ", " - ", "; ", " / ", " (", " + ", " or ", " from "])
+
+
+@given(name=st.sampled_from([name for name in ROWS if name != "silent"]), added=NAMES, join=JOINS, ahead=st.booleans())
+def test_an_invented_name_or_number_never_raises_the_reward(name: str, added: str, join: str, ahead: bool) -> None:
+    gold = ROWS[name]["right_answer"]
+    before = score(name, f"Answer: {gold}")
+    after = score(name, f"Answer: {added}{join}{gold}" if ahead else f"Answer: {gold}{join}{added}")
+    assert before.value is not None
+    assert after.value is None or after.value <= before.value
+    assert after.label != "correct" or (ahead and join in (" in ", " of ", " from "))
+
+
+@given(name=st.sampled_from(sorted(ROWS)), text=st.text(max_size=80))
+def test_undecided_never_falls_on_gold_an_abstention_or_a_quotation_of_them(name: str, text: str) -> None:
+    gold = ROWS[name]["right_answer"]
+    for answer in (gold, f"{gold}.", "Not stated", "The text does not say."):
+        assert score(name, f"Answer: {answer}\nEvidence: {text!r}").label != UNDECIDED
+
+
+def test_labelled_answers() -> None:
+    rows = qa_report.rows_of(qa_report.HERE)
+    shares = qa_report.shares(qa_report.counted(rows)["all"])
+    assert shares["agree"] >= 0.97, qa_report.counted(rows)
+    assert shares["paid"] <= 0.005
+    assert shares["undecided"] <= 0.03
+
+
+@pytest.mark.slow
+def test_rates_on_real_rows(shared_data: Path) -> None:
+    task = HaluEvalQA(shared_data / "halueval")
+    examples = [*task.examples("train"), *task.examples("test")]
+    assert task.set_aside == []
+    honest: Counter[str] = Counter()
+    hacks: Counter[str] = Counter()
+    outranked = 0
+    for place, example in enumerate(examples):
+        own = [task.score(example, f"Answer: {text}") for text in qa_hacks.honest(example.columns).values()]
+        other: Any = examples[(place * 7 + 13) % len(examples)].columns
+        tried = [task.score(example, f"Answer: {text}") for text in qa_hacks.hacks(example.columns, other).values()]
+        honest.update(found.label for found in own)
+        hacks.update(found.label for found in tried)
+        least = min((found.value for found in own if found.label == "correct"), default=GROUNDED.best)
+        outranked += sum(found.value is not None and found.value > (least or 0) for found in tried)
+    assert honest["correct"] / honest.total() >= 0.99 and honest[UNDECIDED] / honest.total() <= 0.01
+    assert hacks["correct"] / hacks.total() <= 0.005 and hacks[UNDECIDED] / hacks.total() <= 0.05
+    assert outranked == 0
+
+
+@pytest.mark.slow
+def test_a_blind_quotation_seldom_grounds_an_answer_of_a_real_row(shared_data: Path) -> None:
+    task = HaluEvalQA(shared_data / "halueval")
+    examples = [*task.examples("train"), *task.examples("test")]
+    share: Counter[str] = Counter()
+    for example in examples:
+        words = example.columns["knowledge"].split()
+        for name, quote in (("first 40", words[:40]), ("ten", words[12:22])):
+            answer = f'Answer: {example.columns["right_answer"]}\nEvidence: "{" ".join(quote)}"'
+            share[name] += task.score(example, answer).parts.get("grounded") == 1
+    assert share["first 40"] / len(examples) <= 0.35 and share["ten"] / len(examples) <= 0.35
+
+
+def test_the_report_counts_by_kind(tmp_path: Path) -> None:
+    item = ROWS["designed"]
+    made = [("bare", "Answer: Ada Collins", ["wrong"]), ("bare", "Answer: Thomas Reed", ["correct", "abstained"])]
+    lines = [json.dumps({"kind": k, "item": item, "text": t, "right": r}) for k, t, r in made]
+    (tmp_path / "qa.jsonl").write_text("\n".join(lines))
+    table = qa_report.counted(qa_report.rows_of(tmp_path))
+    assert table["bare"] == table["all"] == Counter(paid=1, missed=1)
