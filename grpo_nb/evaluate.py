@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from grpo_nb import dependencies, preflight, seeding
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
-from grpo_nb.intervals import RESAMPLES, bootstrap, with_intervals
+from grpo_nb.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.paired import Mode, Row, Split, Stage, count, drawn_from
 from grpo_nb.pareto import Metrics, best, knee
@@ -32,6 +32,9 @@ from grpo_nb.tasks import DataError, Task, read_examples, summarise, supported
 from grpo_nb.types import Example, Rollouts, Score
 
 log = logging.getLogger(__name__)
+
+APART = "pools_apart"
+"""In rows of this version on: the pools of quick and final evaluation share no cluster where the data allow it."""
 
 COLUMNS = ["stage", "step", "split", "mode", "objective", "metric", "value", "low", "high", "n", "clusters"]
 
@@ -94,7 +97,7 @@ def evaluate(
         with _progress(objective, len(pool)) as progress:
             drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
             texts = ask(learner, pool, run.config.sampling, built, drawn, progress).scored_texts
-        row = {"stage": name, "step": step, "split": split, "mode": mode}
+        row = {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
         row |= measured(run, objective, task, pool, texts)
         run.log_evaluation(row)
         tables.append(tidy(row))
@@ -195,7 +198,8 @@ def placed(stage: Stage, checkpoint: Checkpoint | None) -> tuple[str, int]:
 def examples_of(run: Run, objective: str, task: Task, split: Split = "test", limit: int | None = None) -> list[Example]:
     """The fixed pool of an objective: the head of a seeded permutation of the split, the same for every stage.
 
-    Examples that share a `pair` column stay together, so that both members are in the pool.
+    Examples that share a `pair` column stay together, so that both members are in the pool. Clusters that quick
+    evaluation has for itself (`quick_clusters`) are left out.
 
     Raises:
         DataError: the split is empty, or an example id is used twice.
@@ -203,6 +207,41 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit}; needs 1 or more, or None for run.eval_examples")
+    order = ordered(run, objective, task, split)
+    apart = quick_clusters(run, objective, order) if split == "test" else set()
+    pool = [example for example in order if cluster_of(example) not in apart]
+    return pool[: run.config.run.eval_examples if limit is None else limit]
+
+
+def quick_clusters(run: Run, objective: str, examples: Sequence[Example]) -> set[str]:
+    """The test clusters (templates or texts) that quick evaluation has for itself: a third of them, 5 at least.
+
+    None where it is off, where 5 would not be left for the final pool too, and in a run that an earlier version
+    measured on shared clusters, whose pools stay as they were.
+    """
+    clusters = sorted({cluster_of(example) for example in examples})
+    if run.config.run.quick_eval_every == 0 or len(clusters) < 2 * FEWEST or _measured_on_shared(run, objective):
+        return set()
+    order = seeding.permutation(len(clusters), run.config.run.seed, 0, f"quick clusters/{objective}")
+    return {clusters[i] for i in order[: max(FEWEST, len(clusters) // 3)]}
+
+
+def cluster_of(example: Example) -> str:
+    """The template or text of an example; its id where it has none."""
+    return str(example.columns.get("cluster", example.id))
+
+
+def _measured_on_shared(run: Run, objective: str) -> bool:
+    own = (row for row in run.rows("evaluations") if row.get("objective") == objective and row.get("split") == "test")
+    return any(row.get("mode") != "probe" and APART not in row for row in own)
+
+
+def ordered(run: Run, objective: str, task: Task, split: Split) -> list[Example]:
+    """All examples of a split in the seeded order of its pools; those that share a `pair` column stay together.
+
+    Raises:
+        DataError: the split is empty, or an example id is used twice.
+    """
     examples = read_examples(task, split)
     if repeated := [name for name, times in Counter(example.id for example in examples).items() if times > 1]:
         raise DataError(
@@ -219,8 +258,7 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
     pairs: dict[str, list[Example]] = {}
     for example in (examples[i] for i in order):
         pairs.setdefault(str(example.columns.get("pair", example.id)), []).append(example)
-    pool = [example for members in pairs.values() for example in members]
-    return pool[: run.config.run.eval_examples if limit is None else limit]
+    return [example for members in pairs.values() for example in members]
 
 
 def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> Row:
@@ -232,7 +270,7 @@ def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], see
     kept.
     """
     questions = {example.id: dependencies.question(example) for example in examples}
-    clusters = [str(example.columns.get("cluster", example.id)) for example in examples]
+    clusters = [cluster_of(example) for example in examples]
     values = summarise(task, examples, scores)
     drawn = bootstrap(lambda rows: summarise(task, *_pick(rows, examples, scores)), clusters, seed, RESAMPLES)
     return {

@@ -1,8 +1,9 @@
 """Quick evaluation: while a run trains, every so many steps, the same few held-out prompts of each objective.
 
 Greedy, so nothing is drawn, and in eval mode without gradients: training has the bits that it would have without.
-The pool is taken from the test split, behind the examples that `evaluate` uses: what is chosen by these numbers (the
-best checkpoint, the knee) can still be measured on questions that had no part in the choice.
+The pool is taken from templates or texts of the test split that `evaluate` leaves out, where there are enough for
+both: what is chosen by these numbers (the best checkpoint, the knee) can still be measured on questions that had no
+part in the choice. Where they must share, the log says how much.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from grpo_nb import dependencies, metrics
 from grpo_nb.config import Config
-from grpo_nb.evaluate import ask, examples_of, measured
+from grpo_nb.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
 from grpo_nb.objectives import Objective
 from grpo_nb.paired import Logged, Row, logged
 from grpo_nb.run import Run
@@ -36,14 +37,18 @@ def begin(state: Training) -> None:
     overlaps = {name: overlap(state.run, objective, _pool(state, name)) for name, objective in state.objectives.items()}
     state.run.log_event("quick_pool", step=0, pools=overlaps)
     for name, found in overlaps.items():
-        if found["trained"] or found["final"]:
+        if found["trained"] or found["final"] or found["final_clusters"]:
             log.warning(
-                "quick evaluation of %s: of %d examples %d are also training prompts and %d are in evaluate's pool, "
-                "since its test split has no others; lower run.quick_eval_examples or run.eval_examples",
+                "quick evaluation of %s: of %d examples %d are also training prompts and %d are in evaluate's pool; of "
+                "their %d templates or texts %d are, since its test split has no others: a stage chosen by these "
+                "numbers looks better in the final evaluation than it is. Lower run.quick_eval_examples or "
+                "run.eval_examples, or give data with more templates",
                 name,
                 found["n"],
                 found["trained"],
                 found["final"],
+                found["clusters"],
+                found["final_clusters"],
             )
     measure(state, 0)
 
@@ -67,25 +72,31 @@ def measure(state: Training, step: int) -> metrics.Row:
 def pool(run: Run, objective: Objective) -> list[Example]:
     """The fixed examples of an objective, the first so many of its test split in this order.
 
-    Neither a training prompt nor in the pool of `evaluate`, with a template or text of their own; then those whose
-    template or text is in that pool too; then, in a split too small for both, that pool's own; training prompts last
-    (a task may give the same examples for both splits). Equals stand in the seeded order of `evaluate`'s pool.
+    Neither a training prompt nor in the pool of `evaluate`, of a template or text that this pool lacks; where
+    `quick_clusters` are kept for it, these alone, be they fewer. Then, where the split is too small for both, those
+    whose template or text is in that pool too; then that pool's own; training prompts last (a task may give the same
+    examples for both splits). Equals stand in the seeded order of `evaluate`'s pool.
     """
     task = objective.rubric.task
-    order = examples_of(run, objective.name, task, limit=len(task.examples("test")))
-    final = order[: run.config.run.eval_examples]
-    trained, asked, seen = _prompts(objective.examples), _prompts(final), {_cluster(example) for example in final}
-    order.sort(key=lambda e: (str(e.prompt) in trained, str(e.prompt) in asked, _cluster(e) in seen))
+    order, final = ordered(run, objective.name, task, "test"), examples_of(run, objective.name, task)
+    trained, asked, seen = _prompts(objective.examples), _prompts(final), {cluster_of(example) for example in final}
+    order.sort(key=lambda e: (str(e.prompt) in trained, str(e.prompt) in asked, cluster_of(e) in seen))
+    if quick_clusters(run, objective.name, order):
+        order = [e for e in order if cluster_of(e) not in seen and str(e.prompt) not in trained | asked] or order
     return order[: run.config.run.quick_eval_examples]
 
 
 def overlap(run: Run, objective: Objective, chosen: Sequence[Example]) -> dict[str, int]:
-    """How many examples a pool has, and how many of them are trained on, or in the pool of `evaluate`."""
-    trained, final = _prompts(objective.examples), _prompts(examples_of(run, objective.name, objective.rubric.task))
+    """A pool's examples, those of them that are trained on or in the pool of `evaluate`; its clusters, those there."""
+    pool = examples_of(run, objective.name, objective.rubric.task)
+    trained, final = _prompts(objective.examples), _prompts(pool)
+    clusters = {cluster_of(example) for example in chosen}
     return {
         "n": len(chosen),
         "trained": sum(str(example.prompt) in trained for example in chosen),
         "final": sum(str(example.prompt) in final for example in chosen),
+        "clusters": len(clusters),
+        "final_clusters": len(clusters & {cluster_of(example) for example in pool}),
     }
 
 
@@ -99,7 +110,7 @@ def _pool(state: Training, name: str) -> list[Example]:
 def _measured(state: Training, objective: Objective, step: int) -> Row:
     run, task, examples = state.run, objective.rubric.task, _pool(state, objective.name)
     texts = ask(state.policy, examples, run.config.sampling, state.engine).scored_texts
-    row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE}
+    row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE, APART: True}
     row |= measured(run, objective.name, task, examples, texts)
     run.log_evaluation(row)
     return row
@@ -116,7 +127,3 @@ def _logged(state: Training, objective: str, step: int) -> Row | None:
 
 def _prompts(examples: Sequence[Example]) -> set[str]:
     return {str(example.prompt) for example in examples}
-
-
-def _cluster(example: Example) -> str:
-    return str(example.columns.get("cluster", example.id))

@@ -243,11 +243,17 @@ def _first_and_newest(
         rows = [e for e in own if e.get("mode") in modes and e.get("split", "test") == "test"]
         trained = [row for row in rows if row.get("stage") not in _STARTS]
         for after in reversed(trained):
-            alike = [e for e in rows if all(e.get(key) == after.get(key) for key in ("split", "mode", "pool"))]
+            comparable = [e for e in rows if alike(e, after)]
             for stage in _STARTS:
-                if before := next((e for e in reversed(alike) if e.get("stage") == stage), None):
+                if before := next((e for e in reversed(comparable) if e.get("stage") == stage), None):
                     return before, after
     return None
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two evaluations asked the same questions of the same split in the same mode."""
+    questions = "asked" if "asked" in one and "asked" in other else "pool"
+    return all(one.get(key) == other.get(key) for key in ("split", "mode", questions))
 
 
 _STARTS = ("sft", "step 0", "base")

@@ -23,7 +23,7 @@ from grpo_nb.findings import (
     start,
 )
 from grpo_nb.paired import change
-from grpo_nb.regressions import hedges, hedging_advice
+from grpo_nb.regressions import alike, hedges, hedging_advice
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
@@ -312,7 +312,7 @@ def reward_without_accuracy(
     scored = [e for e in of_stages if "accuracy" in (e.get("metrics") or {})]
     if before is None or now is None or len(scored) < 2:
         return None
-    earlier = [e for e in scored if e["stage"] in ("base", "sft") and _alike(e, scored[-1])]
+    earlier = [e for e in scored if e["stage"] in ("base", "sft") and alike(e, scored[-1])]
     if not earlier or scored[-1]["stage"] in ("base", "sft"):
         return None
     was, is_now = (e["metrics"]["accuracy"]["value"] for e in (earlier[-1], scored[-1]))
@@ -351,10 +351,6 @@ def forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Finding | None:
         "probe stage 'sft' to see which half did it; then fewer sft.steps, or a lower learning rate and a higher beta, "
         "or take an earlier checkpoint",
     )
-
-
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("split", "mode", "pool"))
 
 
 def _shaping(config: Config) -> list[str]:

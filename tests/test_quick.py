@@ -168,7 +168,11 @@ def pool_of(run: Run, task: Task) -> tuple[list[Example], list[Example], dict[st
 def test_the_pool_is_held_out_and_apart_from_the_final_one(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__eval_examples=40, run__quick_eval_examples=10)
     found, final, overlap = pool_of(run, Both(60, 0))
-    assert len(found) == 10 == len({e.id for e in found}) and overlap == {"n": 10, "trained": 0, "final": 0}
+    assert len(found) == 10 == len({e.id for e in found}) and (overlap["n"], overlap["trained"], overlap["final"]) == (
+        10,
+        0,
+        0,
+    )
     assert not {e.id for e in found} & {e.id for e in final} and all(e.id.startswith("test/") for e in found)
     assert found == pool_of(Run.open(run.path), Both(60, 0))[0]
 
@@ -179,12 +183,42 @@ def test_templates_that_the_final_pool_lacks_come_first(tmp_path: Path) -> None:
     assert not {e.columns["cluster"] for e in found} & {e.columns["cluster"] for e in final}
 
 
+APART = {"run__quick_eval_every": 2, "run__checkpoint_every": 2}
+
+
+def test_a_third_of_the_templates_is_kept_for_the_pool_where_it_is_on(tmp_path: Path) -> None:
+    """12 templates of 5 questions: 5 for the quick pool, 7 for the final one, however many questions are asked for."""
+    run = tiny_run(tmp_path, run__eval_examples=60, run__quick_eval_examples=30, **APART)
+    _, final, overlap = pool_of(run, Both(60, 0))
+    assert overlap == {"n": 25, "trained": 0, "final": 0, "clusters": 5, "final_clusters": 0}
+    assert len(final) == 35 and len({e.columns["cluster"] for e in final}) == 7
+    assert examples_of(run, F, Both(60, 0), limit=9) == final[:9]
+
+
+def test_fewer_than_ten_templates_are_shared_and_counted(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__eval_examples=20, run__quick_eval_examples=10, **APART)
+    found, final, overlap = pool_of(run, Both(25, 0))
+    assert len(final) == 20 and overlap["final_clusters"] > 0
+    shared = {e.columns["cluster"] for e in found} & {e.columns["cluster"] for e in final}
+    assert overlap["final_clusters"] == len(shared)
+
+
+def test_a_run_that_was_measured_on_shared_templates_keeps_its_pools(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__eval_examples=60, run__quick_eval_examples=30, **APART)
+    row = {"stage": "sft", "step": 0, "split": "test", "mode": "greedy", "objective": F}
+    probed = row | {"mode": "probe"}
+    run.log_evaluation(probed)
+    assert len(examples_of(run, F, Both(60, 0))) == 35
+    run.log_evaluation(row)
+    assert len(examples_of(run, F, Both(60, 0))) == 60 and len(pool_of(run, Both(60, 0))[0]) == 30
+
+
 def test_a_split_too_small_for_both_shares_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tiny_run(tmp_path, run__eval_examples=24, **{**ON, "run__quick_eval_examples": 4})
     next(grpo(run))
     assert "of 4 examples 0 are also training prompts and 4 are in evaluate's pool" in caplog.text
     (event,) = [e for e in run.rows("events") if e["kind"] == "quick_pool"]
-    assert event["pools"][F] == {"n": 4, "trained": 0, "final": 4}
+    assert event["pools"][F] == {"n": 4, "trained": 0, "final": 4, "clusters": 1, "final_clusters": 1}
 
 
 def test_training_prompts_are_the_last_resort(tmp_path: Path) -> None:
