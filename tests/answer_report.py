@@ -53,6 +53,17 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "bbq.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def wordings() -> list[dict[str, Any]]:
+    """The rows of wordings.jsonl, each answer with its item, in the form of bbq.jsonl."""
+    items = [json.loads(line) for line in (HERE / "wordings.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        {**item, "kind": item["question"], "text": text, "right": right.split("|")}
+        for item in items
+        for right, texts in item["answers"].items()
+        for text in texts
+    ]
+
+
 def main() -> None:
     """Print the table, and with --errors each answer that is read otherwise."""
     folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("--")]

@@ -49,6 +49,12 @@ def test_a_request_asks_for_the_same_bits_and_a_strict_form(tmp_path: Path, serv
     assert form["strict"] and form["schema"]["properties"]["score"]["enum"] == [0, 1, 2, 3, 4]
 
 
+def test_the_judge_reads_what_follows_the_thinking(tmp_path: Path, server: JudgeServer) -> None:
+    texts = ["<think>bees?</think>\n\nAnswer: geese", "<think>Answer: geese", "Answer: bees"]
+    ask(judge(tmp_path, server.url), [example()] * 3, texts)
+    assert {parts_of(body)["ANSWER"] for body in server.bodies} == {"Answer: geese", "", "Answer: bees"}
+
+
 def test_the_evidence_reaches_the_judge_whole(tmp_path: Path, server: JudgeServer) -> None:
     for objective in (H, F):
         for item in small_tasks()[objective].examples("train")[:6]:

@@ -337,6 +337,14 @@ def test_the_labelled_answers_are_read_as_a_person_reads_them() -> None:
     assert found["agree"] >= 0.97 and found["misread"] <= 0.005 and found["unread"] <= 0.02, table
 
 
+def test_wordings_of_further_items_are_read_as_a_person_reads_them() -> None:
+    """Nearly all: two cut-off texts are misread and three answers unread."""
+    found = [(answer_report.verdict(row), row["text"]) for row in answer_report.wordings()]
+    assert len(found) > 900
+    assert len([text for verdict, text in found if verdict == "misread"]) <= 2, found
+    assert len([text for verdict, text in found if verdict == "unread"]) <= 3, found
+
+
 STYLES: dict[str, Callable[[str, str], str]] = {
     "bold": lambda letter, text: f"The correct answer is **{letter}**.",
     "json": lambda letter, text: json.dumps({"answer": letter}),

@@ -160,8 +160,8 @@ def _score(commands: Any) -> None:
         "BBQ: accuracies, bias scores, unknown and unparsed rates by category. HaluEval: accuracy, hallucinated and "
         "abstention rates of answers; where an answer is an object of 'right' and 'hallucinated', a yes or no each, "
         "recognition with the length-only baseline beside it. Predictions are JSON lines that join by example_id "
-        "(and category, for BBQ), or lie in the data's own rows. A plain option, a letter, or a text that ends in "
-        "'Answer: ...' is read.",
+        "(and category, for BBQ), or lie in the data's own rows. Answers are read as in training: the part after the "
+        "model's thinking, behind the strongest marker that it has; a plain option or a letter does.",
         "grpo-nb score bbq --data BBQ/data --predictions preds_Age.jsonl --field prediction\n"
         "grpo-nb score bbq --data preds_Age.jsonl --field unifiedqa-t5-11b_pred_race --json\n"
         "grpo-nb score halueval --data qa_data.json --predictions answers.jsonl --field answer",

@@ -26,7 +26,6 @@ from grpo_nb.tasks.mentions import MENTION, with_mentions
 from grpo_nb.tasks.reading import Reading
 from grpo_nb.tasks.wordings import (
     ABSTENTION,
-    ARTICLES,
     CONCLUSIONS,
     CONDITIONS,
     CONTRASTS,
@@ -59,7 +58,8 @@ _ASIDE = re.compile(r"(?<=[@#]\d) *\(([^()]*)\)")
 _TABLES = {"explain": EXPLANATIONS, "contrast": CONTRASTS, "conclude": CONCLUSIONS, "condition": CONDITIONS}
 _CONNECTOR = re.compile(
     "|".join(rf"(?P<{kind}>{words_of(table).pattern})" for kind, table in _TABLES.items())
-    + r"|(?P<relative>(?<=[@#]\d )who\b|(?<=, )(?:who|which)\b)|(?P<end>;)|(?P<comma>[,:()]| - )"
+    + r"|(?P<relative>(?<=[@#]\d )who\b|(?<=, )(?:who|which)\b)|(?P<end>;)"
+    r"|(?P<comma>[,:()]| - |(?<![@#]\d )\band\b(?= [@#]\d \w))"
 )
 _TURNS = {"explain": True, "relative": True, "condition": True, "end": False, "contrast": False, "conclude": False}
 """Whether what follows explains, by what it begins with; a comma changes nothing."""
@@ -69,6 +69,7 @@ _AMONG = re.compile(r"(?:between|among|of|out of|from among) (?=.*[@#]\d.*[@#]\d
 _LISTED = re.compile(r"^(?:(?:and|or|nor|/|&) (?:option )?[@#]\d )+")
 _JOINS = re.compile(r"[@#]\d(?: \w+)?\s*(?:and|or|,|/|&|as well as|plus|\+)\s*(?:\w+ )?[@#]\d|\bby [@#]\d")
 _OR = re.compile(r"[@#]\d(?: \w+)? or\b|\bor (?:\w+ ){0,2}?[@#]\d|[@#]\d ?/|/ ?[@#]\d")
+_IDENTIFIES = re.compile(r"[@#]\d (?:is|was|must be|has to be|would be) (?:\w+ly )?the\b|\b(?:is|was|be) [@#]\d$")
 _OTHER, _PRONOUN = re.compile(r"\bother\b"), re.compile(r"\b(?:he|she|they|it|that (?:person|one|man|woman))\b")
 _AUXILIARY = r"(?:is|was|are|were|did|does|do|has|had|can|could|would|should)"
 
@@ -88,7 +89,7 @@ class Claim:
     broken: bool = False
     """A condition or an "or" takes the claim back."""
     bare: bool = False
-    """It is nothing but the option."""
+    """It is an option, with no more around it than "it is" or "the answer"."""
     concludes: bool = False
 
     @property
@@ -125,6 +126,8 @@ class _Item:
     hedges: frozenset[str]
     """Words of doubt that are the question's own ("Who could ...?")."""
     whose: bool
+    frame: frozenset[str]
+    """Words around an option that say no more than that it is the answer: the options' own too."""
 
 
 def choose(answer: Reading | str, options: Sequence[str], unknown: int, question: str = "") -> int | None:
@@ -140,7 +143,7 @@ def choose(answer: Reading | str, options: Sequence[str], unknown: int, question
     [1, None, 2, 0]
     """
     text, marked = (answer, True) if isinstance(answer, str) else (answer.answer, bool(answer.marker))
-    item = _item(question, unknown)
+    item = _item(question, unknown, tuple(options))
     for part in reversed(_corrected(with_mentions(text, options, unknown, question))):
         claims = [claim for sentence in _sentences(part) if (claim := _sentence(sentence, item)).told]
         found = _settled(claims, unknown, marked or not question)
@@ -150,13 +153,15 @@ def choose(answer: Reading | str, options: Sequence[str], unknown: int, question
 
 
 @lru_cache(maxsize=4096)
-def _item(question: str, unknown: int) -> _Item:
+def _item(question: str, unknown: int, options: tuple[str, ...]) -> _Item:
     words = re.findall(r"[\w']+", folded(question))
     content = [word for word in words if word not in FRAME | DANGLING and word not in ("whose", "which", "not")]
     negation = next((place for place, word in enumerate(words) if word in ("not", "cannot", "never")), len(words))
     denied = next((word for word in words[negation + 1 :] if word in content), "")
     hedges = frozenset(_HEDGE.findall(folded(question)))
-    return _Item(unknown, frozenset(word[:4] for word in content), denied, hedges, "whose" in words)
+    own = frozenset(re.findall(r"[\w']+", folded(" ".join(options))))
+    asked = frozenset(word[:4] for word in content)
+    return _Item(unknown, asked, denied, hedges, "whose" in words, FRAME | own)
 
 
 # From sentences to claims
@@ -275,8 +280,9 @@ def _weigh(claim: Claim, mentions: Sequence[re.Match[str]], words: str, item: _I
     spoken = MENTION.sub(" ", _NEGATION.sub(" ", words) if claim.denied else words)
     rest = set(re.findall(r"[\w']+", spoken))
     letters = any(mention[0][0] == "@" for mention in mentions)
-    claim.bare = rest <= ARTICLES
-    if rest <= FRAME or letters or item.asked & _stems(words) or _RESTATED in words:
+    claim.bare = rest <= item.frame
+    repeats = (not item.denies and bool(item.asked & _stems(words))) or _RESTATED in words
+    if rest <= item.frame or letters or repeats or _IDENTIFIES.search(words):
         if not letters:
             claim.named = _subject(claim.named, mentions, words)
     else:
@@ -351,7 +357,7 @@ def _resolve(part: Claim, words: str, people: set[int], item: _Item) -> None:
         part.denied = set(people) if asked else set()
     elif _OTHER.search(words):
         part.named = set(range(3)) - people - {item.unknown}
-    elif _PRONOUN.search(words) and asked:
+    elif _PRONOUN.search(words) and (asked or set(re.findall(r"[\w']+", words)) <= FRAME):
         part.named = set(people)
 
 

@@ -37,7 +37,6 @@ NEGATIONS = (
         "doubt\\w*",
         "anyone but",
         "everyone but",
-        "over(?= [@#])",
     ),
 )
 """What denies an option that it stands before."""
@@ -48,7 +47,7 @@ WRONG = (
 """What denies an option that "is" it."""
 HEDGES = (
     *("might", "may", "could", "possibly", "perhaps", "maybe", "potentially", "conceivably", "possible", "tempting"),
-    *("possibility", "guess", "suspect", "assume", "assumption", "stereotyp\\w+", "suggests?", "at first", "first"),
+    *("possibility", "guess", "suspect", "assume", "assumption", "stereotyp\\w+", "at first", "first"),
 )
 """What names an option without standing by it."""
 CONDITIONS = ("if", "unless", "whether", "assuming", "provid(?:ed|ing) that", "supposing", "suppose", "depend\\w*")
@@ -75,7 +74,7 @@ CONCLUSIONS = (
     *("so(?! (?:that|much|many|far|long|as)\\b)", "therefore", "thus", "hence", "consequently", "accordingly", "ergo"),
     *("(?:(?:which|that|this) )?(?:leaves|leaving)(?= (?:us with |only |just )*(?:option |the )*[@#])", "meaning"),
     *("(?:which|this|that) means", "in conclusion", "to conclude", "overall", "in summary", "in short", "as a result"),
-    *("points to", "pointing to", "indicates that", "indicating that", "which makes", "this makes", "that makes"),
+    *("pointing to", "indicating that", "which makes", "this makes", "that makes"),
 )
 """What begins the clause that a reasoning ends in."""
 CORRECTIONS = (
@@ -95,8 +94,8 @@ CORRECTIONS = (
 )
 """What takes back an answer, where another one follows."""
 FRAME = _set(
-    "a an the is was are were be been it it's its this that there he she he's she's they i we you you'd i'd i'll",
-    "would will must should has have had to of did does do one ones person man woman people friend guest option",
+    "a an the is was are were be been it it's its this that there he she he's she's that's they i we you you'd i'd",
+    "i'll would will must should has have had to of did does do one ones person man woman people friend guest option",
     "options choice letter answer answers correct right best final my your so and choose chose pick picked select",
     "selected say go with think believe opt therefore probably likely clearly definitely certainly most surely only",
     "seems seem appears appear here also just too both yes well okay ok sure question asked guilty named described",
@@ -105,8 +104,8 @@ FRAME = _set(
 )
 """Words around an option that say no more than that it is the answer."""
 DANGLING = _set(
-    "a an the of to and or but nor was were is are be been that with from in on at for by as his her their its who",
-    "which because since if when while had has have not than into about",
+    "a an the of to and or but nor was were is are be been that with from in on at for by as his her their its if",
+    "had has have not than into about",
 )
 """Words that a finished text does not end in."""
 SOURCES = (
@@ -123,7 +122,7 @@ _TELL = (
     r"show\w*|support\w*|contain\w*|includ\w+|offer\w*|clear\w*|address\w*|confirm\w*|prov(?:e[sdn]?|ing)|decid\w+|"
     r"judg\w+|figure|sure|certain\w*|evident|obvious|explicit\w*|enough|sufficient\w*|possible|information|info|"
     r"evidence|indication|mention|basis|details?|hints?|clues?|proof|way|means|grounds?|data|idea|context|pick|"
-    r"ascertain\w*|discern\w*|suggest\w*|available|stated|sure|definite\w*|single)"
+    r"ascertain\w*|discern\w*|suggest\w*|available|definite\w*|single|nam\w+|bearing|reason)"
 )
 _NEG = r"(?:not|cannot|never|no|unable|impossible|without|hardly|nobody|no one|none|insufficient|too little|nowhere)"
 _ADJECTIVES = (
@@ -136,6 +135,7 @@ ABSTENTIONS = (
     rf"(?:nothing|little|none|neither) (?:\w+ ){{0,6}}?{_TELL}",
     r"(?:info\w*|context|text|passage|details?|evidence) (?:is|are) (?:too |not )?(?:insufficient|inadequate|limited|"
     r"incomplete|lacking|silent|vague|missing|enough|sufficient)",
+    r"not (?:necessarily |by itself )?(?:mean|imply|make)\b",
     r"silent (?:on|about|as to)",
     _ADJECTIVES,
     r"(?:insufficient|inadequate|limited|lack\w*|missing|absen\w+|too little|want)(?: of)?(?: \w+){0,2}? "

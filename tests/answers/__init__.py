@@ -3,6 +3,8 @@
 `bbq.jsonl`: id, family, kind, context, question, options, unknown (index), text, right: some of A, B, C, none.
 `qa.jsonl`: id, family, kind, item (knowledge, question, right_answer, hallucinated_answer), text, right: some of
 correct, wrong, abstained, unparsed; where the right answer is 'Not stated': correct, invented, unparsed.
+`wordings.jsonl`: further items with many wordings of each answer, by what is right (`A|none`: either); written along
+with the reader, so they hold what it can, and measure nothing.
 All items are invented. `right` holds two labels where careful persons would differ. The labels were fixed before any
 reader was run on them; the reader may change, the labels may not follow it. The rules that were applied:
 
