@@ -155,21 +155,6 @@ class CopiedReference:
                 parameter.data = own[name]
 
 
-def without_dropout(model: nn.Module) -> list[str]:
-    """Set every dropout probability of the model to 0; returns the names of what was above 0.
-
-    Scores must be a function of the weights: with dropout on, the ratio to the sampler is not 1 at step 1.
-    """
-    changed = []
-    for name, module in model.named_modules():
-        for attribute, value in list(vars(module).items()):
-            named = "drop" in attribute or (attribute == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
-            if named and isinstance(value, float) and value > 0:
-                setattr(module, attribute, 0.0)
-                changed.append(f"{name}.{attribute}")
-    return changed
-
-
 def _no_target(model: nn.Module, config: ModelConfig, error: ValueError) -> str:
     linear = {name.rsplit(".", 1)[-1] for name in linear_layers(model)}
     return f"lora_targets={config.lora_targets}: {error} Linear layers of this model: {', '.join(sorted(linear))}"

@@ -25,8 +25,9 @@ from grpo_nb.model import Policy, load_policy
 from grpo_nb.paired import Mode, Row, Split, Stage, count, drawn_from
 from grpo_nb.pareto import Metrics, best, knee
 from grpo_nb.rewards import task_scores
-from grpo_nb.rollout import Engine
+from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout import engine as engine_named
+from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, read_examples, summarise, supported
 from grpo_nb.types import Example, Rollouts, Score
@@ -113,6 +114,7 @@ def ask(
     progress: Callable[[int, int], None] | None = None,
 ) -> Rollouts:
     """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest."""
+    check_model(policy, draws=isinstance(engine, EagerEngine))
     prompts = [policy.encode(example.prompt) for example in examples]
     with policy.scoring():
         return engine.generate(

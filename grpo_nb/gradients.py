@@ -22,6 +22,8 @@ class GradientStats:
     """The loss by term: policy, kl, entropy."""
     ratio_deviation: float = 0.0
     """max |pi_new / pi_old - 1| over the trained tokens."""
+    log_ratios: list[Tensor] = field(default_factory=list)
+    """|log pi_new / pi_old| of the trained tokens, a tensor a micro-batch."""
     tokens: int = 0
     clipped_low: float = 0.0
     """Tokens whose gradient the lower clip removed."""
@@ -166,6 +168,7 @@ def _observe(stats: GradientStats, tokens: losses.Tokens, settings: losses.Recip
     logp, old, mask, limits = tokens.logp.detach(), tokens.logp_old, tokens.mask, settings.limits
     low, high = losses.clip_fractions(settings.algorithm.surrogate, logp, old, tokens.advantage, limits, mask)
     stats.ratio_deviation = max(stats.ratio_deviation, float(losses.ratio_deviation(logp, old, mask)))
+    stats.log_ratios.append(losses.log_ratio(logp, old, mask)[mask].abs().float().cpu())
     stats.tokens += n
     stats.clipped_low += float(low) * n
     stats.clipped_high += float(high) * n

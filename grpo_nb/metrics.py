@@ -16,6 +16,7 @@ from torch import Tensor
 from grpo_nb import losses
 from grpo_nb.gradients import GradientStats
 from grpo_nb.optim import Update
+from grpo_nb.rounding import FAR
 from grpo_nb.types import Experience, Rollouts, Score
 
 Row = dict[str, float | int | str | None]
@@ -66,6 +67,7 @@ def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
         "loss": fmean(g.loss for g, _ in updates),
         **{f"loss/{term}": fmean(g.terms.get(term, 0.0) for g, _ in updates) for term in first.terms},
         "ratio/max_dev": first.ratio_deviation,
+        **gap_row("ratio/gap", torch.cat(first.log_ratios) if first.log_ratios else None),
         "ratio/clamped": sum(g.clamped for g, _ in updates) / tokens,
         "clip/low": sum(g.clipped_low for g, _ in updates) / tokens,
         "clip/high": sum(g.clipped_high for g, _ in updates) / tokens,
@@ -73,6 +75,18 @@ def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
         "grad/update": sum(u.moved for _, u in updates),
         "grad/cosine": min(cosines) if cosines else None,
         **{f"grad/norm/{name}": norm for name, norm in first.norms.items()},
+    }
+
+
+def gap_row(key: str, sizes: Float[Tensor, "token"] | None) -> Row:
+    """|Δ log p| over tokens, in nats: mean, 99th percentile, and the share that no rounding gives."""
+    if sizes is None or not sizes.numel():
+        return {}
+    place = min(int(0.99 * sizes.numel()), sizes.numel() - 1)  # torch.quantile ends at 16 million
+    return {
+        key: float(sizes.mean()),
+        f"{key}_p99": float(sizes.sort().values[place]),
+        f"{key}_far": float((sizes > FAR).float().mean()),
     }
 
 
@@ -161,7 +175,7 @@ def sampler_row(experience: Experience, sampled: Float[Tensor, "batch token"]) -
     mask = experience.mask() & experience.kept[:, None]
     if not mask.any():
         return {"sampler_gap": None}
-    row: Row = {"sampler_gap": float(losses.masked_mean((experience.logprobs_old - sampled).abs(), mask))}
+    row = gap_row("sampler_gap", (experience.logprobs_old - sampled).abs()[mask])
     if experience.weights is None:
         return row
     silent = (experience.weights == 0).to(sampled.dtype)

@@ -19,6 +19,7 @@ from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
 from grpo_nb.loading import ModelError
 from grpo_nb.origins import Origin
+from grpo_nb.silence import as_it_came, silence
 from grpo_nb.types import Batch, Prompt, TokenStats
 
 __all__ = ["ModelError", "Policy", "load_policy"]
@@ -65,7 +66,7 @@ class Policy:
     """A causal language model that learns, seen through what GRPO asks of it.
 
     `Policy(model, tokenizer)` takes any transformers model or LoRA model that is in memory; whatever of it has
-    requires_grad is trained. Dropout is set to 0 in the model given.
+    requires_grad is trained. Dropout and router noise are set to 0 in the model given.
 
     Raises:
         ModelError: nothing to train, no terminator, or a tokenizer that does not fit the model.
@@ -87,7 +88,9 @@ class Policy:
         self.full = not isinstance(model, PeftModel)
         self._trainable = _trainable_names(model)
         self._size = sum(parameter.numel() for parameter in model.parameters())
-        self._dropped = adapters.without_dropout(model)
+        self._silenced = silence(model)
+        self.checked: set[str] = set()
+        """What `rollout.selfcheck` has found to agree."""
         self._reference: adapters.Reference | None = None
         self.codec = Codec(tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs)
 
@@ -99,6 +102,12 @@ class Policy:
     def dtype(self) -> torch.dtype:
         """Type of the base weights; adapters are float32 in any case."""
         return _embedding(self.model).dtype
+
+    @property
+    def rounding(self) -> float:
+        """Step of the type that a forward pass computes in, at 1: the weights' own, or TF32's where that is allowed."""
+        tf32 = self.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+        return max(torch.finfo(self.dtype).eps, torch.finfo(torch.float16).eps if tf32 else 0.0)
 
     @property
     def terminators(self) -> tuple[int, ...]:
@@ -295,7 +304,7 @@ class Policy:
         """
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            with loading.quietly():
+            with loading.quietly(), as_it_came(self._silenced):
                 _save(self.model, str(folder))
                 self.tokenizer.save_pretrained(str(folder))
         except OSError as error:
@@ -326,7 +335,8 @@ class Policy:
         }
 
     def _notes(self) -> list[str]:
-        dropped = f"dropout set to 0 in {len(self._dropped)} places, e.g. {self._dropped[:1]}" if self._dropped else ""
+        off = self._silenced
+        dropped = f"dropout set to 0 in {len(off)} places (or router noise), e.g. {off[0].name}" if off else ""
         beyond = f"{len(self.codec.beyond)} tokens without a row, refused in prompts, e.g. {self.codec.beyond[:1]}"
         dated = f"the chat template writes a date: {self.codec.date:%Y-%m-%d}" if clock.is_read(self.tokenizer) else ""
         notes = (dropped, beyond if self.codec.beyond else "", _towers_note(self.model), dated)

@@ -1,11 +1,61 @@
-"""Rules about settings that distort the numbers of a step without an error: asked through rules.py."""
+"""Rules about numbers that are wrong without an error: a sampler that is not the trainer, advantages cut flat.
+
+Asked through rules.py.
+"""
+
+import math
 
 from grpo_nb.algorithms import SCALE_FREE
 from grpo_nb.config import Config
-from grpo_nb.findings import Finding, ObjectiveRule, Rows, level, newest
+from grpo_nb.findings import FIRST_STEP, Finding, ObjectiveRule, Row, Rows, level, newest, number
+from grpo_nb.rounding import Gap, broken
 
 CLIPPED_ADVANTAGES = 0.05
 """Share of answers at the bound: an outlier is what it is for, one answer in twenty is the signal itself."""
+SAMPLER_NATS = 0.5
+"""Mean |Δ log p| that only other weights, positions or another distribution explain, in any precision."""
+
+
+def beyond_rounding(row: Row, key: str) -> dict[str, tuple[float, float]]:
+    """What of a measured gap of log-probs is more than rounding, by metric: (found, bound), in nats; `_far` a share.
+
+    Nothing of a row that does not say its rounding: it was logged by an older version.
+    """
+    mean, eps = number(row, key), number(row, "rounding")
+    if mean is None or eps is None:
+        return {}
+    tokens, temperature = number(row, "tokens"), number(row, "temperature")
+    gap = Gap(mean, number(row, f"{key}_p99"), number(row, f"{key}_far"), math.inf if tokens is None else tokens)
+    return {
+        key if name == "mean" else f"{key}_{name}": values
+        for name, values in broken(gap, eps, temperature or 1.0).items()
+    }
+
+
+def sampler_broken(rows: Rows, config: Config) -> Finding | None:
+    """The engine does not draw from the policy that is scored: by nats it stops the run, by less at step 1 it is told.
+
+    Settings of `sampling` that shape the sampler, and a correction that expects another one, are left to
+    `sampler_mismatch`.
+    """
+    row, gap = rows[-1], number(rows[-1], "sampler_gap")
+    if gap is None or config.sampling.changes_policy or config.algorithm.correction != "none":
+        return None
+    beyond = beyond_rounding(row, "sampler_gap") if row["step"] == FIRST_STEP else {}
+    stops = not gap <= SAMPLER_NATS
+    if not stops and not beyond:
+        return None
+    return Finding(
+        "sampler_broken",
+        "error",
+        newest(rows),
+        f"the engine's log-probs of its own tokens differ from the trainer's by {gap:.3g} nats on average: it draws "
+        "from another distribution than the one that is trained, so advantages belong to other answers.",
+        {"gap": gap, "values": {key: found for key, (found, _) in beyond.items()}},
+        "see that the engine has the newest weights, the temperature of the step, and positions and masks that count "
+        "real tokens only; where it must differ a little, set algorithm.correction to 'tis'",
+        "stop" if stops else "warn",
+    )
 
 
 def advantage_clipped(rows: Rows, config: Config, objective: str) -> Finding | None:

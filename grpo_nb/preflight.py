@@ -11,7 +11,8 @@ from pathlib import Path
 from grpo_nb import combine
 from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.judge.client import check_ready
-from grpo_nb.model import Policy
+from grpo_nb.model import ModelError, Policy
+from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.spelling import hint
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, check_task, load_task, read_examples
 from grpo_nb.types import Example
@@ -69,12 +70,18 @@ def check_ahead(config: Config, folder: Path, policy: Policy, tasks: Mapping[str
 
     Raises:
         ConfigError: as `check_examples`, or a task that is for evaluation only.
+        ModelError: the model's scores depend on padding or on training mode.
         DataError: a built-in task's data cannot be used, or an example id is used twice.
     """
     try:
         check_judges(config)
     except ConfigError as error:
         log.warning("%s; the warm-up needs no judge, but GRPO after it does", error)
+    try:
+        check_model(policy)
+    except ModelError as error:
+        check_model(policy, draws=False)
+        log.warning("%s; the warm-up draws nothing, but GRPO after it does, unless with an engine of your own", error)
     given = tasks or {}
     known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
     loaded = _load(config, folder, given, known)

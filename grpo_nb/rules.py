@@ -36,8 +36,8 @@ SKIPS_TO_STOP = 3
 """Skips in a row after which the run stops: a lone outlier recovers, three mean the weights are damaged."""
 FROZEN_STEPS = 3
 """Steps with a gradient but no change of the weights: rounding may swallow one, not three."""
-RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.2
-"""max |ratio - 1| of the first update: float32 stays under the first, half precision under the second."""
+RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.4
+"""max |ratio - 1| of the first update in logs that have no robust measure of it: float32, and half precision's tail."""
 KL_START_NOISE, KL_START_BROKEN = 1e-3, 0.02
 """KL at step 1, when policy and reference are the same weights: rounding, and a wrong reference."""
 KL_ZERO, KL_ZERO_STEPS = 1e-10, 5
@@ -136,21 +136,23 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
     row = rows[-1]
     if row["step"] != FIRST_STEP:
         return None
-    limits = {"ratio/max_dev": (RATIO_NOISE, RATIO_BROKEN)}
+    limits = {} if "ratio/gap" in row else {"ratio/max_dev": (RATIO_NOISE, RATIO_BROKEN)}
     limits |= {f"kl/{name}": (KL_START_NOISE, KL_START_BROKEN) for name in config.objectives}
     values = {key: v for key in limits if (v := number(row, key)) is not None and not abs(v) <= limits[key][0]}
+    gap = numeric_rules.beyond_rounding(row, "ratio/gap")
     frozen = _meant_to_move(row) and number(row, "grad/update") == 0
-    if not values and not frozen:
+    if not values and not frozen and not gap:
         return None
-    broken = frozen or any(not abs(v) <= limits[key][1] for key, v in values.items())
+    broken = bool(frozen or gap) or any(not abs(v) <= limits[key][1] for key, v in values.items())
     wrong = [f"{k} is {v:.3g} and should be 0" for k, v in values.items()]
+    wrong += [f"{k} is {v:.3g} nats, rounding explains {limit:.2g}" for k, (v, limit) in gap.items()]
     wrong += ["grad/update is 0 although there is a gradient"] if frozen else []
     return Finding(
         "step_one",
         "error" if broken else "warning",
         FIRST_STEP,
         f"what must hold before the first update does not: {'; '.join(wrong)}.",
-        {"values": {**values, "grad/update": number(row, "grad/update")}},
+        {"values": {**values, **{k: v for k, (v, _) in gap.items()}, "grad/update": number(row, "grad/update")}},
         "see that log-probs are taken in eval mode, at the sampling temperature, from the weights that sampled; that "
         "the reference is the policy GRPO started from, and that trainable parameters reach the optimizer"
         if broken
@@ -307,7 +309,7 @@ def _rate(row: Row, config: Config) -> float:
 
 SKIP_RULES: tuple[Rule, ...] = (non_finite, grad_spike)
 """Asked before an update, of a row that has the loss and gradient norms already."""
-MOMENT_RULES: tuple[Rule, ...] = (repeated_skips, params_frozen, step_one)
+MOMENT_RULES: tuple[Rule, ...] = (repeated_skips, params_frozen, step_one, numeric_rules.sampler_broken)
 """True of one moment, so a post-mortem looks for them in the whole log."""
 RULES: tuple[Rule, ...] = (policy_static, *symptoms.RULES)
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (

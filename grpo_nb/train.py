@@ -342,6 +342,7 @@ def _row(
         **metrics.sampler_row(experience, sampler_logprobs(experience, rollouts)),
         "lr": settings.learning_rate,
         "temperature": settings.temperature,
+        "rounding": state.policy.rounding,
         "tokens": sum(len(ids) for ids in rollouts.completion_ids),
         "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),
     }

@@ -24,7 +24,8 @@ from grpo_nb.losses.tokens import FAR
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
-from grpo_nb.rollout import Engine
+from grpo_nb.rollout import EagerEngine, Engine
+from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import Task
 from grpo_nb.types import Example, Experience, Rollouts, Score
@@ -109,6 +110,7 @@ def prepare(
     objectives = load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
     policy.set_date(run.started)
+    check_model(policy, draws=isinstance(engine, EagerEngine))
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     goal = config.run.steps if goal is None else goal
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)

@@ -17,6 +17,8 @@ FLOORS = (
     | {"background"},
     {
         "model",
+        "silence",
+        "rounding",
         "loading",
         "adapters",
         "adapter_files",

@@ -193,11 +193,18 @@ def _advance(policy: Policy, alive: _Alive, tokens: Tensor, going: list[int]) ->
     alive.history = torch.cat([alive.history, tokens[:, None]], 1)
     alive.attention = torch.cat([alive.attention, torch.ones_like(tokens[:, None])], 1)
     positions = alive.attention.sum(1, keepdim=True) - 1
-    alive.logits, alive.cache = _forward(policy, tokens[:, None], alive.attention, positions, alive.cache)
+    attention = alive.attention if _attends(alive.cache) else None
+    alive.logits, alive.cache = _forward(policy, tokens[:, None], attention, positions, alive.cache)
+
+
+def _attends(cache: Any) -> bool:
+    """Whether a layer of the cache looks back; a state-space model has its past as a state, and would multiply the new
+    token by the mask of all that came before."""
+    return any(hasattr(layer, "get_seq_length") for layer in cache.layers)
 
 
 def _forward(
-    policy: Policy, ids: Tensor, attention: Tensor, positions: Tensor, cache: Any
+    policy: Policy, ids: Tensor, attention: Tensor | None, positions: Tensor, cache: Any
 ) -> tuple[Float[Tensor, "row vocab"], Any]:
     """float32 logits of the token after the last one, and the cache that now holds these ids too."""
     output = policy.model(

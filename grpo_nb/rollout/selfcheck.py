@@ -1,0 +1,104 @@
+"""Does this model give a token the same probability whatever is computed with it? Asked once of every policy.
+
+Three prompts of unequal length are drawn from together, left-padded, and their tokens scored three ways: as the engine
+drew them, together in one pass, and each row alone without padding. A model whose positions, masks or states do not
+bear padding, or whose decoding loop is another function than its full pass, would be trained on wrong ratios.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_nb.config import SamplingConfig
+from grpo_nb.loading import ModelError
+from grpo_nb.model import Policy
+from grpo_nb.rollout.eager import EagerEngine
+from grpo_nb.rounding import Gap, broken
+
+LENGTHS, TOKENS = (9, 4, 1), 4
+"""Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
+
+
+def check_model(policy: Policy, draws: bool = True) -> None:
+    """Refuse a model whose log-probs depend on padding, on training mode, or (`draws`: by our engine) on the cache.
+
+    Costs a few short forward passes, once for each policy.
+
+    Raises:
+        ModelError: what differs, by how many nats, and what usually is the cause.
+    """
+    wanted = {"scores", "draws"} if draws else {"scores"}
+    if wanted <= policy.checked:
+        return
+    name, prompts = policy.describe()["architecture"], _prompts(policy)
+    try:
+        found = _measured(policy, prompts, draws)
+    except (ModelError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{name} cannot be {'drawn from' if draws else 'scored'} here: {type(error).__name__}: {error}. Needs a "
+            "causal language model with a key-value cache, or a state that rows can be taken from. Choose another model"
+        ) from error
+    for what, differences in found.items():
+        _refuse(policy, f"{name}: {what}", differences, _CAUSES[what])
+    policy.checked |= wanted
+
+
+def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:
+    """Differences of log-probs by what they are between."""
+    completions: Sequence[Sequence[int]] = [[row[0]] * TOKENS for row in prompts]
+    with policy.scoring():
+        if draws:
+            sampling = SamplingConfig(max_completion=TOKENS)
+            drawn = EagerEngine().generate(policy, prompts, 1, sampling, 1.0, _uniforms(len(prompts)))
+            completions = drawn.completion_ids
+        together = _scores(policy, prompts, completions)
+        alone = torch.cat([_scores(policy, [p], [c]) for p, c in zip(prompts, completions, strict=True)])
+    with torch.no_grad():
+        training = _scores(policy, prompts, completions)
+    found = {_PADDING: together - alone, _RANDOM: training - together}
+    if draws:
+        found[_DECODING] = torch.tensor([value for row in drawn.logprobs for value in row]) - together
+    return found
+
+
+_PADDING = "scores change with the padding beside a row"
+_RANDOM = "scores in training mode are not those in eval mode"
+_DECODING = "tokens are drawn from another distribution than they are scored under"
+_CAUSES = {
+    _PADDING: "its positions or states do not leave padding out, so rows of unequal length cannot be trained together",
+    _RANDOM: "something random is active, dropout or router noise under a name that is not known here",
+    _DECODING: "its decoding step with a cache is another function than its full pass, mostly by its mask or state",
+}
+
+
+def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
+    sizes = differences.abs()
+    gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
+    if wrong := broken(gap, policy.rounding):
+        raise ModelError(
+            f"{what}: log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains "
+            f"{wrong['mean'][1]:.2g}. The cause: {cause}. Choose another model"
+        )
+
+
+def _prompts(policy: Policy) -> list[list[int]]:
+    """Ordinary tokens, spread over the vocabulary; shorter where the model's context is."""
+    ids = [i for i in range(policy.codec.rows) if i not in (*policy.terminators, policy.pad_id)]
+    room = max(1, policy.context - TOKENS)
+    count = sum(LENGTHS)
+    spread = [ids[(k * len(ids)) // count] for k in range(count)]
+    ends = [sum(LENGTHS[: i + 1]) for i in range(len(LENGTHS))]
+    return [spread[end - length : end][:room] for end, length in zip(ends, LENGTHS, strict=True)]
+
+
+def _uniforms(rows: int) -> Tensor:
+    return torch.rand(rows, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def _scores(policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:
+    """Log-probs of all completion tokens in one pass, row after row."""
+    batch = policy.collate(prompts, completions)
+    return policy.logprobs(batch).logprobs[batch.completion_mask].float().cpu()

@@ -1,0 +1,47 @@
+"""How far two computations of the same log-probs may differ by rounding: a mean and a high quantile, never the largest.
+
+The largest of many differences is as large as its tail is long. A Llama of 135 M random weights in bfloat16, scaled to
+an entropy of 1.6 nats, whose rows are cut and padded otherwise, differs on 1024 tokens by 0.009 on average, by 0.25 at
+the 99th percentile and by 0.78 at most; scored at a temperature of 0.9 instead of 1.0 by 0.11, 0.66 and 1.25. Other
+positions, masks or weights give more.
+"""
+
+import math
+from dataclasses import dataclass
+
+MEAN_EPS, HIGH_EPS = 10.0, 64.0
+"""Bounds of the mean and of the 99th percentile in steps of the weights' type."""
+MEAN_FLOOR, HIGH_FLOOR = 1e-3, 1e-2
+"""Nats. Bounds of a type as fine as float32, whose rounding grows from layer to layer."""
+HIGH_TOKENS = 100
+"""Below so many tokens the 99th percentile is the largest of all."""
+FAR, FAR_SHARE = 2.0, 1e-3
+"""Nats that no rounding gives, and the share of tokens that may have them: fewer than a terminator in each row."""
+SLACK = 3.0
+"""A mean of n long-tailed numbers is uncertain by about this over the root of n, of itself."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """|Δ log p| over some tokens, in nats."""
+
+    mean: float
+    high: float | None = None
+    """99th percentile; None where it was not measured."""
+    far: float | None = None
+    """Share of tokens beyond `FAR`."""
+    tokens: float = math.inf
+
+
+def broken(gap: Gap, eps: float, temperature: float = 1.0) -> dict[str, tuple[float, float]]:
+    """What of the gap is more than rounding, by name: (found, bound). Empty where all of it may be.
+
+    `eps` is the step of the weights' type at 1 (`torch.finfo(dtype).eps`). A temperature below 1 multiplies rounding.
+    """
+    room = (1 + SLACK / math.sqrt(max(gap.tokens, 1))) / min(temperature, 1.0)
+    limits = {
+        "mean": (gap.mean, max(MEAN_FLOOR, MEAN_EPS * eps) * room),
+        "p99": (gap.high if gap.tokens >= HIGH_TOKENS else None, max(HIGH_FLOOR, HIGH_EPS * eps) * room),
+        "far": (gap.far if gap.tokens >= HIGH_TOKENS else None, FAR_SHARE * room),
+    }
+    return {name: (found, limit) for name, (found, limit) in limits.items() if found is not None and not found <= limit}
