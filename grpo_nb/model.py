@@ -104,12 +104,6 @@ class Policy:
         return _embedding(self.model).dtype
 
     @property
-    def rounding(self) -> float:
-        """Step of the type that a forward pass computes in, at 1: the weights' own, or TF32's where that is allowed."""
-        tf32 = self.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        return max(torch.finfo(self.dtype).eps, torch.finfo(torch.float16).eps if tf32 else 0.0)
-
-    @property
     def terminators(self) -> tuple[int, ...]:
         """Ids that end a completion, sorted."""
         return self.codec.terminators

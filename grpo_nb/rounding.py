@@ -9,6 +9,8 @@ positions, masks or weights give more.
 import math
 from dataclasses import dataclass
 
+import torch
+
 MEAN_EPS, HIGH_EPS = 10.0, 64.0
 """Bounds of the mean and of the 99th percentile in steps of the weights' type."""
 MEAN_FLOOR, HIGH_FLOOR = 1e-3, 1e-2
@@ -33,10 +35,16 @@ class Gap:
     tokens: float = math.inf
 
 
+def step(dtype: torch.dtype, device: torch.device) -> float:
+    """Step at 1 of the type that a forward pass computes in: the weights' own, or TF32's where that is allowed."""
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    return max(torch.finfo(dtype).eps, torch.finfo(torch.float16).eps if tf32 else 0.0)
+
+
 def broken(gap: Gap, eps: float, temperature: float = 1.0) -> dict[str, tuple[float, float]]:
     """What of the gap is more than rounding, by name: (found, bound). Empty where all of it may be.
 
-    `eps` is the step of the weights' type at 1 (`torch.finfo(dtype).eps`). A temperature below 1 multiplies rounding.
+    `eps` is what `step` returns. A temperature below 1 multiplies rounding.
     """
     room = (1 + SLACK / math.sqrt(max(gap.tokens, 1))) / min(temperature, 1.0)
     limits = {

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, metrics, optim, orders, quick, seeding, training
+from grpo_nb import control, guards, metrics, optim, orders, quick, rounding, seeding, training
 from grpo_nb.config import Config
 from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs, tied
 from grpo_nb.gradient_report import gradient_report
@@ -342,7 +342,7 @@ def _row(
         **metrics.sampler_row(experience, sampler_logprobs(experience, rollouts)),
         "lr": settings.learning_rate,
         "temperature": settings.temperature,
-        "rounding": state.policy.rounding,
+        "rounding": rounding.step(state.policy.dtype, state.policy.device),
         "tokens": sum(len(ids) for ids in rollouts.completion_ids),
         "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),
     }

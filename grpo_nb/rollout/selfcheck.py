@@ -14,7 +14,7 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.loading import ModelError
 from grpo_nb.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
-from grpo_nb.rounding import Gap, broken
+from grpo_nb.rounding import Gap, broken, step
 
 LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
@@ -77,7 +77,7 @@ _CAUSES = {
 def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
     sizes = differences.abs()
     gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
-    if wrong := broken(gap, policy.rounding):
+    if wrong := broken(gap, step(policy.dtype, policy.device)):
         raise ModelError(
             f"{what}: log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains "
             f"{wrong['mean'][1]:.2g}. The cause: {cause}. Choose another model"
