@@ -19,6 +19,7 @@ from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
 from grpo_nb.dependencies import DependencyChanged
 from grpo_nb.evaluate import evaluate, load_best, restore_policy
+from grpo_nb.model import load_policy
 from grpo_nb.paired import compare_stages
 from grpo_nb.pareto import pareto
 from grpo_nb.run import Run, RunError
@@ -166,27 +167,30 @@ def at(trained: Run) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_a_changed_model_is_refused_by_its_kind_and_goes_on_when_accepted(at: Run, kind: str) -> None:
+def test_a_changed_model_is_refused_by_its_kind(at: Run, kind: str) -> None:
     CHANGES[kind](at.path.parent / "base")
+    found = dependencies.of_policy(load_policy(at.config.model))
     with pytest.raises(DependencyChanged) as refused:
-        step(at, 2)
+        dependencies.check(at, found, set(CHANGES) - {kind}, "train")
     assert refused.value.kinds == (kind,) and f"--accept-changed {kind}" in str(refused.value)
-    with pytest.raises(DependencyChanged):
-        evaluate(at, tasks={"o": Words()})
-    with pytest.raises(DependencyChanged):
-        restore_policy(at, "base")
-    assert (at.last_step(), kinds(at).count("dependency_refused"), accepted(at)) == (1, 3, [])
-    step(at, 2, accept_changed={kind})
+    dependencies.check(at, found, {kind}, "train")
+    dependencies.check(at, found, (), "train")
     (event,) = accepted(at)
     assert event["dependency"] == kind and event["old"]["digest"] != event["new"]["digest"]
-    step(at, 3)
-    assert (at.last_step(), len(accepted(at))) == (3, 1)
 
 
-def test_the_file_that_differs_is_named(at: Run) -> None:
+def test_other_weights_are_refused_everywhere_and_go_on_when_accepted(at: Run) -> None:
     other_weights(at.path.parent / "base")
-    with pytest.raises(DependencyChanged, match=r"model\.safetensors"):
-        step(at, 2)
+    for begin in (
+        lambda: step(at, 2),
+        lambda: evaluate(at, tasks={"o": Words()}),
+        lambda: restore_policy(at, "base"),
+    ):
+        with pytest.raises(DependencyChanged, match=r"model\.safetensors"):
+            begin()
+    assert (at.last_step(), kinds(at).count("dependency_refused"), accepted(at)) == (1, 3, [])
+    step(at, 2, accept_changed={"weights"})
+    assert (at.last_step(), len(accepted(at))) == (2, 1)
 
 
 def test_what_was_only_touched_or_moved_is_not_refused(at: Run) -> None:
@@ -352,6 +356,7 @@ def test_other_wording_of_the_same_data_is_a_changed_prompt(
     assert refused.value.kinds == ("prompt",)
 
 
+@pytest.mark.slow
 def test_nothing_stands_on_a_run_that_has_done_nothing(tmp_path: Path) -> None:
     run, data = data_run(tmp_path)
     task = preflight.load_tasks(run.config, run.path)
@@ -362,6 +367,7 @@ def test_nothing_stands_on_a_run_that_has_done_nothing(tmp_path: Path) -> None:
     assert not accepted(run) and kinds(run).count("dependencies") == 2
 
 
+@pytest.mark.slow
 def test_a_file_replaced_while_the_run_trains_is_logged_at_the_next_evaluation(tmp_path: Path) -> None:
     run, data = data_run(tmp_path, run__quick_eval_every=1, run__quick_eval_examples=2)
     for row in grpo(run, steps=3):
@@ -373,6 +379,7 @@ def test_a_file_replaced_while_the_run_trains_is_logged_at_the_next_evaluation(t
         list(grpo(run, steps=4))
 
 
+@pytest.mark.slow
 def test_changed_pairs_of_sft_are_refused(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"prompt": f"was {i}", "completion": "yes"}) + "\n" for i in range(4)))
