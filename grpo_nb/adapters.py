@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from grpo_nb import seeding
 from grpo_nb.config import ModelConfig
-from grpo_nb.loading import ModelError, quietly
+from grpo_nb.loading import ModelError, quietly, refuse_unsupported
 
 REFERENCE = "reference"
 """Name of the frozen adapter."""
@@ -71,6 +71,27 @@ def _name_of(model: nn.Module, part: nn.Module | None) -> str:
     """`model.language_model.`; empty for the model itself and for what is no part of it."""
     found = next((name for name, module in model.named_modules() if module is part), "")
     return f"{found}." if found else ""
+
+
+def trainable_names(model: PreTrainedModel | PeftModel) -> tuple[str, ...]:
+    """Names of the parameters that train, in the model's order.
+
+    Raises:
+        ModelError: none does, or not exactly one LoRA adapter is active.
+    """
+    if isinstance(model, PeftModel) and len(model.active_adapters) != 1:
+        raise ModelError(f"adapters {model.active_adapters} are active; needs exactly one: model.set_adapter(name)")
+    if isinstance(model, PeftModel) and not isinstance(model.peft_config[model.active_adapters[0]], LoraConfig):
+        raise ModelError(f"an adapter of type {model.peft_type}; only LoRA can be trained here")
+    if isinstance(model, PeftModel):
+        refuse_unsupported(vars(model.peft_config[model.active_adapters[0]]), "this adapter")
+    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if not names:
+        raise ModelError(
+            "no parameter of this model has requires_grad, so nothing would train; load an adapter with "
+            "is_trainable=True, or call model.requires_grad_(True) to train it in full"
+        )
+    return names
 
 
 @runtime_checkable

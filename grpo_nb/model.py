@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -86,7 +86,7 @@ class Policy:
         self.origin = origin or Origin()
         """The files that it was loaded from, and what is known of its content."""
         self.full = not isinstance(model, PeftModel)
-        self._trainable = _trainable_names(model)
+        self._trainable = adapters.trainable_names(model)
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._silenced = silence(model)
         self.checked: set[str] = set()
@@ -377,22 +377,6 @@ def _save(model: PreTrainedModel | PeftModel, folder: str) -> None:
         adapter_files.save(model, folder)
     else:
         model.save_pretrained(folder)
-
-
-def _trainable_names(model: PreTrainedModel | PeftModel) -> tuple[str, ...]:
-    if isinstance(model, PeftModel) and len(model.active_adapters) != 1:
-        raise ModelError(f"adapters {model.active_adapters} are active; needs exactly one: model.set_adapter(name)")
-    if isinstance(model, PeftModel) and not isinstance(model.peft_config[model.active_adapters[0]], LoraConfig):
-        raise ModelError(f"an adapter of type {model.peft_type}; only LoRA can be trained here")
-    if isinstance(model, PeftModel):
-        loading.refuse_unsupported(vars(model.peft_config[model.active_adapters[0]]), "this adapter")
-    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-    if not names:
-        raise ModelError(
-            "no parameter of this model has requires_grad, so nothing would train; load an adapter with "
-            "is_trainable=True, or call model.requires_grad_(True) to train it in full"
-        )
-    return names
 
 
 def _model_eos(model: PreTrainedModel | PeftModel) -> list[int]:

@@ -162,7 +162,7 @@ def at(trained: Run) -> Iterator[Run]:
         shutil.copytree(folder / name, folder / f"{name}.kept")
     yield Run.open(trained.path)
     for name in ("run", "base"):
-        shutil.rmtree(folder / name)
+        (folder / name).unlink() if (folder / name).is_symlink() else shutil.rmtree(folder / name)
         (folder / f"{name}.kept").rename(folder / name)
 
 
