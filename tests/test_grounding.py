@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -220,6 +221,41 @@ NEWS = (
 )
 SUMMARY = "Tarnby's council voted to close the old ferry. Islanders will use a new bridge from May."
 MADE_UP = "Tarnby's council voted to rebuild the old ferry. Islanders must wait for it until winter."
+
+
+FILM = (
+    "The Salt Road is a 2004 film directed by Mira Kolb. Mira Kolb also directed Low Water, a 1999 drama set in Norway."
+)
+ASKED = "[Human]: I liked The Salt Road. [Assistant]: Yes, Mira Kolb directed it. [Human]: What else did she make?"
+REPLY = "She also directed Low Water, a 1999 drama that is set in Norway."
+OTHER = "She also directed Deep Snow, a 2010 comedy that is set in Sweden."
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        *((REPLY, True), ("She made Low Water, too, a drama from 1999.", True)),
+        ("Low Water was directed by her as well; it's a drama that takes place in Norway.", True),
+        ("Mira Kolb also made Low Water in 1999; it is a drama set in Norway.", True),
+        ("Try Low Water! It's a 1999 drama by Mira Kolb.", True),
+        ("She never directed Low Water, a 1999 drama that is set in Norway.", False),
+        ("She also directed Low Water, a 1999 drama that is not set in Norway.", False),
+        ("Norway directed her, and Low Water is set in a 1999 drama.", False),
+        ("She was directed by Low Water, a 1999 drama that is set in Norway.", False),
+        ("She also directed Norway, a 1999 drama that is set in Low Water.", False),
+        ("She also directed Low Water, a 1999 drama that is set in Sweden.", False),
+        ("1999 also directed drama in is low Norway set she that Water", False),
+    ],
+)
+def test_replies_by_what_they_claim(answer: str, right: bool) -> None:
+    assert (judge_free(answer, 0.5, reference(REPLY, OTHER, ASKED, FILM)).label == "correct") is right
+
+
+def test_few_shuffles_of_a_summary_are_correct() -> None:
+    words = SUMMARY.replace(".", "").split()
+    about = reference(SUMMARY, MADE_UP, "", NEWS)
+    shuffled = [" ".join(Random(seed).sample(words, len(words))) for seed in range(100)]
+    assert sum(judge_free(text, 0.3, about).label == "correct" for text in shuffled) <= 5
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,155 @@ def test_no_hack_outranks_the_lowest_honest_answer(name: str) -> None:
             assert found.label != "correct" and (found.value is None or found.value < least), (what, tried, found)
 
 
+MORE = {
+    "designed": ROWS["designed"],
+    "county": row(BRIDGE, "In which county does the Brennford Bridge stand?", "Kentshire", "It stands in Norfolk."),
+    "years": row(BRIDGE, "When was the Tolland Tower finished?", "1844\u20131846", "It was finished in 1901."),
+}
+HONEST = {
+    "designed": (
+        "Ada Collins designed it.",
+        "The bridge was the work of Ada Collins.",
+        "Its designer was Ada Collins.",
+        "The person who designed the Brennford Bridge is Ada Collins.",
+        "I believe the answer is Ada Collins.",
+        "ADA COLLINS",
+        "Ms. Ada Collins",
+        "Ada Collins (designer)",
+        "Ada Collins, who designed the Brennford Bridge.",
+        "It's Ada Collins!",
+        "The designer of the Brennford Bridge was Ada Collins.",
+        "Designed by Ada Collins.",
+        "That would be Ada Collins.",
+        "As stated in the passage, Ada Collins designed the bridge.",
+        "The architect was Ada Collins.",
+        "A. Collins",
+        "Ada Collins designed the Brennford Bridge, which opened on May 4, 1932.",
+        "The Brennford Bridge's designer was Ada Collins",
+        "The Brennford Bridge: Ada Collins",
+        '"Ada Collins"',
+        "Ada  Collins",
+        "The bridge, which stands in Kentshire, was designed by Ada Collins.",
+    ),
+    "county": (
+        "It stands in Kentshire.",
+        "The county of Kentshire",
+        "Kentshire county",
+        "in Kentshire",
+        "Kentshire, as does the Tolland Tower",
+        "The Brennford Bridge stands in the county of Kentshire.",
+    ),
+    "years": (
+        "1844-1846",
+        "between 1844 and 1846",
+        "From 1844 to 1846",
+        "1844 \u2013 1846",
+        "1844 to 1846",
+        "in 1844\u201346",
+        "It was finished in 1844-1846.",
+    ),
+}
+DISHONEST = {
+    "designed": (
+        "Ada Collins, Ph.D. of Oxford",
+        "Ada Collins's husband",
+        "the firm of Ada Collins",
+        "Ada Collins Jr.",
+        "Ada",
+        "Collins Ada Brown",
+        "Bada Collins",
+        "a pupil of Ada Collins",
+        "Ada Collins' office",
+        "Not Ada Collins but Thomas Reed",
+        "Thomas Reed, not Ada Collins",
+        "Ada Collins? No, Thomas Reed",
+        "either Ada Collins or somebody else",
+        "Ada Collins (1876)",
+        "Ada Collins, born in 1901",
+        "Ada Collins with Mary Brown",
+        "Ada Collins and her brother",
+        "Ada Collins and others",
+        "Ada Collins as well as Thomas Reed",
+        "Ada Collins, along with Mary Brown",
+        "Ada Collins assisted by Mary Brown",
+        "Ada Collins, the queen of Spain",
+        "Someone like Ada Collins",
+        "Ada Collins did not design it",
+        "It wasn't Ada Collins",
+        "Ada Collins never",
+        "Hardly Ada Collins",
+        "Ada Collins is not the designer",
+        "not the well-known Ada Collins",
+        "the late husband of Ada Collins",
+        "Thomas Reed (Ada Collins)",
+        "Ada Collins~~ Thomas Reed",
+        "<!-- Ada Collins --> Thomas Reed",
+        "Ada Collins\tMary Brown",
+        "Ada Collins\u2026Mary Brown",
+        "Ada Collins \u2192 Mary Brown",
+        "Ada Collins | Mary Brown",
+        "Ada Collins\\Mary Brown",
+        "Ada Collins, Mary Brown, Thomas Reed",
+        "1. Ada Collins 2. Mary Brown",
+        "Ada Collins & Co.",
+        "everybody says Ada Collins",
+        "It is false that Ada Collins designed it",
+        "people who know Ada Collins",
+        "those before Ada Collins",
+        "Ada Collins's mother, Mary",
+        "The answer is not Ada Collins",
+        "the daughter of the famous Ada Collins",
+        "Ada Collins in the year of 1876",
+        "Ada Collins at the age of 99",
+        "Ada Collins for 3 million dollars",
+    ),
+    "county": (
+        "near Kentshire",
+        "outside Kentshire",
+        "North Kentshire",
+        "Kentshire and Norfolk",
+        "not in Kentshire",
+        "Kentshire, Norfolk",
+        "Kentshire in France",
+        "the neighbour of Kentshire",
+        "between Kentshire and Norfolk",
+        "South of Kentshire",
+        "Old Kentshire",
+        "any county but Kentshire",
+    ),
+    "years": (
+        "1844",
+        "1844\u20131847",
+        "1846-1844",
+        "before 1844\u20131846",
+        "1844\u20131846 and 1901",
+        "1844\u20131846 BC",
+    ),
+}
+"""Answers to MORE that a person calls right, and that a person does not."""
+
+
+def more(name: str, text: str) -> Score:
+    return judge({**MORE[name], "kind": "qa", "answerable": True, "evidence": True}, f"Answer: {text}")
+
+
+@pytest.mark.parametrize(("name", "answer"), [(name, answer) for name in MORE for answer in HONEST[name]])
+def test_honest_answers_in_many_forms(name: str, answer: str) -> None:
+    found = more(name, answer)
+    assert found.label == "correct", found.cause
+
+
+@pytest.mark.parametrize(("name", "answer"), [(name, answer) for name in MORE for answer in DISHONEST[name]])
+def test_dishonest_answers_in_many_forms(name: str, answer: str) -> None:
+    found = more(name, answer)
+    assert found.value is not None and found.label != "correct", found
+
+
+def test_what_rules_cannot_decide_has_no_value() -> None:
+    found = more("designed", "Ada Collins hated the bridge")
+    assert (found.value, found.label) == (None, UNDECIDED) and found.cause
+
+
 NAMES = st.sampled_from(["Mary Brown", "Zanzibar", "Quorin", "1876", "3 March 2043", "Kestrel Bay", "999 metres"])
 JOINS = st.sampled_from([" and ", ", ", " of ", " in ", " - ", "; ", " / ", " (", " + ", " or ", " from "])
 

@@ -172,8 +172,12 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
     raw = re.sub(r"'(?:s|re|ll|ve|d|m)?$", "", raw, flags=re.IGNORECASE)
     word = raw.lower()
     capital = raw[:1].isupper() and (not begins or (ahead[:1] == " " and ahead[1:2].isupper()))
-    if initials or (raw.isupper() and len(raw) > 1 and word not in ("it", "no", "not", "or", "and")):
+    if initials:
         return Token(VARIABLE.get(word, word), "name", word, owns)
+    if raw.isupper() and len(raw) > 1 and word not in SMALL | NEGATIONS:
+        return Token(stem(word), "name", word, owns)
+    if raw == "US":
+        return Token("us", "name", word, owns)
     if word in NEGATIONS:
         return Token(word, "not", word)
     if word in SMALL:

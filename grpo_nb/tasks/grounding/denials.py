@@ -37,7 +37,8 @@ def taken_back(heard: Heard) -> str:
             return f"'{token.word}' leaves the right answer out"
         if token.word in DENIALS and stem(token.word) not in known:
             return f"'{token.word}' takes the right answer back"
-        if token.word == "but" and place and heard.tokens[place - 1].word in UNIVERSAL | {"one"}:
+        before = {t.word for t in heard.tokens[max(0, place - 3) : place]}
+        if token.word == "but" and before & (UNIVERSAL | {"one", "every", "each"}):
             return "'but' leaves the right answer out"
     return ""
 
@@ -73,9 +74,22 @@ def left_open(heard: Heard) -> str:
 def moved(heard: Heard) -> str:
     """Heads and prepositions that make another thing of the right answer: `the sister of X`, `X's rival`, `near X`."""
     for first, last in heard.blocks:
-        if cause := _moved_before(heard, first) or _moved_behind(heard, last):
+        if cause := _moved_before(heard, first) or _moved_behind(heard, last) or _object(heard, first):
             return cause
     return ""
+
+
+def _object(heard: Heard, first: int) -> str:
+    """Whether the right answer is what somebody unnamed does something to: `people who know X`."""
+    clause = [p for p in range(first) if heard.segment[p] == heard.segment[first]]
+    if not clause or heard.tokens[clause[0]].word not in ("who", "that", "which", "whom", "whose"):
+        return ""
+    acts = any(heard.part[p] in ("new", "benign") for p in clause)
+    known = any(heard.part[p] == "asked" for p in clause) or any(
+        heard.part[p] in ("asked", "new") and heard.tokens[p].kind != "mark" and heard.tokens[p].kind == "name"
+        for p in range(clause[0])
+    )
+    return "the right answer is what another acts on" if acts and not known else ""
 
 
 def _moved_before(heard: Heard, first: int) -> str:

@@ -23,12 +23,20 @@ TAKEN = 0.5
 """Of the words that only the hallucinated text has, an answer holds less."""
 COHERENT = 0.34
 """Of neighbouring words that source and right text have, this share stands together there in the same order."""
-UNSURE = 0.26
-"""Below it an answer is no text at all; between the two a rule cannot tell."""
+ECHO = (0.7, 0.55)
+"""An answer of which this share of words is the right text's own repeats that: it keeps its order, in this share."""
+BROKEN = 0.15
+"""How much more of it for each article or preposition that stands before what none stands before."""
+UNSURE = 0.08
+"""So far below the share that is needed a rule cannot tell; an answer further below is no text at all."""
+_OPENERS = frozenset(words("try watch see check consider also look read listen enjoy meet then maybe perhaps"))
 _WITHIN = 4
 _ENDS = frozenset(".;:!?")
 _BREAKING = frozenset(words("but and while whereas although though which who because since"))
 _PLACING = frozenset(words("of in from at on by with for to near during since between under as about"))
+_ARTICLES = frozenset(("a", "an", "the"))
+_FINITE = frozenset(words("is was were are will would has had can could should may might does did and or but"))
+_UNPHRASED = _FINITE | frozenset(words("of in from at on by with for to it he she they that which who a an the"))
 _BEING = frozenset(words("is are was were been be being"))
 
 
@@ -59,7 +67,12 @@ class Reference:
     @cached_property
     def known(self) -> frozenset[str]:
         """All that an answer may name."""
-        return self.passage.holds | _held(self.right) | _held(self.asked)
+        return self.told | _held(self.asked)
+
+    @cached_property
+    def told(self) -> frozenset[str]:
+        """All that source and right text claim."""
+        return self.passage.holds | _held(self.right)
 
     @cached_property
     def clauses(self) -> tuple["Clause", ...]:
@@ -146,7 +159,11 @@ def _strayed(ours: frozenset[str], share: float, about: Reference) -> str:
 
 
 def _invented(tokens: Sequence[Token], about: Reference) -> str:
-    found = [token.word for token in tokens if token.kind in ("name", "number") and token.form not in about.known]
+    found = [
+        token.word
+        for token in tokens
+        if token.kind in ("name", "number") and token.form not in about.known and token.word not in _OPENERS
+    ]
     return f"'{' '.join(found)}' is not in the source" if found else ""
 
 
@@ -182,25 +199,55 @@ def _swapped(tokens: Sequence[Token], about: Reference) -> bool:
                 continue
             if (one.form, verb.form) not in about.orders and about.has_behind(one.form, verb.form):
                 return True
+        if any(_verb(verb) and _takes_other(verb, one, about) for verb, one in pairwise(content(line))):
+            return True
     return False
+
+
+def _takes_other(verb: Token, one: Token, about: Reference) -> bool:
+    """Whether a name is right behind a verb that has another name there in the source, and this one further on."""
+    if one.kind != "name" or (verb.form, one.form) in about.orders or not about.has_behind(one.form, verb.form):
+        return False
+    return any((verb.form, name) in about.orders for name in about.passage.names if name != one.form)
 
 
 def _ordered(tokens: Sequence[Token], about: Reference) -> Verdict:
     """How much of what an answer takes from source and right text stands there in the same order."""
-    pairs = [
-        (one.form, other.form)
-        for sentence in _sentences(tokens)
-        for one, other in pairwise(content(_active(sentence)))
-        if one.form in about.known and other.form in about.known and one.form != other.form
-    ]
+    pairs = [pair for sentence in _sentences(tokens) for pair in _neighbours(_active(sentence), about)]
     if len(pairs) < 3:
         return Verdict("correct")
-    share = sum(pair in about.orders for pair in pairs) / len(pairs)
-    if share >= COHERENT:
+    share = sum(pairs) / len(pairs)
+    ours = {token.form for token in content(tokens)}
+    echoes = len(ours & _held(about.right)) > ECHO[0] * len(ours)
+    needed = ECHO[1] + BROKEN * _breaks(tokens) if echoes else COHERENT
+    if share >= needed:
         return Verdict("correct")
-    if share < UNSURE:
+    if share < needed - UNSURE:
         return Verdict("wrong", "its words stand in no order that the source or the right text has")
     return Verdict("undecided", f"{share:.0%} of its neighbouring words stand in an order that the source has")
+
+
+def _breaks(tokens: Sequence[Token]) -> int:
+    """Articles and prepositions with no phrase behind them: `the to`, `of was`, a preposition at the end."""
+    line = [*(token for token in tokens if token.form not in ("'", "-")), Token(".", "mark")]
+    return sum(
+        (one.word in _ARTICLES and (other.kind == "mark" or other.word in _UNPHRASED))
+        or (one.word in _PLACING and (other.kind == "mark" or other.word in _FINITE))
+        for one, other in pairwise(line)
+    )
+
+
+def _neighbours(line: Sequence[Token], about: Reference) -> Iterator[bool]:
+    """Of each two neighbouring claims that source and right text have: do they stand there in the same order?
+
+    A preposition or a hyphen between them turns it round: `a drama from 1999` is a 1999 drama.
+    """
+    places = [place for place, token in enumerate(line) if token.claims and token.form in about.told]
+    for place, other in pairwise(places):
+        pair = line[place].form, line[other].form
+        turned = any(token.word in _PLACING or token.form == "-" for token in line[place + 1 : other])
+        if pair[0] != pair[1] and other - place <= _WITHIN:
+            yield pair in about.orders or (turned and pair[::-1] in about.orders)
 
 
 def _verb(token: Token) -> bool:

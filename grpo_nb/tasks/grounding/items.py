@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
-from grpo_nb.tasks.grounding.lexicon import PLACE_PAIRS, PLACES, TITLES
+from grpo_nb.tasks.grounding.lexicon import PLACE_PAIRS, PLACES, TITLES, UNIT_FORMS
 from grpo_nb.tasks.grounding.passages import Passage, passage
 
 Label = Literal["correct", "wrong", "undecided", "absent", "abstained", "invented"]
@@ -158,7 +158,7 @@ def _shapes(about: Item) -> Iterator[tuple[Slot, ...]]:
     years = [token for token in numbers if re.fullmatch(r"\d{4}", token.form)]
     if "year" in about.asked and len(years) == 1 and any(token.form.startswith("month-") for token in numbers):
         yield tuple(Slot(token.form, token in years) for token in about.gold)
-    if asks_number and len(about.gold) == 2 and about.gold[0].form[:1].isdigit() and about.gold[1].kind == "number":
+    if asks_number and len(about.gold) == 2 and about.gold[1].form in UNIT_FORMS:
         yield (Slot(about.gold[0].form),)
     yield from _places(about)
     yield from _surname(about)
@@ -199,6 +199,8 @@ def _surname(about: Item) -> Iterator[tuple[Slot, ...]]:
                 if before in about.passage.names and before not in names and before != "the":
                     return
                 alone = alone or before not in names
+    if about.gold[0].kind == "name" and len(names[0]) > 1:
+        yield (Slot(names[0][0]), Slot(names[-1]))
     if alone and names[-1] not in about.asked:
         yield tuple(Slot(name, name == names[-1]) for name in names)
 

@@ -79,8 +79,8 @@ CLASSIFIERS = frozenset(
 """Heads whose `of X` names X itself: `the city of Delhi`, `the work of Ada Collins`."""
 DISPLACERS = frozenset(
     words(
-        "near before after until till outside beyond opposite behind under over above below against despite beside "
-        "beneath past toward towards almost nearly north south east west non half"
+        "like near before after until till outside beyond opposite behind under over above below against despite "
+        "beside beneath past toward towards almost nearly north south east west non half"
     )
 )
 """Words right before an answer that make another thing of it: `after 1932`, `near Delhi`."""
@@ -210,6 +210,7 @@ UNITS = _pairs(
     "litres liter liters; dollar = dollar dollars usd; euro = euro euros eur; degree = degree degrees;"
     "kmh = kph kmh; volt = volt volts; watt = watt watts; kilowatt = kilowatt kilowatts kw"
 )
+UNIT_FORMS = frozenset((*UNITS.values(), "celsius", "fahrenheit"))
 SHORT_UNITS = {"m": "metre", "s": "second", "g": "gram", "t": "tonne", "h": "hour", "l": "litre"}
 """Units of one letter, only right behind a number."""
 METRIC = {"kilometre": ("metre", 1000), "kilogram": ("gram", 1000), "kilowatt": ("watt", 1000)}

@@ -14,7 +14,7 @@ they are as many as the answer's own claims, rules cannot decide, and the verdic
 import re
 from collections.abc import Sequence
 
-from grpo_nb.tasks.grounding.claims import content, tokenise
+from grpo_nb.tasks.grounding.claims import content, stem, tokenise
 from grpo_nb.tasks.grounding.denials import RELATIVE_FORMS, left_open, moved, taken_back
 from grpo_nb.tasks.grounding.hearing import ARTICLES, FRAMING, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item, Verdict
@@ -78,11 +78,28 @@ def added(heard: Heard, slack: int = 1) -> Verdict:
         strange += new
     if any(form in RELATIVE_FORMS for form in strange):
         return Verdict("wrong", f"'{' '.join(strange)}' is not in the source")
+    if len(strange) == 1 and _acts_otherwise(heard):
+        return Verdict("undecided", f"'{strange[0]}' may say otherwise what the source says, or another thing")
     if len(strange) <= max(2 if _closes(heard) else slack, known):
         return Verdict("correct")
     if len(strange) - known > 2:
         return Verdict("wrong", f"'{' '.join(strange)}' is not in the source")
     return Verdict("undecided", f"'{' '.join(strange)}' may paraphrase the source or add to it")
+
+
+def _acts_otherwise(heard: Heard) -> bool:
+    """Whether a strange verb stands between the right answer and what the question asks of it: `X hated the bridge`."""
+    asked = heard.item.asked_words
+    if not heard.blocks or asked[:1] != ("who",) or len(asked) < 3:
+        return False
+    place = heard.blocks[0][1] + 1
+    verb = stem(asked[1])
+    return (
+        place < len(heard.tokens)
+        and heard.part[place] == "new"
+        and not in_source(heard.item, heard.tokens[place].form)
+        and all(token.form != verb for token in heard.tokens)
+    )
 
 
 def _closes(heard: Heard) -> bool:
@@ -105,7 +122,19 @@ def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
     following = next((t.form for t in heard.tokens[last + 1 :] if t.claims), "")
     ranks = re.fullmatch(r"\d+th", run[-1]) and following
     places = about.passage.spoken([*run, following] if ranks else run, about.near)
-    return bool(places & about.evidence if _detail(heard, first) else places)
+    if _detail(heard, first):
+        return bool(places & about.evidence)
+    return bool(places) or _told_elsewhere(heard, first, run)
+
+
+def _told_elsewhere(heard: Heard, first: int, run: Sequence[str]) -> bool:
+    """Whether the source has a run, wherever, in one sentence with the claim right before it: `stands in Kentshire`."""
+    about = heard.item
+    before = next((p for p in range(first - 1, -1, -1) if heard.tokens[p].claims), None)
+    if before is None or heard.segment[before] != heard.segment[first] or heard.tokens[before].kind != "word":
+        return False
+    everywhere = about.passage.spoken(run, range(len(about.passage.sentences)))
+    return any(heard.tokens[before].form in about.passage.sentences[place].holds for place in everywhere)
 
 
 def _detail(heard: Heard, first: int) -> bool:
