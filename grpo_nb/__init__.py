@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from grpo_nb.reloading import reload as reload
     from grpo_nb.run import Run as Run
     from grpo_nb.session import attach as attach
+    from grpo_nb.session import release as release
     from grpo_nb.session import start as start
     from grpo_nb.sft import sft as sft
     from grpo_nb.train import grpo as grpo
@@ -48,6 +49,7 @@ _HOME = {
     "load_policy": "model",
     "plan": "memory",
     "presets": "",
+    "release": "session",
     "reload": "reloading",
     "sft": "sft",
     "start": "session",

@@ -40,6 +40,10 @@ _REPLACED = re.compile(r"\.old-([0-9]{6,9})")
 _DISCARDED = re.compile(r"discarded-([0-9]{6,9})")
 
 
+class NotFinite(RunError):
+    """A checkpoint was refused: some of its numbers are NaN or infinite. The message names the first tensor."""
+
+
 class Damaged(NamedTuple):
     """A folder that is named like a checkpoint and is none."""
 
@@ -81,6 +85,10 @@ class Checkpoint:
             state: dict[str, Any] = from_json(regular.read(self.path / STATE, schema.LARGEST_STATE))
         return state
 
+    def not_finite(self) -> str | None:
+        """The first tensor that holds a NaN or an infinity, and how many; None where all are finite."""
+        return next((found for name in self.names() if (found := _not_finite(name, self.tensors(name)))), None)
+
     def problem(self, *, hashes: bool = True) -> str | None:
         """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256."""
         try:
@@ -104,21 +112,33 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints in one folder. One process writes (whoever holds the run's lock), any number read."""
 
-    def __init__(self, folder: Path, *, before_save: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        before_save: Callable[[], None] | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
         self.folder = folder
         self._before_save = before_save
         """Brings to disk what a checkpoint stands on (the logs up to its step), before it exists itself."""
+        self._fence = fence
+        """Raises where the lock of the run has another owner; called before every change of the folder."""
 
     def steps(self) -> list[int]:
         """Steps of the folders that are named like a checkpoint, ascending; verified or not."""
         return sorted(self._folders())
 
-    def latest(self) -> tuple[Checkpoint | None, list[Damaged]]:
-        """The newest checkpoint that verifies, and the newer ones that do not, with the reason."""
+    def latest(self, *, finite: bool = False) -> tuple[Checkpoint | None, list[Damaged]]:
+        """The newest checkpoint that verifies, and the newer ones that do not, with the reason.
+
+        With `finite`, one whose numbers are not finite counts as damaged; that reads every tensor.
+        """
         damaged: list[Damaged] = []
         for step, path in sorted(self._folders().items(), reverse=True):
             checkpoint = Checkpoint(step, path)
-            if (reason := checkpoint.problem()) is None:
+            reason = checkpoint.problem() or (checkpoint.not_finite() if finite else None)
+            if reason is None:
                 return checkpoint, damaged
             damaged.append(Damaged(path, reason))
         return None, damaged
@@ -153,8 +173,12 @@ class Checkpoints:
             files: writes whatever else belongs to it into the folder it is given.
 
         Raises:
+            NotFinite: a tensor holds a NaN or an infinity; nothing was written.
             RunError: read-only folder, or less free space than it takes (checked before anything is written).
         """
+        self._fence()
+        if found := next((found for name, group in tensors.items() if (found := _not_finite(name, group))), None):
+            raise NotFinite(f"step {step} was not saved in {self.folder}: {found}; the newest checkpoint stays")
         with clear_errors("write a checkpoint into", self.folder):
             regular.refuse_linked(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +198,7 @@ class Checkpoints:
         its reference). Incomplete folders do not count, and go once a newer one verifies; so do folders that
         `discard_after` set aside, once the run has passed their step again.
         """
-        self._tidy()
+        self.sweep()
         newest, _ = self.latest()
         if newest is None:
             return []
@@ -191,6 +215,7 @@ class Checkpoints:
 
         Without it a later resume would jump to where the run is no longer.
         """
+        self._fence()
         passed = {s: path for s, path in self._folders().items() if s > step}
         with clear_errors("set checkpoints aside in", self.folder):
             for s, path in sorted(passed.items(), reverse=True):  # newest first: a kill in between leaves no jump
@@ -201,6 +226,12 @@ class Checkpoints:
             if passed:
                 sync(self.folder)
         return sorted(passed)
+
+    def sweep(self) -> None:
+        """Remove what a killed `save` or `prune` left. Needs the lock."""
+        self._fence()
+        with clear_errors("tidy", self.folder):
+            self._tidy()
 
     def _folders(self) -> dict[int, Path]:
         """Step -> folder. One that was being replaced when its writer was killed still counts under its old name."""
@@ -259,6 +290,7 @@ class Checkpoints:
             shutil.rmtree(staging, ignore_errors=True)  # once published it is not there any more
 
     def _publish(self, staging: Path, step: int) -> Path:
+        self._fence()
         final, old = self.folder / f"{step:06d}", self.folder / f".old-{step:06d}"
         if os.path.lexists(final):
             final.rename(old)  # a folder cannot be renamed over another; `_folders` knows this name
@@ -303,6 +335,13 @@ def _fill(
     (staging / STATE).write_bytes(to_json(state, indent=1))
     if files:
         files(staging)
+
+
+def _not_finite(name: str, group: Mapping[str, Tensor]) -> str | None:
+    for key, tensor in group.items():
+        if tensor.is_floating_point() and (count := int((~tensor.isfinite()).sum())):
+            return f"{count} of {tensor.numel()} numbers of {name}/{key} are not finite"
+    return None
 
 
 def _plain(group: Mapping[str, Tensor]) -> dict[str, Tensor]:

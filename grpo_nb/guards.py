@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from grpo_nb import metrics, rules, sources
-from grpo_nb.findings import Finding
+from grpo_nb import metrics, rules, sources, warmup
+from grpo_nb.findings import Finding, Rows
 from grpo_nb.run import Run
 from grpo_nb.training import Training
 from grpo_nb.types import Experience, Rollouts
@@ -74,6 +74,17 @@ def watch(state: Training, row: metrics.Row) -> None:
     found = ([skip] if skip else []) + rules.after_step(state.rows, state.config)
     act_on(state.run, found)
     state.ends = [finding for finding in found if finding.action == "end"]
+
+
+def watch_sft(run: Run, recent: Rows) -> None:
+    """Log why SFT's newest update was skipped.
+
+    Raises:
+        TrainingError: the updates of several steps in a row were.
+    """
+    if recent[-1]["status"] == "skipped":
+        found = [warmup.skipped(recent[-1:], [], run.config), rules.repeated_skips(recent, run.config)]
+        act_on(run, [finding for finding in found if finding])
 
 
 def check_ends(state: Training) -> None:

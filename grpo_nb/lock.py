@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from grpo_nb.regular import opened
 
 logger = logging.getLogger(__name__)
 
+LOCK = "lock"
+"""The lock's name in the run directory."""
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 """An owner on another machine that has given no sign of life for so long is taken for dead."""
@@ -100,8 +102,19 @@ class RunLock:
     True
     """
 
-    def __init__(self, path: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        heartbeat: float = HEARTBEAT_SECONDS,
+        stale: float = STALE_SECONDS,
+        taken: "Callable[[RunLock], None]" = lambda lock: None,
+    ) -> None:
+        """`taken` is called with this lock each time that it is acquired."""
         self.path = path
+        self.fences = False
+        """Whether a training that acquired it has not come to its end: everything it writes must `check` first."""
+        self._taken = taken
         self.took_over: dict[str, Any] | None = None
         """The dead owner whose lock this one took over, if it did."""
         self._heartbeat, self._stale = heartbeat, stale
@@ -144,6 +157,8 @@ class RunLock:
         self._fd, self._me = fd, me
         self.took_over = asdict(previous) if previous else None
         _held.add(self)
+        self.fences = True
+        self._taken(self)
         self._stop.clear()
         self._beating = threading.Thread(target=self._beat, name=f"heartbeat {self.path}", daemon=True)
         self._beating.start()
@@ -156,8 +171,17 @@ class RunLock:
         """
         self._refuse(self.owner(), unless_dead=True)
 
+    def mine(self) -> bool:
+        """Whether it is held and nobody took it over meanwhile."""
+        return self.held and self._mine()
+
     def release(self) -> None:
-        """Give the lock back; harmless when it is not held, or was taken over by somebody else."""
+        """Give the lock back at the end of a training; harmless when it is not held, or was taken over."""
+        self.revoke()
+        self.fences = False
+
+    def revoke(self) -> None:
+        """Give the lock back while its training is left open: whatever that still writes is refused."""
         if self._fd is None:
             return
         self._stop.set()
@@ -173,10 +197,16 @@ class RunLock:
         """Make sure that the lock is still this one's: after a machine was asleep, somebody may have taken over.
 
         Raises:
-            RunLocked: somebody has; nothing may be written any more.
+            RunLocked: somebody has, or it was released; nothing may be written any more.
         """
-        if not self.held or not self._mine():
-            raise RunLocked(f"the lock {self.path} is no longer held here; its owner is {self.owner()}", self.owner())
+        if not self.mine():
+            owner = self.owner()
+            found = f"belongs to {owner}" if owner else "is free"
+            raise RunLocked(
+                f"{self.path.parent} is no longer trained here: its lock {found}. This training writes nothing more. "
+                "Watch the run, or start it again when it is free",
+                owner,
+            )
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -214,7 +244,11 @@ class RunLock:
         if unless_dead and (owner is None or not (owner.alive(self._stale) or self._moves(owner))):
             return
         if owner is not None and owner.pid == os.getpid() and owner.on_this_machine():
-            who, choices = "this process itself", "use the session that trains it, or stop that one first"
+            who = "this process itself"
+            choices = (
+                "stop the session that trains it; a training that was left open (a generator that nobody closed) is "
+                f"ended by `grpo_nb.release({str(self.path.parent)!r})`"
+            )
         else:
             who = str(owner) if owner else "a process that has not said who it is"
             choices = "watch it from here, stop it (`run.knobs.request('stop')`), or use another run folder"
@@ -270,6 +304,14 @@ class RunLock:
                     self._write(self._fd, self._me)
                 except OSError as error:  # a full or absent disk: the next beat may succeed
                     logger.warning("no heartbeat in %s: %s", self.path, error)
+
+
+def release_here(path: Path) -> bool:
+    """Release the lock at `path` if this process holds it; whether it did. Whoever trained with it writes no more."""
+    held = [lock for lock in list(_held) if lock.held and lock.path.resolve() == path.resolve()]
+    for lock in held:
+        lock.revoke()
+    return bool(held)
 
 
 _held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()

@@ -1,26 +1,15 @@
-"""What a person may order while a run trains, done between two steps: a checkpoint now, an evaluation now."""
+"""An evaluation that is requested while a run trains, done between two steps."""
 
 import logging
 
-from grpo_nb import dependencies, training
+from grpo_nb import dependencies
 from grpo_nb.evaluate import evaluate
-from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.training import Training
 
 log = logging.getLogger(__name__)
 
 
-def serve(state: Training, knobs: KnobSnapshot) -> None:
-    """Carry out the orders for a checkpoint and an evaluation, and strike them out."""
-    if "save" in knobs.orders:
-        training.save(state)
-        state.run.knobs.done("save", knobs.at["save"])
-    if "evaluate" in knobs.orders:
-        _measure(state)
-        state.run.knobs.done("evaluate", knobs.at["evaluate"])
-
-
-def _measure(state: Training) -> None:
+def measure(state: Training) -> None:
     """Evaluate the policy as it stands; what goes wrong is logged and never ends the training."""
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
     dependencies.watch(state.run, state.step, state.policy, tasks, state.replaced)

@@ -34,7 +34,7 @@ from grpo_nb.durable import clear_errors, exclusive, from_json
 from grpo_nb.frozen import CONFIG
 from grpo_nb.journal import Journal, Row
 from grpo_nb.knobs import Knobs, check_start
-from grpo_nb.lock import Owner, RunLock
+from grpo_nb.lock import LOCK, Owner, RunLock
 from grpo_nb.spelling import near
 
 if TYPE_CHECKING:
@@ -89,11 +89,13 @@ class Run:
     """One run directory. Opening it locks nothing and writes nothing: any number may watch."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        self.path = path
+        self.path = path = Path(os.path.abspath(path))  # a later change of the working directory means nothing to it
         self.config = config
         self.knobs = Knobs(path / "knobs.json", config)
-        self.checkpoints = Checkpoints(path / "checkpoints", before_save=self._sync)
-        self.sft_checkpoints = Checkpoints(path / "sft", before_save=self._sync)
+        self.checkpoints = Checkpoints(path / "checkpoints", before_save=self._sync, fence=self.fence)
+        self.sft_checkpoints = Checkpoints(path / "sft", before_save=self._sync, fence=self.fence)
+        self._lock: RunLock | None = None
+        """The lock that the newest training of this object acquired."""
         self._logs: dict[Log, Journal] = {
             # dashboards read these every second; samples are large and read rarely
             log: Journal(path / f"{log}.jsonl", remember=log != "samples")
@@ -117,6 +119,12 @@ class Run:
         return datetime.fromtimestamp(_modified(self.path / CONFIG) or 0.0 if first is None else first).replace(
             microsecond=0
         )
+
+    @property
+    def shown(self) -> str:
+        """The path as people read and type it: relative where it is below the working directory."""
+        relative = os.path.relpath(self.path)
+        return str(self.path) if relative.startswith(os.pardir) else relative
 
     @classmethod
     def create(cls, path: str | Path, config: Config) -> "Run":
@@ -210,28 +218,42 @@ class Run:
         frozen.refuse_stale(self.path, self.config.differences(_read_config(self.path)))
 
     def lock(self) -> RunLock:
-        """The right to train this run: `with run.lock(): ...`."""
-        return RunLock(self.path / "lock")
+        """The right to train this run: `with run.lock(): ...`. From then on everything written is fenced by it."""
+        return RunLock(self.path / LOCK, taken=self._fenced_by)
+
+    def fence(self) -> None:
+        """Make sure that the training of this object still owns the run; does nothing where none is under way.
+
+        Every log and checkpoint asks before it writes, since a machine that was asleep may have lost its run.
+
+        Raises:
+            RunLocked: another trainer took the run over, or its lock was released; nothing may be written.
+        """
+        if self._lock is not None and self._lock.fences:
+            self._lock.check()
+
+    def _fenced_by(self, lock: RunLock) -> None:
+        self._lock = lock
 
     def log_metrics(self, row: Mapping[str, Any]) -> None:
         """Append one GRPO step's row; it has a `step`."""
-        self._logs["metrics"].append(row)
+        self._log("metrics", row)
 
     def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append completions of one step, each with its `step`."""
-        self._logs["samples"].append(*rows)
+        self._log("samples", *rows)
 
     def log_event(self, kind: str, **data: Any) -> None:
         """Append something that happened, with the time, in seconds since 1970."""
-        self._logs["events"].append({"time": time.time(), "kind": kind, **data})
+        self._log("events", {"time": time.time(), "kind": kind, **data})
 
     def log_sft(self, row: Mapping[str, Any]) -> None:
         """Append one SFT step's row; it has a `step`."""
-        self._logs["sft"].append(row)
+        self._log("sft", row)
 
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
         """Append one evaluation."""
-        self._logs["evaluations"].append(row)
+        self._log("evaluations", row)
 
     def rows(self, log: Log) -> list[Row]:
         """The rows of one log as they were written, oldest first; what is no row of that log (`schema`) is left out."""
@@ -291,12 +313,12 @@ class Run:
     def status(self) -> RunStatus:
         """Where the run stands; cheap enough to ask every second."""
         step, steps = self.last_step() or 0, self.goal()
-        owner = self.lock().owner()
+        owner = RunLock(self.path / LOCK).owner()
         return RunStatus(self._state(step, owner), step, steps, owner, self._updated())
 
     def __repr__(self) -> str:
         status = self.status()
-        return f"Run({str(self.path)!r}: {status.state}, step {status.step} of {status.steps})"
+        return f"Run({self.shown!r}: {status.state}, step {status.step} of {status.steps})"
 
     def _reattach(self) -> None:
         """After a reload: the run as the new code opens it; as it is where its folder cannot be read any more."""
@@ -345,6 +367,10 @@ class Run:
     def _updated(self) -> float | None:
         times = [_modified(self.path / f"{log}.jsonl") for log in ("metrics", "sft", "events")]
         return max((t for t in times if t is not None), default=None)
+
+    def _log(self, log: Log, *rows: Mapping[str, Any]) -> None:
+        self.fence()
+        self._logs[log].append(*rows)
 
     def _table(self, log: Log, *columns: str) -> DataFrame:
         import pandas

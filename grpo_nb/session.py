@@ -16,6 +16,7 @@ from grpo_nb import kernel, sources
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.ledger import accepted_kinds
+from grpo_nb.lock import LOCK, release_here
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
 from grpo_nb.workers import (
@@ -28,6 +29,7 @@ from grpo_nb.workers import (
     Worker,
     live_session,
     recorded_failure,
+    refuse_if_here,
     refuse_if_live,
 )
 
@@ -196,6 +198,7 @@ class Session:
         if self.live or self.run.status().state == "paused":
             if self._worker is not None:
                 self._worker.asked_to_stop.clear()
+                self._worker.overdue.clear()
             self.run.knobs.request("run")
         else:
             self._job = replace(self._job, accept_changed=accepted_kinds(accept_changed))
@@ -413,8 +416,22 @@ def start(
 def attach(run: Run | str | Path) -> Session:
     """The session of a run that this kernel trains, else a view of its files: live elsewhere, finished or dead."""
     run = Run.open(Path(run)) if isinstance(run, str | Path) else run
-    found: Session | None = live_session(run)
+    found: Session | None = live_session(run.path)
     return found or Session(run)
+
+
+def release(run: Run | str | Path) -> bool:
+    """Release the lock of a run whose training was left open in this kernel; whether there was one.
+
+    A generator that nobody closed (`steps = grpo(run)`, or one that a traceback still holds) keeps the lock. It cannot
+    write any more afterwards; the run continues from its newest checkpoint.
+
+    Raises:
+        AlreadyTraining: a session of this kernel trains the run; stop that instead.
+    """
+    path = run.path if isinstance(run, Run) else Path(run).absolute()
+    refuse_if_here(path)
+    return release_here(path / LOCK)
 
 
 def begin_anew(run: Run) -> None:

@@ -3,9 +3,8 @@
 `for step in sft(run): ...` trains and saves; like `grpo()` it resumes by itself.
 """
 
-import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,29 @@ from typing import Any
 
 import torch
 
-from grpo_nb import dependencies, frozen, guards, metrics, optim, preflight, reads, rules, seeding, sources, training
+from grpo_nb import (
+    dependencies,
+    frozen,
+    guards,
+    loop,
+    metrics,
+    optim,
+    preflight,
+    reads,
+    rules,
+    seeding,
+    sources,
+    training,
+)
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
+from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, demo, read_examples, records
 from grpo_nb.types import Prompt, Steps, StepStats
 
-POLL_SECONDS = 0.2
 HELD_OUT = 64
 """Pairs kept apart to measure the loss before and after, at most (and never more than a tenth)."""
 
@@ -62,7 +74,7 @@ def sft(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
             "more SFT needs a new run directory"
         )
-    with run.lock():
+    with run.lock() as lock:
         run.check_settings()
         run.knobs.request("run")
         newest = training.newest_whole(run, run.sft_checkpoints)
@@ -75,8 +87,10 @@ def sft(
         dependencies.check(run, found, accept_changed, "sft")
         pairs = [Pair(policy.encode(prompt), policy.encode_target(target, prompt)) for prompt, target in texts]
         _check_lengths(pairs, policy.context)
-        with training.deterministic(config, policy.device), closing(_steps(run, policy, pairs, newest)) as walk:
-            yield from walk
+        with training.deterministic(config, policy.device):
+            stage = Sft(run, policy, pairs, newest)
+            with closing(loop.walk(stage, lock)) as steps_taken:
+                yield from steps_taken
 
 
 def finished(run: Run) -> bool:
@@ -121,39 +135,86 @@ def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int) -> fl
     return total / tokens
 
 
-def _steps(run: Run, policy: Policy, pairs: Sequence[Pair], newest: Checkpoint | None) -> Steps:
-    settings, seed = run.config.sft, run.config.run.seed
-    order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
-    held = min(HELD_OUT, len(pairs) // 10)
-    held_out, train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
-    parameters = policy.parameters_by_name()
-    optimizer = optim.adamw(parameters, settings.learning_rate, settings.weight_decay)
-    step = saved = _resume(run, policy, optimizer, newest)
-    recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
-    if held_out and step == 0:
-        run.log_event("sft_eval", step=0, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
-    try:
-        while step < settings.steps and _may_go_on(run, step):
-            stats = sft_step(policy, optimizer, train, run.config, step + 1)
-            recent.append(dict(stats.metrics))
-            if endless := rules.repeated_skips(list(recent), run.config):
-                guards.act_on(run, [endless])
-            step += 1
-            run.log_sft(dict(stats.metrics))
-            if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-                saved = _save(run, policy, optimizer, step)
-            yield stats
-        if held_out and step == settings.steps:
-            run.log_event("sft_eval", step=step, loss=evaluate_loss(policy, held_out, settings.micro_batch), n=held)
-    finally:
-        if saved < step:
-            _save(run, policy, optimizer, step)
+@dataclass
+class Warm:
+    """Where an SFT stands."""
+
+    run: Run
+    goal: int
+    step: int
+    saved: int
+    torn: bool = False
+
+
+class Sft(loop.Stage):
+    """SFT as a stage: the policy, its optimizer, and the pairs to learn."""
+
+    prefix = "sft_"
+
+    def __init__(self, run: Run, policy: Policy, pairs: Sequence[Pair], newest: Checkpoint | None) -> None:
+        settings, seed = run.config.sft, run.config.run.seed
+        order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
+        held = min(HELD_OUT, len(pairs) // 10)
+        self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
+        self.policy = policy
+        self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
+        self.optimizer.zero_grad(set_to_none=True)
+        step = _resume(run, policy, self.optimizer, newest)
+        self.progress = Warm(run, settings.steps, step, saved=step)
+        self.recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
+
+    @property
+    def save_every(self) -> int:
+        return self.progress.run.config.sft.checkpoint_every
+
+    def begin(self) -> None:
+        if self.progress.step == 0:
+            self._measure()
+
+    def accept(self, knobs: KnobSnapshot) -> None:
+        """No knob is one of SFT's, but for pause and stop."""
+
+    def advance(self) -> StepStats:
+        run, step = self.progress.run, self.progress.step + 1
+        stats = sft_step(self.policy, self.optimizer, self.train, run.config, step, self._moving)
+        self.recent.append(dict(stats.metrics))
+        run.log_sft(dict(stats.metrics))
+        guards.watch_sft(run, list(self.recent))
+        self.progress.step, self.progress.torn = step, False
+        return stats
+
+    def _moving(self) -> None:
+        self.progress.torn = True
+
+    def store(self) -> None:
+        run, step = self.progress.run, self.progress.step
+        state = {"step": step, "config": frozen.plain(run.config), "fingerprint": sources.fingerprint()}
+        run.sft_checkpoints.save(step, training.learned(self.policy, self.optimizer), state)
+        run.sft_checkpoints.prune(1)
+        self.progress.saved = step
+
+    def finish(self) -> None:
+        self._measure()
+
+    def _measure(self) -> None:
+        run, step = self.progress.run, self.progress.step
+        if self.held_out and not any(e.get("kind") == "sft_eval" and e.get("step") == step for e in run.rows("events")):
+            loss = evaluate_loss(self.policy, self.held_out, run.config.sft.micro_batch)
+            run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
 
 
 def sft_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, pairs: Sequence[Pair], config: Config, step: int
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    pairs: Sequence[Pair],
+    config: Config,
+    step: int,
+    moving: Callable[[], None] = lambda: None,
 ) -> StepStats:
-    """One optimizer step on the token-mean loss of one batch; micro-batches change memory, not the gradient."""
+    """One optimizer step on the token-mean loss of one batch; micro-batches change memory, not the gradient.
+
+    `moving` is called right before the weights move.
+    """
     settings, clock = config.sft, metrics.Clock()
     batch_ids = training.draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")
     tokens = sum(len(pairs[i].completion_ids) for i in batch_ids)
@@ -164,6 +225,7 @@ def sft_step(
         loss.backward()
         total += loss.item()
     rate = settings.learning_rate * schedule(step, settings.warmup_steps, settings.steps)
+    moving()
     update = optim.apply(policy.parameters_by_name(), optimizer, learning_rate=rate, max_norm=settings.max_grad_norm)
     row: dict[str, Any] = {
         "step": step,
@@ -194,22 +256,6 @@ def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: 
     if newest.step < run.config.sft.steps:
         run.log_event("sft_resume", step=newest.step, **training.surroundings(policy))
     return newest.step
-
-
-def _may_go_on(run: Run, step: int) -> bool:
-    """Hold while a pause is asked for; False once a stop is."""
-    if run.knobs.command == "pause":
-        run.log_event("sft_paused", step=step)
-    while (command := run.knobs.command) == "pause":
-        time.sleep(POLL_SECONDS)
-    return command != "stop"
-
-
-def _save(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> int:
-    state = {"step": step, "config": frozen.plain(run.config), "fingerprint": sources.fingerprint()}
-    run.sft_checkpoints.save(step, training.learned(policy, optimizer), state)
-    run.sft_checkpoints.prune(1)
-    return step
 
 
 def _check_lengths(pairs: Sequence[Pair], context: int) -> None:

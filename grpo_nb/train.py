@@ -4,7 +4,6 @@
 """
 
 import logging
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,14 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, metrics, optim, orders, quick, rounding, seeding, training
+from grpo_nb import control, guards, loop, metrics, optim, orders, quick, rounding, seeding, training
 from grpo_nb.config import Config
 from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs, tied
 from grpo_nb.gradient_report import gradient_report
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
 from grpo_nb.knobs import KnobSnapshot
-from grpo_nb.lock import RunLock
 from grpo_nb.model import Policy
 from grpo_nb.objectives import Objective
 from grpo_nb.reward_notes import Notes, TrainerState
@@ -35,8 +33,6 @@ from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 __all__ = ["TrainingError", "grpo", "grpo_step"]
 
 log = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.2
 
 
 def grpo(
@@ -72,8 +68,11 @@ def grpo(
         )
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
-        with training.deterministic(run.config, state.policy.device), closing(_steps(state, lock)) as walk:
-            yield from walk
+        with (
+            training.deterministic(run.config, state.policy.device),
+            closing(loop.walk(Grpo(state), lock)) as steps_taken,
+        ):
+            yield from steps_taken
 
 
 def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
@@ -96,6 +95,7 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
         with clock("score"):
             scores = scoring.scores()
     _log_judges(state)
+    state.torn = True  # from here on the state changes: reward moments, weights, betas
     rewards = compare(state, experience, rollouts, scores, settings.betas)  # 4. each against its group
     updates: list[tuple[GradientStats, optim.Update]] = []
     report: metrics.Row = {}
@@ -103,7 +103,6 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
         for rows in _updates(state, experience, step):
             if not updates and _reports(config, step):
                 report = _report(state, experience, rows, settings)
-            state.torn = True
             gradient = _gradient(
                 state, experience, rows, settings, f"combine/{len(updates)}"
             )  # 5. per objective, conflicts settled
@@ -127,51 +126,44 @@ class Settings:
     needs_reference: bool
 
 
-def _steps(state: Training, lock: RunLock) -> Steps:
-    run = state.run
-    try:
-        quick.begin(state)
-        while state.step < state.goal:
-            lock.check()
-            guards.check_ends(state)
-            guards.watch_sources(state)
-            knobs = _obey(state)
-            if knobs.command == "stop":
-                run.log_event("stopped", step=state.step, goal=state.goal)
-                break
-            stats = grpo_step(state, knobs)
-            if state.step % run.config.run.checkpoint_every == 0:
-                training.save(state)
-            yield stats
-        else:
-            run.log_event("done", step=state.step, goal=state.goal)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        run.log_event("failed", step=state.step, goal=state.goal, error=said)
-        raise
-    finally:
-        if state.torn:
-            run.log_event("torn", step=state.step, resumes_from=state.saved)
-        elif state.saved < state.step:
-            training.save(state)
+class Grpo(loop.Stage):
+    """GRPO as a stage: its whole state is a `Training`."""
+
+    prefix = ""
+
+    def __init__(self, state: Training) -> None:
+        self.progress = self.state = state
+
+    @property
+    def save_every(self) -> int:
+        return self.state.config.run.checkpoint_every
+
+    def begin(self) -> None:
+        quick.begin(self.state)
+
+    def check(self) -> None:
+        guards.check_ends(self.state)
+        guards.watch_sources(self.state)
+
+    def serve(self, knobs: KnobSnapshot) -> None:
+        super().serve(knobs)
+        if "evaluate" in knobs.orders:
+            orders.measure(self.state)
+            loop.done(self.state.run, "evaluate", knobs)
+
+    def accept(self, knobs: KnobSnapshot) -> None:
+        _turn_knobs(self.state, knobs)
+
+    def advance(self) -> StepStats:
+        return grpo_step(self.state, self.state.knobs)
+
+    def store(self) -> None:
+        training.save(self.state)
 
 
-def _obey(state: Training) -> KnobSnapshot:
-    """The knobs for the next step, once nobody asks for a pause; every turn goes into the log."""
-    run, before, paused = state.run, state.knobs, False
-    while True:
-        now = run.knobs.snapshot()
-        orders.serve(state, now)
-        if now.command != "pause":
-            break
-        if "step" in now.orders:
-            run.knobs.done("step", now.at["step"])
-            run.log_event("stepping", step=state.step, goal=state.goal)
-            break
-        if not paused:
-            run.log_event("paused", step=state.step, goal=state.goal)
-            paused = True
-        time.sleep(POLL_SECONDS)
+def _turn_knobs(state: Training, now: KnobSnapshot) -> None:
+    """Make the knobs those of the next step; every turn goes into the log."""
+    run, before = state.run, state.knobs
     for turn in now.changes_since(before):
         run.log_event("knob", step=state.step + 1, **turn)
     if now.values["temperature"] != before.values["temperature"]:
@@ -187,7 +179,6 @@ def _obey(state: Training) -> KnobSnapshot:
             held, objective.beta = objective.beta, control.set_auto(objective.beta, objective.config.start)
             message = f"{name}: automatic again, beta from {objective.beta.value:.3g} (by hand: {held.value:.3g})"
             run.log_event("beta", step=state.step + 1, objective=name, message=message)
-    return now
 
 
 def _measured_anew(state: Training) -> None:

@@ -112,6 +112,7 @@ def prepare(
     policy.set_date(run.started)
     check_model(policy, draws=isinstance(engine, EagerEngine))
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
+    optimizer.zero_grad(set_to_none=True)  # a policy that was handed over may hold those of a step broken off
     goal = config.run.steps if goal is None else goal
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
@@ -164,7 +165,8 @@ def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
     Raises:
         RunError: config.json was edited after it was made.
     """
-    newest, damaged = checkpoints.latest()
+    checkpoints.sweep()
+    newest, damaged = checkpoints.latest(finite=True)
     for path, reason in damaged:
         run.log_event("checkpoint_damaged", path=path.name, reason=reason)
         log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
@@ -279,7 +281,7 @@ def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
             f"{run.path} has metrics up to step {last} but no checkpoint that verifies, so it cannot go on; "
             "restore its checkpoints folder or begin a new run"
         )
-    warm, damaged = run.sft_checkpoints.latest()
+    warm, damaged = run.sft_checkpoints.latest(finite=True)
     if damaged:
         raise RunError(f"the SFT result in {run.path} is damaged ({damaged[0][1]}); run SFT again before GRPO")
     if warm is not None:

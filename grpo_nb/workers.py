@@ -4,6 +4,7 @@ Both are threads here. The one trains; the other waits for the process, which ne
 """
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -38,6 +39,8 @@ POLL_SECONDS = 0.1
 TAIL_LINES, TAIL_BYTES = 20, 8192
 LAST_WORDS = "; the end of "
 """Between what ended a process and the end of its log."""
+HANG_SECONDS = 30.0
+"""After a stop is requested, a step may take so long before the session says what it waits for."""
 HEAD_START = 0.3
 """Seconds that a cell has to end before a thread trains beside it: the first imports would hold it up."""
 LIVE = ("running", "paused")
@@ -125,9 +128,39 @@ class Worker(threading.Thread):
         """Somebody has asked for `error`."""
         self.asked_to_stop = threading.Event()
 
+        self.overdue = threading.Event()
+        """A requested stop has taken longer than HANG_SECONDS; the next request breaks the step off."""
+
     def ask_to_stop(self) -> None:
-        """Let it end after the present step; harmless when asked twice."""
-        self.asked_to_stop.set()
+        """Let it end after the present step. Asked again once it is overdue, break the step off."""
+        if self.asked_to_stop.is_set() and self.overdue.is_set():
+            self.break_off()
+        elif not self.asked_to_stop.is_set():
+            self.asked_to_stop.set()
+            timer = threading.Timer(HANG_SECONDS, self._report_delay)
+            timer.daemon = True
+            timer.start()
+
+    def break_off(self) -> None:
+        """End it within the step, whose work is lost."""
+        raise NotImplementedError
+
+    def waits_for(self) -> str:
+        """What the step under way is doing."""
+        raise NotImplementedError
+
+    def _report_delay(self) -> None:
+        if not self.is_alive() or not self.asked_to_stop.is_set():
+            return
+        self.overdue.set()
+        session, run = self.grpo_nb_session, self.job.run
+        with contextlib.suppress(RunError, OSError):  # another trainer may have taken over; the warning is for here
+            run.log_event("stop_delayed", step=session.step, seconds=HANG_SECONDS, waits_for=self.waits_for())
+        log.warning(
+            "%s has not stopped %.0f s after the request: it waits for %s. It stops when that returns; "
+            "`session.stop()` again breaks the step off, and the run resumes from its newest checkpoint",
+            *(run.name, HANG_SECONDS, self.waits_for()),
+        )
 
 
 class ThreadWorker(Worker):
@@ -156,6 +189,21 @@ class ThreadWorker(Worker):
         except BaseException as error:  # whatever it is, the cell that waits raises it
             self.error = error
             self._failed(error)
+
+    def waits_for(self) -> str:
+        """The innermost frames of the thread's stack, the caller's own code first."""
+        frame = sys._current_frames().get(self.ident or 0)
+        stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+        own = str(Path(__file__).parent)
+        foreign = [
+            f for f in stack if not f.filename.startswith(own) and f"{os.sep}site-packages{os.sep}" not in f.filename
+        ]
+        inner = [f for f in foreign if not f.filename.startswith((sys.base_prefix, "<frozen"))] or list(stack)
+        return " < ".join(f"{f.name} ({f.filename}, line {f.lineno})" for f in reversed(inner[-2:])) or "its last call"
+
+    def break_off(self) -> None:
+        """Raise KeyboardInterrupt in the thread: it takes effect when the thread is back in Python code."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
     def _passed_on(self) -> bool:
         """Ask GRPO to stop, again: what was asked while it was loading is forgotten. SFT has to be closed.
@@ -214,10 +262,18 @@ class ProcessWorker(Worker):
             log.info("%s", self.error)
 
     def ask_to_stop(self) -> None:
-        """A signal too: what the knobs ask while it loads is forgotten, and a second signal would end it at once."""
-        if not self.asked_to_stop.is_set():
-            super().ask_to_stop()
+        """A signal too: what the knobs ask while it loads is forgotten, and a second signal ends it at once."""
+        first = not self.asked_to_stop.is_set()
+        super().ask_to_stop()
+        if first:
             self.process.terminate()
+
+    def waits_for(self) -> str:
+        return f"process {self.process.pid} (its output is in {self.job.run.path / LOG})"
+
+    def break_off(self) -> None:
+        """The second signal: the process ends within the step."""
+        self.process.terminate()
 
 
 def refuse_if_live(run: Run) -> None:
@@ -226,26 +282,36 @@ def refuse_if_live(run: Run) -> None:
     Raises:
         AlreadyTraining: it trains in this kernel or in another process; the message gives the choices.
     """
-    if (here := live_session(run)) is not None:
-        place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
-        raise AlreadyTraining(
-            f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
-            f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.path}')`), or train "
-            "a run of another name"
-        )
+    refuse_if_here(run.path)
     status = run.status()
     if status.state in LIVE:
         raise AlreadyTraining(
             f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
-            f"stop it with `grpo_nb.attach('{run.path}')`, wait until it ends, or train a run of another name"
+            f"stop it with `grpo_nb.attach('{run.shown}')`, wait until it ends, or train a run of another name"
         )
 
 
-def live_session(run: Run) -> Any | None:
-    """The session that trains `run` in this kernel or in a process that it started; None where there is none."""
+def refuse_if_here(path: Path) -> None:
+    """Refuse where a session of this kernel trains the run in `path`.
+
+    Raises:
+        AlreadyTraining: it does, in a thread or in a process that this kernel started.
+    """
+    if (here := live_session(path)) is not None:
+        run = here.run
+        place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
+        raise AlreadyTraining(
+            f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
+            f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.shown}')`), or train "
+            "a run of another name"
+        )
+
+
+def live_session(path: Path) -> Any | None:
+    """The session that trains the run in `path` here or in a process that this kernel started; else None."""
     for thread in threading.enumerate():
         session = getattr(thread, "grpo_nb_session", None)
-        if session is not None and thread.is_alive() and Path(session.run.path).resolve() == Path(run.path).resolve():
+        if session is not None and thread.is_alive() and Path(session.run.path).resolve() == path.resolve():
             return session
     return None
 

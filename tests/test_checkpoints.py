@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from grpo_nb import checkpoints as module
-from grpo_nb.checkpoints import Checkpoints
+from grpo_nb.checkpoints import Checkpoints, NotFinite
 from grpo_nb.durable import RunError
 from tests.kill_points import ROOT, survives
 
@@ -51,6 +51,36 @@ def flip(file: Path, at: int = -1) -> None:
     file.write_bytes(data)
 
 
+# ---- what is not finite is no checkpoint
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("where", ["policy", "optimizer"])
+def test_what_is_not_finite_is_refused_and_the_good_ones_stay(
+    tmp_path: Path, bad: float, dtype: torch.dtype, where: str
+) -> None:
+    save(tmp_path, 1)
+    poisoned = tensors(2.0) | {where: {"a": torch.zeros(2), "b": torch.tensor([1.0, bad, bad], dtype=dtype)}}
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(NotFinite, match=f"2 of 3 numbers of {where}/b"):
+        Checkpoints(tmp_path).save(2, poisoned, {"step": 2})
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before and newest(tmp_path) == 1
+
+
+def test_one_that_was_saved_before_they_were_refused_counts_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    monkeypatch.setattr("grpo_nb.checkpoints._not_finite", lambda name, group: None)
+    save(tmp_path, 2, NAN)
+    monkeypatch.undo()
+    assert newest(tmp_path) == 2, "its hashes are right"
+    good, ((path, reason),) = Checkpoints(tmp_path).latest(finite=True)
+    assert good is not None and good.step == 1 and path.name == "000002"
+    assert "8 of 8 numbers of policy/w" in reason or "numbers of optimizer/w/step" in reason
+
+
 # ---- what is saved comes back
 
 
@@ -62,7 +92,6 @@ def test_tensors_and_state_come_back_to_the_bit(tmp_path: Path) -> None:
             "bfloat16": torch.randn(7, generator=generator).bfloat16(),
             "transposed": torch.randn(4, 2, generator=generator).T,
             "empty": torch.empty(0),
-            "nan": torch.tensor([NAN, float("inf")]),
         },
         "optimizer": {"step": torch.tensor(3, dtype=torch.int64)},
         "nothing": {},
@@ -410,7 +439,7 @@ def test_a_kill_at_any_call_loses_nothing(
 WRITER = """
 import sys, torch
 from pathlib import Path
-from grpo_nb.checkpoints import Checkpoints
+from grpo_nb.checkpoints import Checkpoints, NotFinite
 store = Checkpoints(Path(sys.argv[1]))
 for step in range(1, 100_000):
     print(step, flush=True)

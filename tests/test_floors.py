@@ -33,7 +33,18 @@ FLOORS = (
     | {"clock", "origins", "digests", "ledger"}
     | {"run", "durable", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"}
     | {"regular", "schema"},
-    {"sft", "train", "training", "objectives", "experience", "gradients", "gradient_report", "guards", "metrics"}
+    {
+        "sft",
+        "train",
+        "training",
+        "loop",
+        "objectives",
+        "experience",
+        "gradients",
+        "gradient_report",
+        "guards",
+        "metrics",
+    }
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
     | {"numeric_rules", "regressions"}
     | {"warmup", "doctor", "orders", "preflight", "dependencies"},

@@ -111,7 +111,7 @@ def test_it_is_released_when_the_body_raises(path: Path) -> None:
 
 def test_a_second_lock_in_the_same_process_is_refused(path: Path) -> None:
     with RunLock(path) as lock:
-        with pytest.raises(RunLocked, match="is being trained by this process itself; use the session") as refusal:
+        with pytest.raises(RunLocked, match="is being trained by this process itself;.*grpo_nb\.release") as refusal:
             RunLock(path).acquire()
         assert refusal.value.owner is not None and refusal.value.owner.pid == os.getpid()
         with pytest.raises(RunLocked, match="already held by this very lock"):
@@ -355,7 +355,7 @@ def test_whoever_was_taken_over_is_told_and_does_no_harm(path: Path, caplog: pyt
         thief = write(path, elsewhere(heartbeat_age=0))
         wait_for(lambda: lock._beating is not None and not lock._beating.is_alive())
         assert "was taken over by process" in caplog.text
-        with pytest.raises(RunLocked, match=r"no longer held here; its owner is process .* on another-machine"):
+        with pytest.raises(RunLocked, match=r"process .* on another-machine"):
             lock.check()
     assert RunLock(path).owner() == thief, "releasing must not wipe the new owner's name"
 

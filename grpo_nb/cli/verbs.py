@@ -25,7 +25,7 @@ def sft_command(arguments: Namespace) -> int:
     """Supervised warm-up to its last step."""
     run = open_run(arguments)
     run.lock().refuse_if_taken()  # before a word of what is going to be done
-    return _warm_up(run, arguments, f"; next: grpo-nb train {run.path}")
+    return _warm_up(run, arguments, f"; next: grpo-nb train {run.shown}")
 
 
 def train_command(arguments: Namespace) -> int:
@@ -43,11 +43,11 @@ def train_command(arguments: Namespace) -> int:
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
-        say(f"{run.path}: already at step {start} of {max(start, run.goal())}; pass --steps to go on")
+        say(f"{run.shown}: already at step {start} of {max(start, run.goal())}; pass --steps to go on")
         return DONE
-    say(f"{run.path}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
+    say(f"{run.shown}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
     last, interrupted = follow(grpo(run, steps=goal, **_accepted(arguments)), "GRPO", start, goal)
-    advice = f"; next: grpo-nb eval {run.path}, grpo-nb diagnose {run.path}"
+    advice = f"; next: grpo-nb eval {run.shown}, grpo-nb diagnose {run.shown}"
     flag = "" if goal == run.config.run.steps else f" --steps {goal}"
     return _ended(run, "train", last, goal, interrupted, advice, flag)
 
@@ -74,7 +74,7 @@ def eval_command(arguments: Namespace) -> int:
     if arguments.json:
         show_json({"run": str(run.path), **shared, "metrics": measures})
     else:
-        say(f"{run.path}: " + ", ".join(f"{key} {value}" for key, value in shared.items()))
+        say(f"{run.shown}: " + ", ".join(f"{key} {value}" for key, value in shared.items()))
         show(measures)
         if any(row["low"] is None and row["clusters"] < FEWEST for row in rows):
             say(f"no interval where items are of fewer than {FEWEST} clusters (templates, or texts)")
@@ -84,11 +84,11 @@ def eval_command(arguments: Namespace) -> int:
 def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
     total = run.config.sft.steps
     if finished(run):
-        say(f"{run.path}: SFT is done, {total} steps" if total else f"{run.path}: sft.steps is 0, nothing to do")
+        say(f"{run.shown}: SFT is done, {total} steps" if total else f"{run.shown}: sft.steps is 0, nothing to do")
         return DONE
     newest, _ = run.sft_checkpoints.latest()
     start = newest.step if newest else 0
-    say(f"{run.path}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps"))
+    say(f"{run.shown}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps"))
     last, interrupted = follow(sft(run, **_accepted(arguments)), "SFT", start, total)
     return _ended(run, "sft", last, total, interrupted, advice)
 
@@ -100,10 +100,10 @@ def _accepted(arguments: Namespace) -> dict[str, Any]:
 
 def _ended(run: Run, verb: str, last: int, total: int, interrupted: bool, advice: str, flag: str = "") -> int:
     if last >= total:
-        say(f"{run.path}: done, step {last} of {total}{advice}")
+        say(f"{run.shown}: done, step {last} of {total}{advice}")
         return DONE
     why = "interrupted" if interrupted else "stopped by a request in its knobs"
-    say(f"{run.path}: {why} and saved at step {last} of {total}; go on with: grpo-nb {verb} {run.path}{flag}")
+    say(f"{run.shown}: {why} and saved at step {last} of {total}; go on with: grpo-nb {verb} {run.shown}{flag}")
     return INTERRUPTED
 
 
@@ -111,7 +111,7 @@ def _compare(run: Run, arguments: Namespace) -> int:
     table = comparison(run, split=arguments.split, mode=arguments.mode)
     if table.empty:
         raise RunError(
-            f"{run.path} has no evaluation of the {arguments.split} split in mode {arguments.mode} to compare; run "
+            f"{run.shown} has no evaluation of the {arguments.split} split in mode {arguments.mode} to compare; run "
             "these first:\n" + _evaluations(run, arguments, [str(stage) for stage in STAGES])
         )
     rows = rows_of(table)
@@ -125,7 +125,7 @@ def _compare(run: Run, arguments: Namespace) -> int:
 
 
 def _evaluations(run: Run, arguments: Namespace, stages: Sequence[str]) -> str:
-    return "\n".join(f"  grpo-nb eval {run.path} --stage {stage}{_asked(arguments)}" for stage in stages)
+    return "\n".join(f"  grpo-nb eval {run.shown} --stage {stage}{_asked(arguments)}" for stage in stages)
 
 
 def _asked(arguments: Namespace) -> str:
@@ -144,7 +144,7 @@ def _probe(arguments: Namespace) -> int:
     if arguments.json:
         show_json({"run": str(run.path), "stage": stage, "mode": "probe", "comparison": rows})
     else:
-        say(f"{run.path}: 40 general questions, before: base, after: {stage}")
+        say(f"{run.shown}: 40 general questions, before: base, after: {stage}")
         show([_with_interval(row, ("before", "after", "difference")) for row in rows])
     return DONE
 
@@ -164,7 +164,7 @@ def _newest_stage(run: Run) -> Stage:
     newest, damaged = run.checkpoints.latest()
     if newest is None and damaged:
         raise RunError(
-            f"no GRPO checkpoint of {run.path} verifies ({damaged[0].reason}); name a stage, e.g. --stage sft"
+            f"no GRPO checkpoint of {run.shown} verifies ({damaged[0].reason}); name a stage, e.g. --stage sft"
         )
     if newest is not None:
         return "latest"

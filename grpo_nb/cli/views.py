@@ -28,7 +28,7 @@ def diagnose_command(arguments: Namespace) -> int:
     else:
         for finding in found:
             say(str(finding))
-        say(f"{run.path}: {len(found)} finding(s) in {run.last_step() or 0} steps")
+        say(f"{run.shown}: {len(found)} finding(s) in {run.last_step() or 0} steps")
     return FAILED if any(finding.severity != "info" for finding in found) else DONE
 
 
@@ -51,14 +51,14 @@ def tell_command(arguments: Namespace) -> int:
     run = existing_run(arguments.run)
     status = run.status()
     if status.state not in ("running", "paused"):
-        say(f"{run.path}: {status.state}, nothing trains it; grpo-nb train {run.path}")
+        say(f"{run.shown}: {status.state}, nothing trains it; grpo-nb train {run.shown}")
         return FAILED
     words = {"pause": "pause", "resume": "run", "stop": "stop"}
     if arguments.what in words:
         run.knobs.request(words[arguments.what], by="the command line")
     else:
         run.knobs.order(arguments.what, by="the command line")
-    say(f"{run.path}: asked {status.owner} to {arguments.what}")
+    say(f"{run.shown}: asked {status.owner} to {arguments.what}")
     return DONE
 
 

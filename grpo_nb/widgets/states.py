@@ -91,7 +91,7 @@ def _empty(run: Run, state: str) -> Notice | None:
     """Nothing is in the log yet, and why."""
     if state in ("starting", "running"):
         return Notice("info", "nothing logged yet: the model is being loaded, or the first step is under way.")
-    return Notice("info", f"nothing logged yet: train it with grpo_nb.start('{run.path}').")
+    return Notice("info", f"nothing logged yet: train it with grpo_nb.start('{run.shown}').")
 
 
 def _cause(session: Any) -> str:
@@ -117,10 +117,10 @@ def _disk(run: Run, state: str, step: int) -> Notice | None:
     try:
         free = shutil.disk_usage(run.path).free
     except OSError as error:
-        return Notice("error", f"{run.path} cannot be reached ({error.strerror or error}): what is shown may be old.")
+        return Notice("error", f"{run.shown} cannot be reached ({error.strerror or error}): what is shown may be old.")
     if free >= LOW_DISK:
         return None
     if free >= FULL_DISK:
-        return Notice("warning", f"the disk of {run.path} is nearly full: {free / 2**20:.0f} MiB are free.")
+        return Notice("warning", f"the disk of {run.shown} is nearly full: {free / 2**20:.0f} MiB are free.")
     ended = f"training ended after step {step}" if state in ("failed", "dead") else "nothing can be logged or saved"
-    return Notice("error", f"the disk of {run.path} is full: {ended}. Free some space, then Resume.")
+    return Notice("error", f"the disk of {run.shown} is full: {ended}. Free some space, then Resume.")

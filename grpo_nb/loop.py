@@ -1,0 +1,164 @@
+"""The loop of SFT and GRPO: one step after the other, saved at step boundaries only, by the lock's owner only."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from typing import Literal, Protocol
+
+from grpo_nb.checkpoints import NotFinite
+from grpo_nb.guards import TrainingError
+from grpo_nb.knobs import KnobSnapshot, Order
+from grpo_nb.lock import RunLock
+from grpo_nb.run import Run
+from grpo_nb.types import Steps, StepStats
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+
+
+class Progress(Protocol):
+    """Where a training stands."""
+
+    run: Run
+    goal: int
+    """Steps to reach."""
+    step: int
+    """Steps done: the newest step boundary."""
+    saved: int
+    """The step of the newest checkpoint; -1 before the first."""
+    torn: bool
+    """The state is between two step boundaries, so it must not be saved."""
+
+
+class Stage(ABC):
+    """A training that `walk` takes to its goal: what is particular to SFT or to GRPO."""
+
+    prefix: Literal["", "sft_"]
+    """Before the kind of each event of the loop."""
+    progress: Progress
+
+    @property
+    @abstractmethod
+    def save_every(self) -> int:
+        """Steps between two checkpoints; 0: one at the end."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """What comes before the first step of this start."""
+
+    def check(self) -> None:  # noqa: B027
+        """Look at the step boundary before anything else is done there; whatever is raised ends the training."""
+
+    @abstractmethod
+    def accept(self, knobs: KnobSnapshot) -> None:
+        """Make the knobs those of the next step."""
+
+    def serve(self, knobs: KnobSnapshot) -> None:
+        """Carry out the orders that are due between two steps; called while the training holds, too."""
+        if "save" in knobs.orders:
+            save(self)
+            done(self.progress.run, "save", knobs)
+
+    @abstractmethod
+    def advance(self) -> StepStats:
+        """One step: sets `torn` before the weights first move; counts the step and clears it once the row is logged."""
+
+    @abstractmethod
+    def store(self) -> None:
+        """Write a checkpoint of this step boundary, and set `saved`."""
+
+    def finish(self) -> None:  # noqa: B027
+        """What comes after the last step, before it is saved."""
+
+
+def walk(stage: Stage, lock: RunLock) -> Steps:
+    """Yield step after step up to the goal. However it ends, the newest step boundary is saved, or stays as saved.
+
+    Raises:
+        RunLocked: another trainer took the run over; nothing was written since.
+        TrainingError: the weights are not finite at a step boundary; the newest checkpoint stays.
+    """
+    at = stage.progress
+    try:
+        stage.begin()
+        while at.step < at.goal:
+            lock.check()
+            stage.check()
+            knobs = _obey(stage)
+            if knobs.command == "stop":
+                _log(stage, "stopped")
+                break
+            stats = stage.advance()
+            if stage.save_every and at.step % stage.save_every == 0:
+                save(stage)
+            yield stats
+        else:
+            stage.finish()
+            _log(stage, "done")
+    except Exception as error:
+        if lock.mine():
+            _log(stage, "failed", error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if not lock.mine():
+            log.error("%s was not saved at step %d: its lock is no longer held here", at.run.name, at.step)
+        elif at.torn:
+            at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
+        elif at.saved < at.step:
+            _save_at_last(stage)
+
+
+def save(stage: Stage) -> None:
+    """Write a checkpoint of this step boundary.
+
+    Raises:
+        TrainingError: a weight or an optimizer moment is not finite; nothing was written.
+    """
+    try:
+        stage.store()
+    except NotFinite as error:
+        _log(stage, "checkpoint_refused", reason=str(error), resumes_from=stage.progress.saved)
+        raise TrainingError(
+            f"{error}. These weights cannot be trained further. Resume from step {stage.progress.saved} with a lower "
+            "learning rate, and look for code that writes into the weights outside the optimizer"
+        ) from error
+
+
+def done(run: Run, order: Order, knobs: KnobSnapshot) -> None:
+    """Strike out an order that was carried out."""
+    run.fence()
+    run.knobs.done(order, knobs.at[order])
+
+
+def _save_at_last(stage: Stage) -> None:
+    """Save on the way out, where nobody is left to catch what is raised."""
+    try:
+        save(stage)
+    except TrainingError as error:
+        log.error("%s", error)
+
+
+def _obey(stage: Stage) -> KnobSnapshot:
+    """The knobs for the next step, once nobody asks for a pause."""
+    run, paused = stage.progress.run, False
+    while True:
+        now = run.knobs.snapshot()
+        stage.serve(now)
+        if now.command != "pause":
+            break
+        if "step" in now.orders:
+            done(run, "step", now)
+            _log(stage, "stepping")
+            break
+        if not paused:
+            _log(stage, "paused")
+            paused = True
+        time.sleep(POLL_SECONDS)
+    stage.accept(now)
+    return now
+
+
+def _log(stage: Stage, kind: str, **data: object) -> None:
+    at = stage.progress
+    at.run.log_event(f"{stage.prefix}{kind}", step=at.step, goal=at.goal, **data)
