@@ -111,7 +111,7 @@ def test_it_is_released_when_the_body_raises(path: Path) -> None:
 
 def test_a_second_lock_in_the_same_process_is_refused(path: Path) -> None:
     with RunLock(path) as lock:
-        with pytest.raises(RunLocked, match="is being trained by this process itself;.*grpo_nb\.release") as refusal:
+        with pytest.raises(RunLocked, match=r"is being trained by this process itself;.*grpo_nb\.release") as refusal:
             RunLock(path).acquire()
         assert refusal.value.owner is not None and refusal.value.owner.pid == os.getpid()
         with pytest.raises(RunLocked, match="already held by this very lock"):
