@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from grpo_nb.reloading import reload as reload
     from grpo_nb.run import Run as Run
     from grpo_nb.session import attach as attach
-    from grpo_nb.session import release as release
     from grpo_nb.session import start as start
     from grpo_nb.sft import sft as sft
     from grpo_nb.train import grpo as grpo
     from grpo_nb.types import Example as Example
     from grpo_nb.types import Score as Score
     from grpo_nb.widgets.dashboard import Dashboard as Dashboard
+    from grpo_nb.workers import release as release
 
 _HOME = {
     "Config": "config",
@@ -49,7 +49,7 @@ _HOME = {
     "load_policy": "model",
     "plan": "memory",
     "presets": "",
-    "release": "session",
+    "release": "workers",
     "reload": "reloading",
     "sft": "sft",
     "start": "session",

@@ -21,7 +21,6 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -36,6 +35,9 @@ from grpo_nb.journal import Journal, Row
 from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import LOCK, Owner, RunLock
 from grpo_nb.spelling import near
+from grpo_nb.standing import RunStatus as RunStatus
+from grpo_nb.standing import RunSummary as RunSummary
+from grpo_nb.standing import State as State
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -44,45 +46,11 @@ else:  # half a second to import, and only whoever asks for a table needs it
 
 logger = logging.getLogger(__name__)
 
-State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 LONGEST_PROBLEM = 500
 """Characters of the reason why a run is unreadable."""
 MILESTONES = frozenset({"start", "resume", "paused", "stepping", "stopped", "done", "failed"})
 PAUSES = frozenset({"paused", "sft_paused"})
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Where a run stands, from its files alone.
-
-    `dead`: its owner vanished without saying so (a killed kernel); it can be resumed. `stopped`: it ended
-    before its last step, in good order.
-    """
-
-    state: State
-    step: int
-    """Newest GRPO step in the log; 0 before the first."""
-    steps: int
-    """GRPO steps in all: what its configuration asks for, or the newest call where that went further."""
-    owner: Owner | None
-    """Who trains it, or died doing so."""
-    updated: float | None
-    """When its logs last grew, in seconds since 1970."""
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One run of a folder of runs."""
-
-    name: str
-    path: Path
-    state: State
-    step: int = 0
-    steps: int = 0
-    updated: float | None = None
-    problem: str | None = None
-    """Why it is `unreadable`."""
 
 
 class Run:

@@ -16,7 +16,6 @@ from grpo_nb import kernel, sources
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.ledger import accepted_kinds
-from grpo_nb.lock import LOCK, release_here
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
 from grpo_nb.workers import (
@@ -29,7 +28,6 @@ from grpo_nb.workers import (
     Worker,
     live_session,
     recorded_failure,
-    refuse_if_here,
     refuse_if_live,
 )
 
@@ -418,20 +416,6 @@ def attach(run: Run | str | Path) -> Session:
     run = Run.open(Path(run)) if isinstance(run, str | Path) else run
     found: Session | None = live_session(run.path)
     return found or Session(run)
-
-
-def release(run: Run | str | Path) -> bool:
-    """Release the lock of a run whose training was left open in this kernel; whether there was one.
-
-    A generator that nobody closed (`steps = grpo(run)`, or one that a traceback still holds) keeps the lock. It cannot
-    write any more afterwards; the run continues from its newest checkpoint.
-
-    Raises:
-        AlreadyTraining: a session of this kernel trains the run; stop that instead.
-    """
-    path = run.path if isinstance(run, Run) else Path(run).absolute()
-    refuse_if_here(path)
-    return release_here(path / LOCK)
 
 
 def begin_anew(run: Run) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb import kernel, regular
+from grpo_nb.lock import LOCK, release_here
 from grpo_nb.run import Run, RunError
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
@@ -305,6 +306,20 @@ def refuse_if_here(path: Path) -> None:
             f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.shown}')`), or train "
             "a run of another name"
         )
+
+
+def release(run: Run | str | Path) -> bool:
+    """Release the lock of a run whose training was left open in this kernel; whether there was one.
+
+    A generator that nobody closed (`steps = grpo(run)`, or one that a traceback still holds) keeps the lock. It cannot
+    write any more afterwards; the run continues from its newest checkpoint.
+
+    Raises:
+        AlreadyTraining: a session of this kernel trains the run; stop that instead.
+    """
+    path = run.path if isinstance(run, Run) else Path(run).absolute()
+    refuse_if_here(path)
+    return release_here(path / LOCK)
 
 
 def live_session(path: Path) -> Any | None:
