@@ -20,6 +20,7 @@ from grpo_nb import presets, render
 from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config
+from grpo_nb.markup import Markup, html
 
 
 def pages() -> dict[str, str]:
@@ -30,10 +31,10 @@ def pages() -> dict[str, str]:
 def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     """The reference pages, and an index of them and of the pages of `notebooks`, as HTML in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    markdown, written = MarkdownIt("commonmark").enable("table"), []
+    markdown, written = MarkdownIt("commonmark", {"html": False}).enable("table"), []
     for name, text in (pages() | {"index": _index_page(notebooks)}).items():
         path = folder / f"{name}.html"
-        path.write_text(_HTML.format(title=name, body=markdown.render(text)), encoding="utf-8")
+        path.write_text(html("docs", title=name, body=Markup(markdown.render(text))), encoding="utf-8")
         written.append(path)
     return written
 
@@ -91,18 +92,6 @@ def _presets_page() -> str:
 def _commands_page() -> str:
     parts = [f"## {name}\n\n```\n{command.format_help()}```" for name, command in commands().items()]
     return "\n\n".join(["# Commands", *parts])
-
-
-_HTML = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>grpo_nb: {title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
-td, th {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }}
-code, pre {{ font-size: 14px; background: #f4f4f4 }} pre {{ padding: 1rem; overflow-x: auto }}
-</style></head><body>
-{body}
-</body></html>
-"""
 
 
 if __name__ == "__main__":

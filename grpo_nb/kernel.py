@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
+from grpo_nb.terminal import printable
+
 log = logging.getLogger(__name__)
 
 NEEDED = "7.4"
@@ -67,7 +69,7 @@ def say(text: str) -> None:
         return
     from IPython.display import display
 
-    display({"text/plain": text}, raw=True)  # type: ignore[no-untyped-call]
+    display({"text/plain": printable(text)}, raw=True)  # type: ignore[no-untyped-call]
 
 
 def welcome() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.run import Run, RunError, RunSummary, list_runs
+from grpo_nb.terminal import one_line
 
 if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
     from grpo_nb.tables import Table
@@ -77,7 +78,7 @@ def runs(folder: str | Path | None = None) -> "Table":
 def standing(folder: str | Path | None = None, limit: int = 5) -> str | None:
     """The newest runs of `folder` (by default the project's), a line each with what to do; None without any."""
     found = list_runs(root() / "runs" if folder is None else folder)
-    lines = [f"{s.name}: {s.state}, step {s.step} of {s.steps}; {_next(s)}" for s in found[:limit]]
+    lines = [one_line(f"{s.name}: {s.state}, step {s.step} of {s.steps}; {_next(s)}") for s in found[:limit]]
     if len(found) > limit:
         lines.append(f"and {len(found) - limit} older: grpo_nb.project.runs() lists them")
     return "\n".join(lines) or None
@@ -92,6 +93,8 @@ def _finished(run: Run) -> bool:
 def _next(summary: RunSummary) -> str:
     """What to do with a run: a line that can be pasted into a cell of this folder."""
     state = "warmed up" if summary.state == "new" and _warmed_up(summary.path) else summary.state
+    if state == "unreadable":
+        return summary.problem or "it cannot be read"
     return _NEXT.get(state, "").format(repr(os.path.relpath(summary.path)))
 
 
@@ -109,7 +112,6 @@ _NEXT = {
     "stopped": "resume: grpo_nb.start({})",
     "dead": "its kernel is gone; resume: grpo_nb.start({})",
     "failed": "read 04_diagnostics, then resume: grpo_nb.start({})",
-    "unreadable": "its config.json is broken",
     "done": "04_diagnostics",
 }
 

@@ -8,7 +8,6 @@ A widget has no kernel on a page: each is replaced by the texts and the picture 
 import argparse
 import ast
 import copy
-import html
 import logging
 import re
 import sys
@@ -27,6 +26,8 @@ from nbconvert import HTMLExporter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from traitlets.config import Config
+
+from grpo_nb.markup import Markup, html
 
 log = logging.getLogger(__name__)
 
@@ -146,35 +147,32 @@ def without_widgets(notebook: Any) -> Any:
         for output in cell.get("outputs", []):
             view = output.get("data", {}).pop(WIDGET, None)
             if view is not None:
-                output["data"]["text/html"] = _still(view["model_id"], models) or "<span></span>"
+                output["data"]["text/html"] = str(_still(view["model_id"], models) or html("still", text="", inside=[]))
             if "image/png" in output.get("data", {}):  # nbconvert would leave out what it shows
-                words = html.escape(str(output["data"].get("text/plain", "")), quote=True)
-                output["data"].setdefault("text/html", _picture(output["data"].pop("image/png"), words))
+                words = str(output["data"].get("text/plain", ""))
+                shown = html("picture", words=words, png=output["data"].pop("image/png"))
+                output["data"].setdefault("text/html", str(shown))
     return still
 
 
-def _still(model_id: str, models: Mapping[str, Any]) -> str:
+def _still(model_id: str, models: Mapping[str, Any]) -> Markup:
     model = models.get(model_id, {})
     state, name = model.get("state", {}), model.get("model_name", "")
     layout = models.get(str(state.get("layout", "")).removeprefix("IPY_MODEL_"), {}).get("state", {})
     if layout.get("display") == "none" or layout.get("visibility") == "hidden":  # a progress bar that was cleared
-        return ""
+        return Markup()
     if name.endswith(("SliderModel", "FloatTextModel")):
-        return f"<span>{html.escape(str(state.get('description', '')))}</span> "
-    if name == "HTMLModel":
-        return f"<span>{state.get('value', '')}</span> "
+        return html("still", text=str(state.get("description", "")), inside=[])
+    if name == "HTMLModel":  # what it shows is markup, made by the package's own templates
+        return html("still", text=Markup(state.get("value", "")), inside=[])
     if name == "LabelModel":
-        return f"<span>{html.escape(str(state.get('value', '')))}</span> "
+        return html("still", text=str(state.get("value", "")), inside=[])
     if name == "ImageModel":
         data = next((b["data"] for b in model.get("buffers", []) if b["path"] == ["value"]), None)
-        return f"<div>{_picture(data, 'the last picture of the run')}</div>" if data else ""
+        shown = [html("picture", words="the last picture of the run", png=data)] if data else []
+        return html("still", text=None, inside=shown)
     children = (child.removeprefix("IPY_MODEL_") for child in state.get("children", []))
-    inside = "".join(_still(child, models) for child in children)
-    return f"<div>{inside}</div>" if inside else ""
-
-
-def _picture(data: str, words: str) -> str:
-    return f'<img alt="{words}" style="max-width: 100%" src="data:image/png;base64,{data}">'
+    return html("still", text=None, inside=[part for part in (_still(child, models) for child in children) if part])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

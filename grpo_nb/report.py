@@ -1,8 +1,8 @@
 """What a run's files say, for reading without a live kernel: its picture, tables of its logs, its answers."""
 
-import html
+import logging
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,15 +13,18 @@ from matplotlib.figure import Figure
 from grpo_nb import plots, preflight, tables
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
+from grpo_nb.markup import Markup, html
 from grpo_nb.paired import Stage, three
 from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
-from grpo_nb.tables import Table, interval, words
+from grpo_nb.tables import Table, cell, interval, words
 from grpo_nb.tasks import SPLITS, Task, selfcheck
 from grpo_nb.types import Example, Prompt
 from grpo_nb.workbench import Bench
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,21 +61,25 @@ def report(run: Run) -> Report:
 
 def page(run: Run) -> str:
     """All that the files say as one HTML page, which needs neither kernel nor network."""
-    found = pareto(run)
-    parts: dict[str, list[Any]] = {
-        "Training": [report(run)],
-        "Findings": [tables.findings(diagnose(run))],
-        "Before and after": [comparison(run)],
-        "Which checkpoint": [] if found.empty else [plots.pareto(found), front(found)],
-        "Answers": [samples(run, objective=name) for name in run.config.objectives],
-        "Events": [events(run)],
-        "Settings": [tables.settings(run.config)],
+    parts: dict[str, Callable[[], list[Any]]] = {
+        "Training": lambda: [report(run)],
+        "Findings": lambda: [tables.findings(diagnose(run))],
+        "Before and after": lambda: [comparison(run)],
+        "Which checkpoint": lambda: [] if (found := pareto(run)).empty else [plots.pareto(found), front(found)],
+        "Answers": lambda: [samples(run, objective=name) for name in run.config.objectives],
+        "Events": lambda: [events(run)],
+        "Settings": lambda: [tables.settings(run.config)],
     }
-    body = "".join(f"<h2>{title}</h2>{''.join(map(_html, shown))}" for title, shown in parts.items() if shown)
-    name = html.escape(run.name)
-    style = "body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem }"
-    head = f'<meta charset="utf-8"><title>{name}</title><style>{style}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><h1>{name}</h1>{body}</body></html>\n'
+    return str(html("report", name=run.name, parts={title: _section(make) for title, make in parts.items()}))
+
+
+def _section(make: Callable[[], list[Any]]) -> list[Markup]:
+    """What a part of the page shows; why it shows nothing, where the files of the run do not allow it."""
+    try:
+        return [*map(_html, make())]
+    except Exception as error:  # whatever lies in one file, the rest is shown
+        log.warning("a part of the page is left out", exc_info=True)
+        return [Table(pd.DataFrame(), f"cannot be shown: {type(error).__name__}: {cell(error)}")._repr_html_()]
 
 
 PAGES = {"overview": plots.dashboard, "rewards": plots.rewards, "machinery": plots.machinery}
@@ -205,7 +212,7 @@ def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
 def sft_losses(run: Run) -> Table:
     """Loss on held-out pairs before and after SFT, nats per token."""
     found = [event for event in run.rows("events") if event.get("kind") == "sft_eval"]
-    rows = [{"SFT step": e["step"], "loss": e["loss"], "pairs": e["n"]} for e in found]
+    rows = [{"SFT step": e.get("step"), "loss": e.get("loss"), "pairs": e.get("n")} for e in found]
     return Table(
         pd.DataFrame(rows), "loss on held-out pairs, nats per token" if rows else "SFT has measured no loss yet"
     )
@@ -291,22 +298,20 @@ def _scored(name: str, task: Task, example: Example, kind: str, answer: str | No
     }
 
 
-def _html(shown: Report | Table | Figure) -> str:
+def _html(shown: Report | Table | Figure) -> Markup:
     if isinstance(shown, Figure):
-        return _image(b64encode(plots.to_png(shown)).decode(), "picture")
+        return html("picture", words="picture", png=b64encode(plots.to_png(shown)).decode())
     if isinstance(shown, Report):
-        return _image(shown.bundle()["image/png"], shown.table.caption) + shown.table._repr_html_()
+        picture = html("picture", words=shown.table.caption, png=shown.bundle()["image/png"])
+        return picture + shown.table._repr_html_()
     return shown._repr_html_()
-
-
-def _image(png: str, name: str) -> str:
-    return f'<img alt="{html.escape(name, quote=True)}" style="max-width: 100%" src="data:image/png;base64,{png}">'
 
 
 def _text(value: Prompt | Any) -> Any:
     """Chat turns as text; anything else as it is."""
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
-        return "\n".join(f"{turn['role']}: {turn['content']}" if len(value) > 1 else turn["content"] for turn in value)
+    if isinstance(value, list | tuple):
+        turns = [(turn.get("role"), turn.get("content") or "") for turn in value if isinstance(turn, Mapping)]
+        return "\n".join(f"{role}: {content}" if len(turns) > 1 else str(content) for role, content in turns)
     return value
 
 

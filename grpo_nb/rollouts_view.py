@@ -1,16 +1,18 @@
 """Logged rollouts for reading: groups with their completions ranked, and each token coloured by what the policy says.
 
-All text comes from data and models, so all of it is escaped; what is long is folded or cut, so that a view stays
+All text comes from data and models, and rows may come from anybody: the template escapes every value, and a value of
+another type than its field has is shown as text or as missing. What is long is folded or cut, so that a view stays
 small however long the run.
 """
 
-import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_nb.journal import Row
+from grpo_nb.markup import html
+from grpo_nb.schema import is_step
 
 Colouring = Literal["log-ratio", "log-prob", "plain"]
 
@@ -24,17 +26,10 @@ FULL_RATIO, FULL_SURPRISE = 1.0, 5.0
 
 _TINTS = {"u": "56,144,214", "d": "230,120,40", "s": "150,110,200"}
 """More likely than under the reference, less likely, surprising: apart for any colour vision, on white and on black."""
-_STYLE = (
-    "<style>.gnb{line-height:1.55;max-width:1100px;overflow-wrap:anywhere;unicode-bidi:isolate}"
-    ".gnb i{font-style:normal;border-radius:2px}.gnb pre,.gnb .t{white-space:pre-wrap;margin:2px 0 10px;"
-    "font-family:var(--jp-code-font-family,monospace);font-size:13px;line-height:1.7}.gnb .m{opacity:.75}"
-    + "".join(
-        f".gnb .{kind}{n}{{background:rgba({tint},{0.6 * n / SHADES:.2g})}}"
-        for kind, tint in _TINTS.items()
-        for n in range(1, SHADES + 1)
-    )
-    + "</style>"
-)
+_CLASSES = [
+    (f"{kind}{n}", f"{tint},{0.6 * n / SHADES:.2g}") for kind, tint in _TINTS.items() for n in range(1, SHADES + 1)
+]
+_ENDS = {"stop": "ended by itself", "length": "cut at the cap"}
 
 
 @dataclass(frozen=True)
@@ -47,12 +42,36 @@ class Group:
     rows: Sequence[Row]
 
 
+@dataclass(frozen=True)
+class Token:
+    """A piece of a completion as it is shown."""
+
+    text: str
+    shade: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion as it is shown."""
+
+    place: int
+    """In its group, 1 is best."""
+    reward: str
+    facts: list[str]
+    text: str
+    tokens: list[Token]
+    rest: str
+    """Says that not all tokens were logged one by one."""
+    hidden_before: int = 0
+
+
 def groups(newest_first: Iterable[Row], steps: int = 20) -> list[Group]:
     """The groups of the newest `steps` logged steps, newest step first, each in the order of the log."""
     found: dict[tuple[int, str, str], list[Row]] = {}
     seen: set[int] = set()
     for row in newest_first:
-        if not isinstance(row.get("step"), int):
+        if not is_step(row.get("step")):
             continue
         seen.add(row["step"])
         if len(seen) > steps:
@@ -65,19 +84,26 @@ def groups(newest_first: Iterable[Row], steps: int = 20) -> list[Group]:
 
 def page(group: Group, colouring: Colouring = "log-ratio") -> str:
     """One group as HTML: prompt, gold answer, and its completions with what they earned."""
-    first = group.rows[0]
-    size = first.get("group_size", len(group.rows))
-    logged = f"{len(group.rows)} of its {size} answers are logged"
-    head = f"<b>step {group.step}</b> · {_safe(group.objective)} · {_safe(group.example)} · {logged}"
-    gold = (
-        f"<div><span class=m>gold answer</span> {_safe(_cut(str(first['target'])))}</div>" if "target" in first else ""
+    first, places = group.rows[0], _places(len(group.rows))
+    hidden = len(group.rows) - len(places)
+    return html(
+        "group",
+        step=group.step,
+        objective=group.objective,
+        example=group.example,
+        logged=len(group.rows),
+        size=first.get("group_size", len(group.rows)),
+        prompt=_plain(first.get("prompt")),
+        target=str(first["target"]) if "target" in first else None,
+        key=_key(colouring),
+        answers=[
+            _answer(place, group.rows[place], colouring, hidden if n == SHOWN - 2 else 0)
+            for n, place in enumerate(places)
+        ],
+        tints=_CLASSES,
+        short=SHORT,
+        cut=_cut,
     )
-    places = _places(len(group.rows))
-    parts = [_answer(place + 1, group.rows[place], colouring) for place in places]
-    if hidden := len(group.rows) - len(places):
-        parts.insert(SHOWN - 2, f"<div class=m>… {hidden} between them not shown …</div>")
-    prompt = _folded("prompt", _plain(first.get("prompt")))
-    return f"{_STYLE}<div class=gnb>{head}{prompt}{gold}{_key(colouring)}{''.join(parts)}</div>"
 
 
 def shade(value: float | None, colouring: Colouring) -> str:
@@ -90,35 +116,42 @@ def shade(value: float | None, colouring: Colouring) -> str:
     return f"{direction}{strength}" if strength else ""
 
 
-def _answer(place: int, row: Row, colouring: Colouring) -> str:
-    facts = [f"<b>#{place}</b>", f"reward <b>{_number(row.get('reward'))}</b>"]
-    facts += [f"{_safe(name)} {_number(value)}" for name, value in (row.get("parts") or {}).items()]
-    facts += [f"advantage {_number(row.get('advantage'), '+.3g')}", _stop(row), _safe(row.get("label") or "")]
-    if row.get("reward") is None:
-        facts.append(f"unscored: {_safe(row.get('cause') or 'no verdict')}")
-    return f"<div>{' · '.join(fact for fact in facts if fact)}</div>{_text(row, colouring)}"
+def _answer(place: int, row: Row, colouring: Colouring, hidden: int) -> Answer:
+    reward, parts = _measure(row.get("reward")), row.get("parts")
+    facts = [f"{name} {_number(value)}" for name, value in (parts.items() if isinstance(parts, Mapping) else ())]
+    facts += [f"advantage {_number(row.get('advantage'), '+.3g')}", _stop(row), str(row.get("label") or "")]
+    if reward is None:
+        facts.append(f"unscored: {row.get('cause') or 'no verdict'}")
+    tokens = _tokens(row, colouring)
+    count = row.get("tokens")
+    left = tokens and isinstance(count, int) and count > len(tokens)
+    return Answer(
+        place + 1,
+        _number(reward),
+        [fact for fact in facts if fact],
+        str(row.get("completion", "")),
+        [token for token in tokens if token.text],
+        f"all {count} tokens as text" if left else "",
+        hidden,
+    )
 
 
 def _stop(row: Row) -> str:
-    how = {"stop": "ended by itself", "length": "cut at the cap"}.get(str(row.get("stop_reason")), "")
+    how = _ENDS.get(str(row.get("stop_reason")), "")
     return f"{row.get('tokens', '?')} tokens, {how}" if how else ""
 
 
-def _text(row: Row, colouring: Colouring) -> str:
-    """The completion token by token as far as that was logged, else as it is."""
-    pieces, whole = row.get("token_texts"), str(row.get("completion", ""))
-    if not pieces or colouring == "plain":
-        return _folded("answer", whole) if len(whole) > SHORT else f"<div class=t>{_safe(whole)}</div>"
-    old, reference = row.get("logprobs_old"), row.get("logprobs_reference")
+def _tokens(row: Row, colouring: Colouring) -> list[Token]:
+    """The completion token by token as far as that was logged; nothing where it is to be shown as it is."""
+    pieces = row.get("token_texts")
+    if not isinstance(pieces, list) or colouring == "plain":
+        return []
+    old, reference = (_measures(row.get(name), len(pieces)) for name in ("logprobs_old", "logprobs_reference"))
     value = _values(old, reference, colouring)
-    spans = "".join(
-        f'<i class="{shade(value(n), colouring)}" title="{_title(old, reference, n)}">{_visible(piece)}</i>'
+    return [
+        Token(str(piece).replace("\n", "↵\n"), shade(value(n), colouring), _title(old, reference, n))
         for n, piece in enumerate(pieces)
-        if piece
-    )
-    rest = row.get("tokens", 0) - len(pieces)
-    more = _folded(f"all {row['tokens']} tokens as text", whole, always=True) if rest > 0 else ""
-    return f"<div class=t>{spans}{'<span class=m> …</span>' if rest > 0 else ''}</div>{more}"
+    ]
 
 
 def _values(
@@ -137,27 +170,16 @@ def _title(old: Sequence[float] | None, reference: Sequence[float] | None, n: in
     return f"{old[n]:.3g}" + (f", ratio {old[n] - reference[n]:+.2g}" if reference is not None else "")
 
 
-def _key(colouring: Colouring) -> str:
+def _key(colouring: Colouring) -> dict[str, Any] | None:
+    """What the colours mean, from one end to the other."""
     if colouring == "plain":
-        return ""
+        return None
     if colouring == "log-prob":
-        shades, ends = (
-            ["", *(f"s{n}" for n in range(1, SHADES + 1))],
-            ("expected", f"surprising, −{FULL_SURPRISE:g} nats"),
-        )
-    else:
-        down = [f"d{n}" for n in range(SHADES, 0, -1)]
-        shades = [*down, "", *(f"u{n}" for n in range(1, SHADES + 1))]
-        ends = (f"less likely than under the reference, −{FULL_RATIO:g} nat", f"more likely, +{FULL_RATIO:g}")
-    scale = "".join(f'<i class="{name}">&nbsp;&nbsp;</i>' for name in shades)
-    return f"<div class=m style='margin:6px 0'>{ends[0]} {scale} {ends[1]}</div>"
-
-
-def _folded(name: str, text: str, always: bool = False) -> str:
-    if len(text) <= SHORT and not always:
-        return f"<div><span class=m>{_safe(name)}</span> <span class=t>{_safe(text)}</span></div>"
-    start = "" if always else f": {_safe(text[: SHORT // 2])} …"
-    return f"<details><summary>{_safe(name)}{start}</summary><pre>{_safe(_cut(text))}</pre></details>"
+        shades = ["", *(f"s{n}" for n in range(1, SHADES + 1))]
+        return {"shades": shades, "ends": ("expected", f"surprising, −{FULL_SURPRISE:g} nats")}
+    down, up = [f"d{n}" for n in range(SHADES, 0, -1)], [f"u{n}" for n in range(1, SHADES + 1)]
+    ends = (f"less likely than under the reference, −{FULL_RATIO:g} nat", f"more likely, +{FULL_RATIO:g}")
+    return {"shades": [*down, "", *up], "ends": ends}
 
 
 def _places(count: int) -> list[int]:
@@ -165,12 +187,8 @@ def _places(count: int) -> list[int]:
 
 
 def _rank(row: Row) -> tuple[bool, float, int]:
-    reward = row.get("reward")
-    return reward is None, -(reward or 0.0), row.get("completion_index", 0)
-
-
-def _visible(piece: str) -> str:
-    return _safe(piece.replace("\n", "↵\n"))
+    reward, index = _measure(row.get("reward")), row.get("completion_index", 0)
+    return reward is None, -(reward or 0.0), index if isinstance(index, int) else 0
 
 
 def _cut(text: str) -> str:
@@ -178,14 +196,24 @@ def _cut(text: str) -> str:
 
 
 def _plain(prompt: object) -> str:
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
         return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in prompt)
     return str(prompt or "")
 
 
-def _safe(text: object) -> str:
-    return html.escape(str(text), quote=True)
+def _measure(value: object) -> float | None:
+    """A number of the log; None for anything else."""
+    return float(value) if type(value) is float or (type(value) is int and abs(value) < 2**63) else None
+
+
+def _measures(values: object, count: int) -> list[float] | None:
+    """A number for each token; None where there are fewer, or something else."""
+    if not isinstance(values, list) or len(values) < count:
+        return None
+    numbers = [_measure(value) for value in values]
+    return None if None in numbers else [number for number in numbers if number is not None]
 
 
 def _number(value: object, form: str = ".3g") -> str:
-    return format(value, form).replace("-", "−") if isinstance(value, int | float) else "none"
+    number = _measure(value)
+    return "none" if number is None else format(number, form).replace("-", "−")

@@ -194,6 +194,15 @@ class _Event(TypedDict, total=False):
 
 
 @with_config(_OPEN)
+class _Metric(TypedDict, total=False):
+    value: Required[Number]
+    low: Number | None
+    high: Number | None
+    n: Count
+    clusters: Count
+
+
+@with_config(_OPEN)
 class _Evaluation(TypedDict, total=False):
     """A row of evaluations.jsonl."""
 
@@ -207,7 +216,7 @@ class _Evaluation(TypedDict, total=False):
     items: dict[str, Name]
     n: Count
     clusters: Count
-    metrics: dict[Name, dict[Name, Number | None]]
+    metrics: dict[Name, _Metric]
     resamples: dict[Name, Annotated[list[Number | None], Field(max_length=100_000)]]
 
 

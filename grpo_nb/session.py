@@ -18,6 +18,7 @@ from grpo_nb.knobs import Knobs, Order
 from grpo_nb.ledger import accepted_kinds
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
+from grpo_nb.terminal import printable
 from grpo_nb.workers import (
     LIVE,
     LOG,
@@ -52,7 +53,7 @@ class Summary(str):
     """A sentence that a notebook shows as it is."""
 
     def __repr__(self) -> str:
-        return str(self)
+        return printable(self)
 
 
 class Session:

@@ -1,6 +1,5 @@
 """Tables for reading: wrapped, escaped, cut to a sane size; with a text form where there is no HTML."""
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +10,14 @@ import pandas as pd
 
 from grpo_nb.config import Config, Settings
 from grpo_nb.intervals import TOO_FEW
+from grpo_nb.markup import Markup, html
 from grpo_nb.memory import PHASES, Plan, gib
+from grpo_nb.terminal import printable
 
 LONGEST_CELL = 600
 """Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""
 LONG_TEXT, LONG_WIDTH = 60, "16em"
 """A cell of more characters than that is at least so wide."""
-
-_STYLE = "white-space: pre-wrap; text-align: left; vertical-align: top; max-width: 44em; overflow-wrap: break-word"
-_LITERAL = ' class="mathjax_ignore"'
-"""Dollars in a model's answer are dollars: JupyterLab would typeset what stands between two of them."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +29,21 @@ class Table:
     folded: bool = False
     """Show the caption only, until it is clicked."""
 
-    def _repr_html_(self) -> str:
-        head = "".join(f'<th style="{_STYLE}">{html.escape(str(name))}</th>' for name in self.frame.columns)
-        rows = ("".join(_cell_html(cell(value)) for value in row) for row in self.frame.itertuples(index=False))
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        caption = html.escape(self.caption)
-        if self.frame.empty:
-            return f"<p{_LITERAL}>{caption or 'nothing to show'}</p>"
-        table = f"<table{_LITERAL}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        if self.folded:
-            return f"<details><summary{_LITERAL}>{caption}</summary>{table}</details>"
-        return f"<p{_LITERAL}>{caption}</p>{table}" if caption else table
+    def _repr_html_(self) -> Markup:
+        """Dollars in a model's answer are dollars: the template keeps JupyterLab from typesetting what is between."""
+        return html(
+            "table",
+            head=[str(name) for name in self.frame.columns],
+            rows=[] if self.frame.empty else [[*map(cell, row)] for row in self.frame.itertuples(index=False)],
+            caption=self.caption,
+            folded=self.folded,
+            long_text=LONG_TEXT,
+            long_width=LONG_WIDTH,
+        )
 
     def __repr__(self) -> str:
         text = "nothing to show" if self.frame.empty else self.frame.to_string(index=False, max_colwidth=60)
-        return f"{self.caption}\n{text}" if self.caption else text
-
-
-def _cell_html(text: str) -> str:
-    wide = (
-        f"; min-width: {LONG_WIDTH}" if len(text) > LONG_TEXT else ""
-    )  # else a browser squeezes it to a column of words
-    return f'<td style="{_STYLE}{wide}">{html.escape(text)}</td>'
+        return printable(f"{self.caption}\n{text}" if self.caption else text)
 
 
 def cell(value: Any) -> str:
@@ -70,7 +60,7 @@ def words(value: Any, name: str = "") -> str:
     >>> words({"share": 0.333333, "steps": [1, 2]})
     'share 0.3333, steps 1, 2'
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and name in _TIMES:
+    if type(value) in (int, float) and name in _TIMES and 0 <= value <= _FAR:
         return f"{datetime.fromtimestamp(value):%Y-%m-%d %H:%M:%S}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {words(item, str(key))}" for key, item in value.items())
@@ -79,6 +69,8 @@ def words(value: Any, name: str = "") -> str:
     return cell(value)
 
 
+_FAR = 1e11
+"""Seconds since 1970 that a calendar has."""
 _TIMES = frozenset({"time", "at", "since", "started", "heartbeat"})
 """Names of the log's values that are seconds since 1970."""
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "grpo_nb"
 
 FLOORS = (
-    {"types", "spelling", "algorithms", "losses", "control", "combine", "seeding"},
+    {"types", "spelling", "terminal", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring", "reads"}
     | {"background"},
     {
@@ -48,7 +48,19 @@ FLOORS = (
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
     | {"numeric_rules", "regressions"}
     | {"warmup", "doctor", "orders", "preflight", "dependencies"},
-    {"session", "workers", "kernel", "reloading", "report", "rollouts_view", "tables", "exhibits", "plots", "render"}
+    {
+        "session",
+        "workers",
+        "kernel",
+        "reloading",
+        "report",
+        "rollouts_view",
+        "tables",
+        "markup",
+        "exhibits",
+        "plots",
+        "render",
+    }
     | {"widgets", "cli", "__main__"}
     | {"project", "bench", "live_bench", "promise", "docs"},
 )

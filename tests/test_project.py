@@ -37,9 +37,9 @@ COMES_WITH = {
     "IPython": "ipykernel",
     "jupyter_client": "ipykernel",
     "markdown_it": "rich",
-    "jinja2": "torch",
     "tokenizers": "transformers",
     "nbformat": "nbclient",
+    "pyarrow": "datasets",
 }
 """Modules that are imported and belong to a package which is listed."""
 
@@ -173,7 +173,9 @@ def test_the_peer_is_installed_for_the_slow_tests_alone(tmp_path: Path) -> None:
 def test_browser_tests_are_all_run_by_their_target_and_the_core_by_test(tmp_path: Path) -> None:
     assert "pytest -m browser tests" in make("--dry-run", "test-browser", f"VENV={tmp_path}/venv")
     slow = {path.name for path in (ROOT / "tests").glob("test_browser*.py") if "pytest.mark.slow" in path.read_text()}
-    assert slow == {"test_browser_panel.py", "test_browser_runs.py"}, "test_browser.py is the core"
+    assert slow == {"test_browser_markup.py", "test_browser_panel.py", "test_browser_runs.py"}, (
+        "test_browser.py is the core"
+    )
 
 
 def test_an_own_torch_is_taken_as_given(tmp_path: Path) -> None:

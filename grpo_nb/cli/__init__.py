@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from grpo_nb.cli.arguments import UsageError, parser
 from grpo_nb.config import ConfigError
+from grpo_nb.terminal import Formatter, printable
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -24,9 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser().parse_args(argv)
     except SystemExit as end:  # argparse has said why
         return end.code if isinstance(end.code, int) else USAGE
-    logging.basicConfig(
-        level=logging.INFO if arguments.verbose else logging.WARNING, format="%(levelname)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(Formatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, handlers=[handler])
     command: Callable[..., int] = arguments.command
     try:
         return command(arguments)
@@ -56,5 +57,5 @@ def _explain(error: Exception) -> int | None:
 
 
 def _say(text: str, status: int) -> int:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text)}\n")
     return status

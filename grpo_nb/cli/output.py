@@ -8,14 +8,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from grpo_nb.terminal import json_text, one_line, printable
 
 UNWRAPPED = 10_000
 """Columns: whoever cuts them or greps must find a row on one line."""
 
 
 def say(text: str) -> None:
-    """A sentence on standard output."""
-    sys.stdout.write(f"{text}\n")
+    """A sentence on standard output, fit for a terminal."""
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
 
 
@@ -30,9 +33,9 @@ def show(rows: Sequence[Mapping[str, Any]], empty: str = "nothing", width: int =
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         numeric = all(isinstance(row[name], int | float) or row[name] is None for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(one_line(name)), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     with console.capture() as drawn:
         console.print(table)
     say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
@@ -40,8 +43,8 @@ def show(rows: Sequence[Mapping[str, Any]], empty: str = "nothing", width: int =
 
 def show_json(value: Any) -> None:
     """JSON on standard output; what JSON has no word for (nan, inf) is null."""
-    json.dump(_plain(value), sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
-    sys.stdout.write("\n")
+    text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write(f"{json_text(text)}\n")
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
@@ -52,7 +55,7 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
 def _plain(value: Any) -> Any:

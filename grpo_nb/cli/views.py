@@ -11,6 +11,7 @@ from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.output import say, show, show_json
 from grpo_nb.durable import write_atomically
 from grpo_nb.run import list_runs
+from grpo_nb.terminal import one_line
 
 DONE, FAILED = 0, 1
 PROSE = 100
@@ -27,7 +28,7 @@ def diagnose_command(arguments: Namespace) -> int:
         show_json({"run": str(run.path), "findings": [asdict(finding) for finding in found]})
     else:
         for finding in found:
-            say(str(finding))
+            say(one_line(finding))
         say(f"{run.shown}: {len(found)} finding(s) in {run.last_step() or 0} steps")
     return FAILED if any(finding.severity != "info" for finding in found) else DONE
 

@@ -15,6 +15,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from grpo_nb.terminal import printable
+
 # Made once for the process: a reload of this module must not make a second lock beside one that is held.
 RENDER_LOCK: Any = globals().setdefault("RENDER_LOCK", threading.RLock())
 """Held while any figure is built or drawn; reentrant."""
@@ -75,6 +77,8 @@ def to_kept_png(figure: Figure) -> bytes:
 def _without_math(figure: Figure) -> None:
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a run named "a$b$" is a name; and mathtext is not safe between threads
+        if (clean := printable(text.get_text())) != text.get_text():  # no font has a control character
+            text.set_text(clean)
 
 
 def new(width: float, height: float) -> Picture:

@@ -4,7 +4,6 @@ A callback writes a knob and nothing else, so it may run on any thread. The cont
 was asked: they show what the knob file and the newest metrics row say, wherever the change came from.
 """
 
-import html
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ import ipywidgets as w
 
 from grpo_nb.config import ObjectiveConfig
 from grpo_nb.knobs import Knob, KnobSnapshot
+from grpo_nb.markup import html
 from grpo_nb.optim import warmup
 from grpo_nb.run import RunError
 
@@ -22,6 +22,8 @@ Row = Mapping[str, Any]
 Say = Callable[[str], None]
 
 AUTO_WIDTH = "72px"
+_LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
+"""Of a name: JupyterLab typesets mathematics in the words before a control."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class KnobControl:
         """Show the knob as it stands: the controller's value while it is automatic, else what was asked for."""
         shown = used.value if asked.automatic and used is not None else asked.value
         self._show(shown, asked.automatic)
-        text = words(asked, used) + note
+        text = words(asked, used, note)
         if text != self.label.value:
             self.label.value = text
 
@@ -217,8 +219,9 @@ class Controls:
 def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, say: Say) -> KnobControl:
     """A logarithmic slider over the objective's beta bounds; the box takes any beta, 0 too."""
     low, high = (math.log10(bound) for bound in objective.beta_bounds)
-    slider = w.FloatLogSlider(value=knob.value, min=low, max=high, step=0.05, **_naming(f"β {name}"))
-    control = KnobControl(knob, f"β {name}", slider, 0.001, say)
+    title = f"β {name.translate(_LITERAL)}"
+    slider = w.FloatLogSlider(value=knob.value, min=low, max=high, step=0.05, **_naming(title))
+    control = KnobControl(knob, title, slider, 0.001, say)
     if objective.kl_band is None or not objective.controlled:
         return control
     return control.with_auto("let the controller hold the KL from {} to {} nats a token".format(*objective.kl_band))
@@ -239,17 +242,25 @@ def rate_control(knob: Knob, start: float, say: Say) -> KnobControl:
     return KnobControl(knob, "learning rate", slider, _rounded(start / 10), say)
 
 
-def words(asked: Setting, used: Setting | None) -> str:
+def words(asked: Setting, used: Setting | None, note: str = "") -> str:
     """What is in use, and what was asked for where that is not in use yet, as HTML."""
-    if used is None:
-        return f"{_short(asked)} from step 1 on" + (", then the controller's" if asked.automatic else "")
+    return str(
+        html(
+            "knob",
+            asked="auto" if asked.automatic and used else _short(asked),
+            asked_automatic=asked.automatic,
+            used=_short(used) if used else None,
+            used_automatic=used.automatic if used else False,
+            agreed=used is not None and _agree(asked, used),
+            by=asked.by if asked.by != "config" else "",
+            note=note,
+        )
+    )
+
+
+def _agree(asked: Setting, used: Setting) -> bool:
     same = asked.automatic or math.isclose(asked.value, used.value, rel_tol=1e-6, abs_tol=1e-12)
-    if asked.automatic != used.automatic or not same:
-        wanted = "auto" if asked.automatic else _short(asked)
-        return f"requested <b>{wanted}</b>, in use {_short(used)}{' (auto)' if used.automatic else ''}"
-    if used.automatic:
-        return f"in use <b>{_short(used)}</b> (auto)"
-    return f"in use <b>{_short(used)}</b>" + (f", set by {html.escape(asked.by)}" if asked.by != "config" else "")
+    return asked.automatic == used.automatic and same
 
 
 def _naming(name: str) -> dict[str, Any]:

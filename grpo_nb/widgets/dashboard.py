@@ -5,7 +5,6 @@ alike. One thread draws, at most once a second, and only when a file changed. Wh
 now and then whether the run moves again, in whatever process, and ends when the dashboard is closed.
 """
 
-import html
 import logging
 import os
 import statistics
@@ -20,11 +19,13 @@ import ipywidgets as w
 
 from grpo_nb import plots, report
 from grpo_nb.journal import Row
+from grpo_nb.markup import html
 from grpo_nb.plots import canvas
 from grpo_nb.run import Log, Run, RunError
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
 from grpo_nb.widgets.samples import SampleBrowser
+from grpo_nb.widgets.states import Notice
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,6 @@ PACE_STEPS = 20
 """The newest ones, whose median is the pace."""
 SAMPLES = "samples"
 CLASS = "grpo-nb"
-STYLE = (
-    f"<style>.{CLASS} :is(button,input,select,summary,.noUi-handle):focus-visible"
-    "{outline:2px solid var(--jp-brand-color1,#1976d2)!important;outline-offset:1px}"
-    f'[data-jp-theme-light="false"] .{CLASS} img{{filter:invert(.91) hue-rotate(180deg)}}</style>'
-)
-"""Where the keys go is seen; in a dark theme the picture is dark too, with the hues that it has on paper."""
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
     "advantages of a group add up to nothing.",
@@ -61,7 +56,7 @@ class Dashboard:
 
     def __init__(self, session: Any) -> None:
         self.session = session
-        self.status = w.HTML(STYLE)
+        self.status = w.HTML()
         self.notices = w.HTML(layout=w.Layout(min_height="26px"))
         self.findings = w.HTML()
         self.message = w.HTML()
@@ -126,7 +121,7 @@ class Dashboard:
 
     def say(self, text: str) -> None:
         """Show one line under the controls; an empty one takes it away."""
-        self.message.value = states.told("warning", text) if text else ""
+        self.message.value = states.told([Notice("warning", text)]) if text else ""
 
     def refresh(self, draw_now: bool = False) -> None:
         """Bring everything up to date from the files; the picture only when it is due."""
@@ -146,7 +141,7 @@ class Dashboard:
         state: str = self.session.state
         last = self._rows[-1] if self._rows else {}
         step = int(last.get("step", 0))
-        self.status.value = STYLE + _status_line(self.session, state, self._rows)
+        self.status.value = _status_line(self.session, state, self._rows)
         self.notices.value = _notices(self.session, state, step)
         self.findings.value = _warnings(self.session.run)
         self.bar.max, self.bar.value = max(self.session.steps, 1), float(step)
@@ -172,8 +167,7 @@ class Dashboard:
 
     def _lay_out(self) -> None:
         reading = self.pages.value if self.session.stage == "grpo" else None
-        small = "opacity:.8;font-size:12px;line-height:1.5"
-        self.caption.value = f'<div style="{small}">{READING[reading]}</div>' if reading else ""
+        self.caption.value = str(html("note", text=READING[reading])) if reading else ""
         samples = reading == SAMPLES
         self._frame.layout.display = "none" if samples else None
         if self.samples is not None:
@@ -240,8 +234,7 @@ def _figure(session: Any, page: str) -> Any:
 
 
 def _notices(session: Any, state: str, step: int) -> str:
-    found = states.notices(session, state, step)
-    return "".join(states.told(notice.severity, notice.text, notice.more) for notice in found)
+    return states.told(states.notices(session, state, step))
 
 
 def _warnings(run: Run, limit: int = 3) -> str:
@@ -250,13 +243,11 @@ def _warnings(run: Run, limit: int = 3) -> str:
     found = [e for e in events if e.get("kind") == "finding" and e.get("severity") in ("warning", "error")]
     found = sorted(reversed(found), key=lambda event: event["severity"] != "error")
     shown = [
-        states.told(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or ""))
+        Notice(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or ""))
         for e in found[:limit]
     ]
     left = len(found) - len(shown)
-    return "".join(shown) + (
-        f'<div style="opacity:.8;font-size:12px">and {left} more in 04_diagnostics</div>' if left > 0 else ""
-    )
+    return states.told(shown, f"and {left} more in 04_diagnostics" if left > 0 else "")
 
 
 def _signature(folder: os.PathLike[str]) -> object:
@@ -273,13 +264,12 @@ def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
     elsewhere = state in states.ACTIVE and session.run.status().owner is not None
     where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
     parts = [
-        f"<b>{html.escape(session.run.name)}</b>",
-        f"{states.state_badge(state)} {where}".strip(),
         f"step {step} of {session.steps}",
         *_pace(rows, session.steps - step if state in states.ACTIVE else 0),
         f"as of {datetime.now():%H:%M:%S}",
     ]
-    return " · ".join(parts)
+    name, ground = session.run.name, states.colour(state)
+    return str(html("status", panel=CLASS, run=name, state=state, colour=ground, where=where, parts=parts))
 
 
 def _pace(rows: Sequence[Row], left: int) -> list[str]:

@@ -6,11 +6,12 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb import rollouts_view
+from grpo_nb.markup import html
 from grpo_nb.rollouts_view import Group
 from grpo_nb.run import Run
 
 LATEST = 0
-EMPTY = "<p>no samples are logged yet; each step writes the first answers of each objective</p>"
+EMPTY = str(html("note", text="no samples are logged yet; each step writes the first answers of each objective"))
 
 
 class SampleBrowser:
@@ -48,7 +49,7 @@ class SampleBrowser:
         finally:
             self._own.moving = False
         chosen = mine[self.group.value or 0] if mine else None
-        page = rollouts_view.page(chosen, self.colouring.value) if chosen else EMPTY
+        page = str(rollouts_view.page(chosen, self.colouring.value)) if chosen else EMPTY
         if page != self.text.value:
             self.text.value = page
 

@@ -1,11 +1,12 @@
 """What a run is doing, in one sentence and one colour: dead, failed, a full disk, another owner, nothing logged yet."""
 
-import html
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_nb.doctor.errors import explain_text
+from grpo_nb.markup import html
 from grpo_nb.run import Run, RunError
 from grpo_nb.workers import LAST_WORDS, LOG, WorkerFailed
 
@@ -37,20 +38,14 @@ class Notice:
     """Why it came and what to change, where that is known."""
 
 
-def badge(text: str, severity: Severity) -> str:
-    """A word on a coloured ground, as HTML."""
-    style = f"background:{BADGES[severity]};color:#fff;border-radius:3px;padding:1px 7px;font-size:12px"
-    return f'<span style="{style}">{html.escape(text)}</span>'
+def colour(state: str) -> str:
+    """The ground of the badge of a state."""
+    return BADGES[_STATES.get(state, "info")]
 
 
-def state_badge(state: str) -> str:
-    return badge(state, _STATES.get(state, "info"))
-
-
-def told(severity: Severity, text: str, more: str = "") -> str:
-    """One line with its badge in the theme's own ink, and in small what to do about it."""
-    small = f'<div style="opacity:.8;font-size:12px;margin-left:12px">{html.escape(more)}</div>' if more else ""
-    return f'<div style="line-height:1.6">{badge(severity, severity)} {html.escape(text)}{small}</div>'
+def told(notices: Sequence[Notice], rest: str = "") -> str:
+    """A line each with its badge in the theme's own ink, and in small what to do about it, as HTML."""
+    return str(html("notices", notices=notices, colours=BADGES, rest=rest))
 
 
 def notices(session: Any, state: str, step: int) -> list[Notice]:

@@ -1,0 +1,52 @@
+"""Text from anywhere, made fit for a terminal: no control character of it reaches one."""
+
+import logging
+import re
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""C0 and C1 but tab and line feed, marks that turn or hide text (bidi, zero width), and lone surrogates. The joiners
+of Persian and of emojis stay."""
+
+
+def printable(text: object) -> str:
+    r"""The text with its control characters as escapes; its line breaks stay.
+
+    >>> printable("\x1b[31mred\u202e\n")
+    '\\x1b[31mred\\u202e\n'
+    """
+    return _CONTROLS.sub(_escape, str(text))
+
+
+def one_line(text: object) -> str:
+    r"""`printable`, with line breaks and tabs as escapes too: a name cannot begin a line of its own.
+
+    >>> one_line("a\nb")
+    'a\\nb'
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def json_text(text: str) -> str:
+    """JSON whose strings hold no control character: those that JSON allows as they are become escapes."""
+    return _CONTROLS.sub(lambda found: "".join(f"\\u{unit:04x}" for unit in _units(found[0])), text)
+
+
+class Formatter(logging.Formatter):
+    """Log records fit for a terminal, whatever they quote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _escape(found: "re.Match[str]") -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _units(character: str) -> list[int]:
+    """UTF-16, as JSON's escapes count."""
+    data = character.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(data[i : i + 2], "big") for i in range(0, len(data), 2)]
