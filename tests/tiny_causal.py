@@ -51,11 +51,13 @@ def causal(kind: str, **settings: Any) -> PreTrainedModel:
     configuration = CONFIG_MAPPING[kind]
     known = vars(configuration()) | {name: None for name in configuration.__init__.__annotations__}
     chosen = {k: v for k, v in (SIZES | OWN.get(kind, {}) | settings).items() if k in known or k in OWN.get(kind, {})}
+    with torch.device("meta"):  # what keeps its full size would not fit into memory
+        planned = AutoModelForCausalLM.from_config(configuration(**chosen))
+    if sum(p.numel() for p in planned.parameters()) > LARGEST:
+        raise ValueError(f"{kind} is not tiny")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(configuration(**chosen)).eval()
-        if sum(p.numel() for p in model.parameters()) > LARGEST:
-            raise ValueError(f"{kind} is not tiny")
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.dim() >= 2 and 0 < weight.std() < 0.1:
