@@ -76,6 +76,8 @@ def plain(text: str) -> str:
     >>> plain("Vále \\u2013 Saint\\u2011Rémy\\u2019s")
     "Vale - Saint-Remy's"
     """
+    if text.isascii():
+        return text.replace("`", "'")
     parts = unicodedata.normalize("NFKD", text.translate(_LETTERS))
     bare = "".join(c for c in parts if not unicodedata.combining(c) and unicodedata.category(c) != "Cf")
     return _DASHES.sub("-", _APOSTROPHES.sub("'", bare))

@@ -15,7 +15,8 @@ from grpo_nb.tasks.grounding.claims import Token, content, tokenise
 from grpo_nb.tasks.grounding.framing import said
 from grpo_nb.tasks.grounding.items import Verdict
 from grpo_nb.tasks.grounding.lexicon import VARIABLE, words
-from grpo_nb.tasks.grounding.passages import Passage, passage, squeeze
+from grpo_nb.tasks.grounding.passages import Passage, gist, passage, squeeze
+from grpo_nb.tasks.grounding.quotes import QUOTE_WORDS
 
 COPIED = 0.8
 """An answer that holds this share of the words of a source longer than a quotation repeats it."""
@@ -97,8 +98,9 @@ class Reference:
     @cached_property
     def evidence(self) -> frozenset[int]:
         """The sentences of the source that share most with the right text."""
-        wanted = _held(self.right) - _held(self.asked) or _held(self.right)
-        shared = [len(wanted & sentence.holds) for sentence in self.passage.sentences]
+        right = gist(squeeze(self.right))
+        wanted = right - gist(squeeze(self.asked)) or right
+        shared = [len(wanted & sentence.gist) for sentence in self.passage.sentences]
         least = max(1.0, max(shared, default=0) / 2)
         return frozenset(place for place, count in enumerate(shared) if count >= least)
 
@@ -125,16 +127,12 @@ def judge_free(answer: str, share: float, about: Reference) -> Verdict:
     """
     tokens = tokenise(said(answer, ""))
     ours = frozenset(token.form for token in content(tokens))
-    for check in (
-        _strayed(ours, share, about),
-        _invented(tokens, about),
-        _repeats(ours, about),
-        _denies(tokens, about),
-    ):
-        if check:
-            return Verdict("wrong", check)
+    if cause := _strayed(ours, share, about) or _repeats(ours, about):
+        return Verdict("wrong", cause)
     if squeeze(answer) == squeeze(about.right):
         return Verdict("correct")
+    if cause := _invented(tokens, about) or _denies(tokens, about):
+        return Verdict("wrong", cause)
     if _swapped(tokens, about):
         return Verdict("wrong", "it turns the roles round")
     return _ordered(tokens, about)
@@ -168,9 +166,11 @@ def _invented(tokens: Sequence[Token], about: Reference) -> str:
 
 
 def _repeats(ours: frozenset[str], about: Reference) -> str:
+    rough = gist(about.passage.squeezed)
+    if len(about.passage.squeezed.split()) <= QUOTE_WORDS[1] or len(ours) < COPIED * len(rough) / 2:
+        return ""  # a source has at least half as many claims as stems: a long one is not read for a short answer
     source = about.passage.holds
-    long = len(about.passage.squeezed.split()) > 40
-    return "it repeats the source" if long and len(source & ours) >= COPIED * len(source) else ""
+    return "it repeats the source" if len(source & ours) >= COPIED * len(source) else ""
 
 
 def _denies(tokens: Sequence[Token], about: Reference) -> str:

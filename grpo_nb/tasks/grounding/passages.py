@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from grpo_nb.tasks.grounding.claims import Token, content, plain, tokenise
+from grpo_nb.tasks.grounding.claims import Token, content, plain, stem, tokenise
+from grpo_nb.tasks.grounding.lexicon import SMALL
 
 _SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|\n+")
 _ABBREVIATION = re.compile(
@@ -19,7 +20,21 @@ class Sentence:
     """One sentence of a source."""
 
     text: str
-    tokens: tuple[Token, ...]
+
+    @cached_property
+    def tokens(self) -> tuple[Token, ...]:
+        """Its tokens; only asked for where an answer must be compared with it, since this takes the longest."""
+        return tokenise(self.text)
+
+    @cached_property
+    def squeezed(self) -> str:
+        """Its words (squeeze)."""
+        return squeeze(self.text)
+
+    @cached_property
+    def gist(self) -> frozenset[str]:
+        """The stems of its words but function words."""
+        return gist(self.squeezed)
 
     @cached_property
     def forms(self) -> tuple[str, ...]:
@@ -56,7 +71,7 @@ class Passage:
     @cached_property
     def squeezed(self) -> str:
         """Its words in lower case, without quotation marks and punctuation, single spaces, a space at both ends."""
-        return f" {' '.join(squeeze(sentence.text) for sentence in self.sentences)} "
+        return f" {' '.join(sentence.squeezed for sentence in self.sentences)} "
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -64,7 +79,7 @@ class Passage:
         places, place = [], 1
         for sentence in self.sentences:
             places.append(place)
-            place += len(squeeze(sentence.text)) + 1
+            place += len(sentence.squeezed) + 1
         return tuple(places)
 
     def having(self, forms: Collection[str]) -> frozenset[int]:
@@ -98,7 +113,7 @@ class Passage:
 @lru_cache(maxsize=512)
 def passage(text: str) -> Passage:
     """The passage that a text is."""
-    return Passage(tuple(Sentence(part, tokenise(part)) for part in split(text)))
+    return Passage(tuple(Sentence(part) for part in split(text)))
 
 
 def split(text: str) -> list[str]:
@@ -109,6 +124,11 @@ def split(text: str) -> list[str]:
             parts.append(text[start : found.end()])
             start = found.end()
     return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+
+
+def gist(squeezed: str) -> frozenset[str]:
+    """The stems of squeezed words but function words, in no order."""
+    return frozenset(stem(word) for word in squeezed.split() if word not in SMALL)
 
 
 def squeeze(text: str) -> str:

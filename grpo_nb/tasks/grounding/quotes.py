@@ -5,13 +5,15 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from grpo_nb.tasks.grounding.claims import content, forms, tokenise
+from grpo_nb.tasks.grounding.claims import forms
 from grpo_nb.tasks.grounding.passages import Passage, squeeze
 
 QUOTE_WORDS = (5, 40)
 """A quotation has at least so many words (fewer name nothing) and at most so many (more is copying)."""
 WINDOW = 15
 """Words that a gold quotation has at most: of a longer sentence it is the part around the answer."""
+SENTENCES = 8
+"""Sentences of the source at most that a gold quotation is looked for in, the nearest ones."""
 _CUT = re.compile(r"\[?(?:\.\s*){3,}\]?|\[?\u2026\]?")
 
 
@@ -59,13 +61,15 @@ def grounds(quote: str, source: Passage, about: Subject) -> bool:
 
 def best_quote(source: Passage, about: Subject, near: Sequence[str]) -> str | None:
     """The sentence, or the window of one, that grounds the answer and holds most of `near`; None where none does."""
-    found = [part for place in sorted(about.sentences) for part in _windows(source.sentences[place].text, about)]
-    fit = [part for part in found if grounds(part, source, about)]
-    return max(
-        fit,
-        key=lambda part: (set(about.answer) <= set(forms(part)), len(set(near) & set(forms(part))), -len(part)),
-        default=None,
-    )
+    wanted, answer = set(near), set(about.answer)
+
+    def rank(text: str) -> tuple[bool, int, int]:
+        held = set(forms(text))
+        return answer <= held, len(wanted & held), -len(text)
+
+    best = sorted(sorted(about.sentences), key=lambda place: -len(wanted & source.sentences[place].gist))[:SENTENCES]
+    found = [part for place in best for part in _windows(source.sentences[place].text)]
+    return next((part for part in sorted(found, key=rank, reverse=True) if grounds(part, source, about)), None)
 
 
 def _placed(quote: str, source: Passage) -> list[tuple[int, str]] | None:
@@ -96,20 +100,12 @@ def _spread(start: int, text: str, source: Passage) -> dict[int, list[str]]:
 
 
 def _size(source: Passage, place: int) -> int:
-    return len(squeeze(source.sentences[place].text).split())
+    return len(source.sentences[place].squeezed.split())
 
 
-def _windows(sentence: str, about: Subject) -> list[str]:
+def _windows(sentence: str) -> list[str]:
     words = sentence.split()
     if len(words) <= WINDOW:
         return [" ".join(words)]
-    return (
-        [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW + 1)]
-        if len(words) < 200
-        else [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW // 2, WINDOW // 3)]
-    )
-
-
-def claims_of(text: str) -> frozenset[str]:
-    """What a text claims, in no order."""
-    return frozenset(token.form for token in content(tokenise(text)))
+    step = 1 if len(words) < 10 * WINDOW else WINDOW // 3
+    return [" ".join(words[start : start + WINDOW]) for start in range(0, len(words) - WINDOW + step, step)]
