@@ -118,6 +118,7 @@ class Run:
             ledger.begin(path)
             # last, because this file makes the folder a run: killed before it, nothing is half there
             frozen.write(path, config)
+        _confirm(config)
         return run
 
     @classmethod
@@ -305,6 +306,7 @@ class Run:
             run.knobs.reset(by="config")
             # last: killed before it, the settings still differ, and asking for them again does the rest
             frozen.write(self.path, config)
+            _confirm(config, known=self.config)
             run.log_event("config_changed", step=0, differences={k: list(pair) for k, pair in differences.items()})
         logger.warning(
             "nothing was trained yet in %s, so its settings were changed:\n%s", self.path, frozen.listed(differences)
@@ -353,6 +355,14 @@ class Run:
     def _sync(self) -> None:
         for journal in self._logs.values():
             journal.sync()
+
+
+def _confirm(config: Config, known: Config | None = None) -> None:
+    """Whoever gives a run its judges here says with it that their keys may go there; not for those of `known`."""
+    if any(objective.judge is not None for objective in config.objectives.values()):
+        from grpo_nb.judge import trusting
+
+        trusting.confirm(trusting.pairs_of(config) - (trusting.pairs_of(known) if known else set()))
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:

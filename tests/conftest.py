@@ -26,6 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_confirmations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes what this user confirmed of judges; processes that tests start inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_CONFIG_DIR", str(tmp_path_factory.mktemp("configuration")))
+        yield
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """No types are checked at calls, as outside of tests: what the package itself says of a wrong argument."""

@@ -293,6 +293,11 @@ def _making(command: ArgumentParser) -> None:
 
 def _accepting(command: ArgumentParser) -> None:
     command.add_argument(
+        "--yes",
+        action="store_true",
+        help="confirm, once for this machine, that the keys of the run's judges may go to their servers",
+    )
+    command.add_argument(
         "--accept-changed",
         action="append",
         choices=KINDS,

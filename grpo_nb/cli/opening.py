@@ -23,11 +23,16 @@ def open_run(arguments: Namespace, steps: int | None = None) -> Run:
         raise UsageError(f"{_missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
     start = preset(arguments.preset) if arguments.preset else None
     try:
-        return Run.open_or_create(path, start, changes=given, steps=steps)
+        run = Run.open_or_create(path, start, changes=given, steps=steps)
     except RunError as error:
         if made and "other settings" in str(error):
             raise UsageError(str(error)) from error
         raise
+    if getattr(arguments, "yes", False):
+        from grpo_nb.judge import trusting  # slow to import, and lists of runs need it not
+
+        trusting.confirm(trusting.pairs_of(run.config))
+    return run
 
 
 def existing_run(path: str) -> Run:

@@ -18,11 +18,12 @@ from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict, key_of
 from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence_of, messages, parse_verdict
 from grpo_nb.judge.replies import Reply
 from grpo_nb.judge.tally import NAME, Tally
+from grpo_nb.judge.trusting import trust
 from grpo_nb.reward_notes import BESIDES
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Example, Score
 
-__all__ = ["FILE", "Judge", "Tally"]
+__all__ = ["FILE", "Judge", "Tally", "trust"]
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
+from grpo_nb.judge import trusting
 from grpo_nb.judge.failures import AskFailed, Kind
 from grpo_nb.judge.network import bounded_client, check_proxies, proxy_of
 from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
@@ -206,7 +205,8 @@ def check_ready(where: str, config: JudgeConfig) -> None:
     """Refuse a judge that could not be asked.
 
     Raises:
-        ConfigError: the client is not installed, a key is not in the environment, or a proxy cannot be used.
+        ConfigError: the client is not installed, a key is not in the environment or was never confirmed for its server
+            (see `trusting`), or a proxy cannot be used.
     """
     try:
         import openai  # noqa: F401
@@ -226,6 +226,7 @@ def check_ready(where: str, config: JudgeConfig) -> None:
                 f"{where}: the key in {provider.api_key_env} has characters that no HTTP header can carry (line "
                 "breaks, or letters that are not ASCII); set the variable to the key alone"
             )
+    trusting.check(where, config)
     check_proxies(where)
     for provider in config.providers:
         _warn_of_detour(where, provider)
@@ -233,16 +234,8 @@ def check_ready(where: str, config: JudgeConfig) -> None:
 
 def _warn_of_detour(where: str, provider: JudgeProvider) -> None:
     """A server on this machine that is asked through a proxy is seldom what was meant."""
-    if (proxy := proxy_of(provider.base_url)) and _is_here(provider.base_url):
+    if (proxy := proxy_of(provider.base_url)) and trusting.on_this_machine(provider.base_url):
         log.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
-
-
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def _body(error: Any) -> str:

@@ -86,7 +86,7 @@ def bounded_client(seconds: float) -> Any:
                 http = importlib.import_module(type(request).__module__.partition(".")[0])  # httpx, or httpx2
                 raise http.ReadTimeout(f"not complete after {seconds:g} s", request=request) from None
 
-    return Bounded(timeout=seconds)
+    return Bounded(timeout=seconds, follow_redirects=False)  # a redirect could take the key to any host
 
 
 def _variable(scheme: str) -> str:

@@ -1,0 +1,200 @@
+"""Which environment variable may go to which server: pairs that this user has confirmed, once per machine.
+
+A run's settings may come from anybody, and name both a variable and a host. What a well-known service is usually asked
+with, and a server on this machine, need no word; any other pair of key variable and scheme, host and port is confirmed
+by creating a run with it here, by `trust` in a notebook, or by `--yes` of a command.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from grpo_nb.config import Config, ConfigError, JudgeConfig, JudgeProvider
+
+log = logging.getLogger(__name__)
+
+FOLDER = "GRPO_NB_CONFIG_DIR"
+"""Environment variable: where this user's confirmations are kept instead of the platform's configuration folder."""
+FILE = "judges.json"
+LARGEST = 1 << 20
+WELL_KNOWN = {
+    "OPENAI_API_KEY": "https://api.openai.com:443",
+    "OPENROUTER_API_KEY": "https://openrouter.ai:443",
+    "ANTHROPIC_API_KEY": "https://api.anthropic.com:443",
+    "GEMINI_API_KEY": "https://generativelanguage.googleapis.com:443",
+    "MISTRAL_API_KEY": "https://api.mistral.ai:443",
+    "DEEPSEEK_API_KEY": "https://api.deepseek.com:443",
+    "GROQ_API_KEY": "https://api.groq.com:443",
+    "TOGETHER_API_KEY": "https://api.together.xyz:443",
+}
+"""The variable that each service's own documentation names, and where that service is."""
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, order=True)
+class Pair:
+    """A key's variable and the server that it goes to; what is confirmed."""
+
+    variable: str
+    """Empty for a server that wants no key: it still gets prompts and answers."""
+    origin: str
+    """Scheme, host and port."""
+
+    @classmethod
+    def of(cls, provider: JudgeProvider) -> "Pair":
+        return cls(provider.api_key_env or "", origin(provider.base_url))
+
+    @property
+    def local(self) -> bool:
+        """Whether the server is on this machine."""
+        return on_this_machine(self.origin)
+
+    @property
+    def needs_word(self) -> bool:
+        known = WELL_KNOWN.get(self.variable) == self.origin or (
+            not self.variable and self.origin in WELL_KNOWN.values()
+        )
+        return not (known or self.local)
+
+
+def trust(variable: str | None, url: str) -> None:
+    """Confirm, for this user on this machine, that runs may send the key in `variable` to the server at `url`.
+
+    Args:
+        variable: NAME of the environment variable; None for a server that wants no key.
+        url: an address of the server; its scheme, host and port count.
+
+    Raises:
+        ConfigError: a name that is none, an address that is none, or a key that would go over plain http.
+    """
+    provider = _provider(variable, url)
+    _refuse_plain("trust", provider)
+    confirm([Pair.of(provider)])
+
+
+def confirm(pairs: Iterable[Pair]) -> None:
+    """Keep pairs as confirmed; where no file can be written, for this process only, which is logged."""
+    new = {pair for pair in pairs if pair.needs_word} - confirmed()
+    if not new:
+        return
+    _here.update(new)
+    try:
+        _write(_read() | new)
+    except OSError as error:
+        log.warning("%s is not written (%s): confirmed for this process only: %s", file(), error, _listed(new))
+
+
+def pairs_of(config: Config) -> set[Pair]:
+    """What the judges of a configuration send where."""
+    judges = [objective.judge for objective in config.objectives.values() if objective.judge is not None]
+    return {Pair.of(provider) for judge in judges for provider in judge.providers}
+
+
+def check(where: str, config: JudgeConfig) -> None:
+    """Refuse a judge that would send a key, or anything, where this user has not said so.
+
+    Raises:
+        ConfigError: a key would go over plain http, or a pair is not confirmed; says how to confirm it.
+    """
+    for provider in config.providers:
+        _refuse_plain(where, provider)
+    open_ones = {pair for pair in map(Pair.of, config.providers) if pair.needs_word} - confirmed()
+    if open_ones:
+        lines = "; ".join(f"trust({pair.variable or None!r}, {pair.origin!r})" for pair in sorted(open_ones))
+        raise ConfigError(
+            f"{where} would send {_listed(open_ones)}, which was never confirmed on this machine: settings that come "
+            "from elsewhere may not choose who gets a key. If that is what you want, confirm it once: "
+            f"`from grpo_nb.judge import trust; {lines}` in a notebook, or the command again with --yes"
+        )
+
+
+def confirmed() -> set[Pair]:
+    """The pairs that this user has confirmed on this machine."""
+    return _read() | _here
+
+
+def file() -> Path:
+    """Where confirmations are kept."""
+    if own := os.environ.get(FOLDER):
+        return Path(own) / FILE
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "grpo_nb" / FILE
+    base = os.environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "grpo_nb" / FILE
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of an address, in one spelling.
+
+    >>> origin("https://API.openai.com/v1"), origin("http://[::1]:8000/v1")
+    ('https://api.openai.com:443', 'http://[::1]:8000')
+    """
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".").lower()
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or _PORTS.get(parts.scheme, 0)}"
+
+
+def on_this_machine(url: str) -> bool:
+    """Whether an address is one of this machine's own: its loopback by number, or `localhost`."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_here: set[Pair] = set()
+"""Confirmed in this process."""
+
+
+def _refuse_plain(where: str, provider: JudgeProvider) -> None:
+    if provider.api_key_env and provider.base_url.startswith("http:") and not on_this_machine(provider.base_url):
+        raise ConfigError(
+            f"{where}: {provider.label} is asked over plain http, where anybody on the way reads the key in "
+            f"{provider.api_key_env}. A key goes over https, or to this machine; use an https:// address, or "
+            "api_key_env=null for a server that wants none"
+        )
+
+
+def _provider(variable: str | None, url: str) -> JudgeProvider:
+    try:
+        return JudgeProvider(model="any", base_url=url, api_key_env=variable)
+    except ValidationError as error:
+        raise ConfigError(f"trust: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+
+
+def _listed(pairs: Iterable[Pair]) -> str:
+    return ", ".join(f"{pair.variable or 'prompts and answers (no key)'} to {pair.origin}" for pair in sorted(pairs))
+
+
+def _read() -> set[Pair]:
+    """What the file holds; nothing where it is missing or damaged: then everything is asked for again."""
+    try:
+        with open(file(), "rb") as opened:
+            found = json.loads(opened.read(LARGEST))
+        return {Pair(str(pair["variable"]), str(pair["origin"])) for pair in found["confirmed"]}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        log.warning("%s cannot be read (%s): nothing counts as confirmed", file(), error)
+        return set()
+
+
+def _write(pairs: set[Pair]) -> None:
+    """Replace the file, which only this user may read."""
+    path = file()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
+    rows = [{"variable": pair.variable, "origin": pair.origin} for pair in sorted(pairs)]
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as opened:
+        json.dump({"confirmed": rows}, opened, indent=1)
+    os.replace(temporary, path)
