@@ -20,7 +20,7 @@ from grpo_nb.tasks import DataError
 from grpo_nb.train import TrainingError
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Score, StepStats
-from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
+from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights
 
 
 def grpo(run: Run, **options: Any) -> Iterator[StepStats]:
@@ -265,15 +265,21 @@ def test_any_micro_batch_gives_the_same_gradient(tmp_path: Path, loss: str, comb
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
-CONFLICT: dict[str, Any] = {"run__seed": 2, "run__steps": 1, "sft__steps": 0}
-"""A first step in which the objectives' gradients conflict a little."""
+CONFLICT: dict[str, Any] = {"run__steps": 1, "sft__steps": 0}
+
+
+def conflicting(folder: Path, name: str, **changes: Any) -> tuple[Run, list[dict[str, Any]]]:
+    """A first step in which the objectives' gradients conflict: what one of them rewards, the other punishes."""
+    run = tiny_run(folder, name, **CONFLICT | changes)
+    against = {"fairness": [varied], "hallucination": [lambda completion_ids: [-v for v in varied(completion_ids)]]}
+    return run, rows(list(grpo(run, tasks=small_tasks(), rewards=against)))
 
 
 @pytest.mark.parametrize("combine", [name for name in COMBINERS if name != "sum"])
 def test_a_step_with_a_combiner_is_another_one_and_the_same_each_time(tmp_path: Path, combine: str) -> None:
-    plain, plain_rows = straight(tmp_path, "sum", **CONFLICT)
-    first, first_rows = straight(tmp_path, "a", algorithm__combine=combine, **CONFLICT)
-    second, second_rows = straight(tmp_path, "b", algorithm__combine=combine, **CONFLICT)
+    plain, plain_rows = conflicting(tmp_path, "sum")
+    first, first_rows = conflicting(tmp_path, "a", algorithm__combine=combine)
+    second, second_rows = conflicting(tmp_path, "b", algorithm__combine=combine)
     assert first_rows[0]["grad/cosine"] < 0
     assert first_rows == second_rows and equal(weights(first), weights(second))
     assert first_rows[0]["grad/norm"] != pytest.approx(plain_rows[0]["grad/norm"], rel=1e-6)
@@ -281,11 +287,11 @@ def test_a_step_with_a_combiner_is_another_one_and_the_same_each_time(tmp_path: 
 
 
 def test_c_of_cagrad_leads_away_from_the_sum(tmp_path: Path) -> None:
-    _, (expected,) = straight(tmp_path, "sum", **CONFLICT)
+    _, (expected,) = conflicting(tmp_path, "sum")
     norms = []
     for c in (0.0, 0.5):
-        changes = {"algorithm__combine": "cagrad", "algorithm__cagrad_c": c} | CONFLICT
-        norms.append(straight(tmp_path, f"c{c}", **changes)[1][0]["grad/norm"])
+        changes = {"algorithm__combine": "cagrad", "algorithm__cagrad_c": c}
+        norms.append(conflicting(tmp_path, f"c{c}", **changes)[1][0]["grad/norm"])
     assert norms[0] == pytest.approx(expected["grad/norm"], rel=1e-5)
     assert norms[1] != pytest.approx(expected["grad/norm"], rel=1e-2)
 
