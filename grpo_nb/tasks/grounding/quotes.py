@@ -36,7 +36,7 @@ def grounds(quote: str, source: Passage, about: Subject) -> bool:
     It stands there word by word (letter case, quotation marks, dashes and spacing do not count), in 5 to 40 words
     (QUOTE_WORDS; a source of fewer may be quoted whole). It is made of evidence for the most part, begins and ends in
     no other sentence that it cuts, and holds the answer or half of its sentence; without an answer, a name and a word
-    of what it must be about, or most of a sentence.
+    of what it must be about (two names where the source has no such word), or most of a sentence.
     """
     placed = _placed(quote, source)
     if placed is None:
@@ -56,7 +56,8 @@ def grounds(quote: str, source: Passage, about: Subject) -> bool:
     if about.names and not set(about.names) & held:
         return False
     most = any(place in about.sentences and 5 * count >= 3 * _size(source, place) for place, count in counts.items())
-    return most or bool(set(about.shared) & held)
+    told = set(about.shared) & {form for place in about.sentences for form in source.sentences[place].holds}
+    return most or bool(told & held) or (not told and len(set(about.names) & held) > 1)
 
 
 def best_quote(source: Passage, about: Subject, near: Sequence[str]) -> str | None:
