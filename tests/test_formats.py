@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 from pathlib import Path
@@ -25,11 +26,12 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
         ("x.json", ("[\n" + ",\n".join(map(json.dumps, ROWS)) + "\n]").encode(), "element 1"),
         ("x.json", "\n".join(json.dumps(row, indent=1) for row in ROWS).encode(), "line 5"),
         ("x.json", ",\n".join(json.dumps(row, indent=1) for row in ROWS).encode(), "line 5"),
-        ("x.jsonl.gz", gzip.compress(LINES.encode()), "line 2"),
-        ("x.jsonl", gzip.compress(json.dumps(ROWS).encode()), "element 1"),
+        ("x.jsonl.gz", gzip.compress(LINES.encode(), mtime=0), "line 2"),
+        ("x.jsonl", gzip.compress(json.dumps(ROWS).encode(), mtime=0), "element 1"),
         ("x.bz2", bz2.compress(LINES.encode()), "line 2"),
         ("x.xz", lzma.compress(LINES.encode()), "line 2"),
     ],
+    ids=itertools.count(),
 )
 def test_every_format_gives_the_same_rows_and_their_places(tmp_path: Path, name: str, data: bytes, second: str) -> None:
     (tmp_path / name).write_bytes(data)
@@ -58,7 +60,7 @@ def test_parquet_gives_the_same_rows(tmp_path: Path) -> None:
         ("x.json", LINES.encode("utf-16"), "UTF-16"),
         ("x.csv", b"a,n\none,1\n", "CSV"),
         ("x.yaml", b"- a: one\n", "YAML"),
-        ("x.gz", gzip.compress(LINES.encode())[:-9], "decompressed"),
+        ("x.gz", gzip.compress(LINES.encode(), mtime=0)[:-9], "decompressed"),
         ("x.jsonl", b"\x80\x04\x95", "UTF-8"),
         ("x.json", b'[{"a": 1}, {"a": ', "not JSON"),
         ("x.json", b'[\n{"a": 1},\n2\n]', "element 1"),
@@ -67,6 +69,7 @@ def test_parquet_gives_the_same_rows(tmp_path: Path) -> None:
         ("x.jsonl", b'{"a": 1\n{"a": 2}\n', "line 1"),
         ("x.json", b"[" * 100_000, "nested too deep"),
     ],
+    ids=itertools.count(),
 )
 def test_a_format_that_is_not_read_is_named(tmp_path: Path, name: str, data: bytes, named: str) -> None:
     (tmp_path / name).write_bytes(data)
@@ -75,7 +78,7 @@ def test_a_format_that_is_not_read_is_named(tmp_path: Path, name: str, data: byt
     assert str(tmp_path / name) in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"\n \n", b"[]", gzip.compress(b"")])
+@pytest.mark.parametrize("data", [b"", b"\n \n", b"[]", gzip.compress(b"", mtime=0)])
 def test_a_file_without_rows_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.jsonl").write_bytes(data)
     with pytest.raises(DataError, match="empty"):
