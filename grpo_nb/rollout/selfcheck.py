@@ -76,6 +76,8 @@ _CAUSES = {
 
 def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
     sizes = differences.abs()
+    if not sizes.isfinite().all():
+        return  # damaged weights are no fault of the architecture: whoever trains or draws says so
     gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
     if wrong := broken(gap, step(policy.dtype, policy.device)):
         raise ModelError(
