@@ -14,10 +14,15 @@ BIN         := $(VENV)/bin
 USER_READY  := $(VENV)/.installed
 DEV_READY   := $(VENV)/.installed-dev
 PEER_READY  := $(VENV)/.installed-parity
+LOWEST      := $(VENV)-lowest
+LOWEST_READY := $(LOWEST)/.installed
+# Together they use every package that is needed at run time.
+LOWEST_TESTS := $(patsubst %,tests/test_%.py,adapter_files adapters cli_views codec combine config doctor hub journal \
+	judge loading lock model multimodal notebooks plots rollout run samples sft turns)
 NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test test-browser test-all check bench docs format clean
+.PHONY: help run lab test test-browser test-lowest test-all check bench docs format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets and the variables
@@ -45,7 +50,10 @@ test: check ## format, lint, types and the quick tests, a file on each of up to 
 test-browser: $(DEV_READY) ## every browser test, slow or not: JupyterLab in Chromium; screenshots in build/
 	$(BIN)/python -m pytest -m browser tests
 
-test-all: check $(PEER_READY) ## the same and the slow tests, also against TRL
+test-lowest: $(LOWEST_READY) ## quick tests of each package's use, on the lowest versions that pyproject.toml allows
+	@if [ -s $(LOWEST)/constraints.txt ]; then $(LOWEST)/bin/python -m pytest -m 'not slow' $(LOWEST_TESTS); fi
+
+test-all: check $(PEER_READY) test-lowest ## the same, the slow tests, those against TRL and test-lowest
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 check: $(DEV_READY)
@@ -83,18 +91,34 @@ $(PEER_READY): pyproject.toml $(DEV_READY)
 	$(BIN)/python -m pip install --quiet --editable '.[parity]'
 	@touch $@
 
+# Old versions have no wheels for new Pythons, so they go with the oldest one.
+$(LOWEST_READY): pyproject.toml tests/lowest.py $(DEV_READY)
+	@rm -rf $(LOWEST) && $(PYTHON) -m venv $(LOWEST)
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+		$(BIN)/python tests/lowest.py pyproject.toml >$(LOWEST)/constraints.txt || exit 1; \
+		$(call torch-into,$(LOWEST)/bin,$(TORCH_LOWEST)); \
+		$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[dev]' || exit 1; \
+	else echo 'the lowest versions are tested on Python 3.11 alone: make test-lowest PYTHON=python3.11'; fi
+	@touch $@
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # PyTorch goes in first: installed with the rest, pip would take PyPI's newest, which on Linux brings CUDA.
 define install-torch
-	@if [ -n "$(TORCH)$(TORCH_INDEX)" ]; then \
-		$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(or $(TORCH),$(TORCH_RANGE))'; \
-	elif $(BIN)/python -m pip install --quiet --no-index --no-deps '$(TORCH_RANGE)' 2>/dev/null; then \
-		echo 'PyTorch: found on this machine'; \
-	elif [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
-		$(BIN)/python -m pip install --quiet --retries 1 --timeout 30 --index-url $(CPU_INDEX) '$(TORCH_RANGE)' \
-		|| echo 'PyTorch: the CPU index did not answer; taking what PyPI has, which may be 3 GB'; \
-	fi
+	@$(call torch-into,$(BIN),$(or $(TORCH),$(TORCH_RANGE)))
+endef
+# 1: the environment's bin, 2: the requirement; a shell command.
+define torch-into
+if [ -n "$(TORCH)$(TORCH_INDEX)" ]; then \
+	$(1)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(2)' || exit 1; \
+elif $(1)/python -m pip install --quiet --no-index --no-deps '$(2)' 2>/dev/null; then \
+	echo 'PyTorch: found on this machine'; \
+elif [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+	$(1)/python -m pip install --quiet --retries 1 --timeout 30 --index-url $(CPU_INDEX) '$(2)' \
+	|| echo 'PyTorch: the CPU index did not answer; taking what PyPI has, which may be 3 GB'; \
+fi
 endef
 TORCH_RANGE = $(shell sed -nE 's/^ *"(torch[<>=][^"]*)".*/\1/p' pyproject.toml)
+TORCH_LOWEST = $(subst >=,==,$(firstword $(subst $(comma), ,$(TORCH_RANGE))))
+comma := ,

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from rattler import MatchSpec
 
 import grpo_nb
@@ -22,11 +24,12 @@ from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config, parse
 from tests.conftest import ROOT
+from tests.lowest import constraints
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LISTED = [*PROJECT["dependencies"], *(r for extra in EXTRAS.values() for r in extra)]
-TARGETS = ("run", "lab", "test", "test-browser", "test-all", "bench", "docs", "format", "help")
+TARGETS = ("run", "lab", "test", "test-browser", "test-lowest", "test-all", "bench", "docs", "format", "help")
 MODULE_OF = {
     "pyyaml": "yaml",
     "py-rattler": "rattler",
@@ -89,6 +92,16 @@ def test_every_dependency_says_why_and_is_capped() -> None:
 def test_torch_range() -> None:
     torch = next(Requirement(r).specifier for r in PROJECT["dependencies"] if Requirement(r).name == "torch")
     assert torch.contains("2.13.0") and torch.contains("2.13.0+cpu") and not torch.contains("3.0")
+
+
+def test_the_lowest_versions_are_installed_and_tried_with_the_slow_tests(tmp_path: Path) -> None:
+    bounds = dict(line.split("==") for line in constraints(ROOT / "pyproject.toml"))
+    assert {Requirement(r).name for r in LISTED} == bounds.keys() | {"grpo_nb", "trl"}
+    assert all(Version(bounds[name]) <= Version(version(name)) for name in ("torch", "transformers", "peft", "numpy"))
+    recipe = make("--dry-run", "test-all", f"VENV={tmp_path}/venv")
+    assert recipe.index(f"'torch=={bounds['torch']}'") < recipe.index("constraints.txt --editable")
+    tried = set(re.findall(r"tests/test_\w+\.py", recipe))
+    assert len(tried) > 15 and all((ROOT / path).is_file() for path in tried)
 
 
 def test_heavy_or_paid_things_are_optional() -> None:

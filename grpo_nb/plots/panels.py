@@ -106,7 +106,7 @@ def gradient(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFram
     line(axis, rows, taken, INK, how="median")
     limit_line(axis, limit)  # named above: the curve runs along it
     seen = [v for v in taken if v > 0]  # 0 where no group taught anything: such a step has no place on a log axis
-    usual, top = float(taken.median()), max([limit, *seen])
+    usual, top = float(taken.dropna().median()), max([limit, *seen])
     if seen and top > 30 * max(usual, 1e-12):
         log_axis(axis, min(seen) / 2, 3 * top)
     else:
