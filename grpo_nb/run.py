@@ -57,7 +57,8 @@ class Run:
     """One run directory. Opening it locks nothing and writes nothing: any number may watch."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        self.path = path = Path(os.path.abspath(path))  # a later change of the working directory means nothing to it
+        path = Path(os.path.abspath(path))  # a later change of the working directory means nothing to it
+        self.path = path
         self.config = config
         self.knobs = Knobs(path / "knobs.json", config)
         self.checkpoints = Checkpoints(path / "checkpoints", before_save=self._sync, fence=self.fence)

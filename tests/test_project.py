@@ -42,7 +42,6 @@ COMES_WITH = {
     "markdown_it": "rich",
     "tokenizers": "transformers",
     "nbformat": "nbclient",
-    "pyarrow": "datasets",
 }
 """Modules that are imported and belong to a package which is listed."""
 
