@@ -1,9 +1,10 @@
 """How the QA reward judges the labelled answers beside a person: a confusion table by kind.
 
-    python -m tests.qa_report [folder] [--errors]
+    python -m tests.qa_report [folder] [--held] [--errors]
 
-The folder holds a qa.jsonl in the form of tests/answers. `paid` is correct where a person sees another label, `missed`
-another label where a person sees correct, `undecided` no verdict, `other` any further disagreement.
+The folder holds a qa.jsonl in the form of tests/answers, with --held a qa_held.jsonl. `paid` is correct where a person
+sees another label, `missed` another label where a person sees correct, `undecided` no verdict, `other` any further
+disagreement.
 """
 
 import json
@@ -51,15 +52,15 @@ def shares(table: Counter[str]) -> dict[str, float]:
     return {name: table[name] / table.total() for name in VERDICTS}
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
+def rows_of(folder: Path, name: str = "qa") -> list[dict[str, Any]]:
     """The labelled answers to QA items of a folder."""
-    return [json.loads(line) for line in (folder / "qa.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
     """Print the table, and with --errors each answer that is judged otherwise."""
     folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("--")]
-    rows = rows_of(folders[0] if folders else HERE)
+    rows = rows_of(folders[0] if folders else HERE, "qa_held" if "--held" in sys.argv else "qa")
     table = counted(rows)
     print(f"{'kind':22}{'n':>5}" + "".join(f"{name:>11}" for name in VERDICTS) + f"{'agree %':>9}")
     for kind in [*sorted(kind for kind in table if kind != "all"), "all"]:

@@ -321,6 +321,13 @@ def test_labelled_answers() -> None:
     assert shares["undecided"] <= 0.03
 
 
+def test_labelled_answers_of_the_sets_that_were_held_out_once() -> None:
+    table = qa_report.counted(qa_report.rows_of(qa_report.HERE, "qa_held"))
+    shares = qa_report.shares(table["all"])
+    assert shares["agree"] >= 0.986, table
+    assert shares["paid"] == shares["undecided"] == 0
+
+
 @pytest.mark.slow
 def test_rates_on_real_rows(shared_data: Path) -> None:
     task = HaluEvalQA(shared_data / "halueval")

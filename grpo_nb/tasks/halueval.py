@@ -24,7 +24,7 @@ from grpo_nb.tasks.grounding.short import judge_short
 from grpo_nb.tasks.grounding.silence import falls_silent, names_something, tells_nothing
 from grpo_nb.tasks.grounding.yes_no import judge_yes_no, says_yes_or_no
 from grpo_nb.tasks.hub import load_rows
-from grpo_nb.tasks.reading import abstains, normalise, read
+from grpo_nb.tasks.reading import abstains, cut_off, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.types import Example, Score
 
@@ -320,7 +320,9 @@ def _verdict(columns: Mapping[str, Any], answer: str) -> Verdict:
         return Verdict("abstained", found.cause)
     if found.label == "wrong" and abstains(answer) and not names_something(answer, about):
         return Verdict("abstained", found.cause)
-    return Verdict("wrong", found.cause) if found.label == "absent" else found
+    if found.label == "absent":
+        return Verdict("unparsed" if cut_off(answer) else "wrong", found.cause)
+    return found
 
 
 def _source(columns: Mapping[str, Any]) -> str:

@@ -7,7 +7,8 @@ The grammar is the same for every task, for training and for `grpo-nb score`:
    `\\boxed{...}`, an answer tag (`<answer>`), a JSON field ("answer": ...), a final answer ("Final answer:", "Correct
    answer:"), an answer ("Answer:", "The answer is", a heading "Answer"). Inside the first three it is read again.
    A marker that is denied or doubted ("the answer is not", "if the answer is") is none.
-3. The answer is the rest of the line; where that is empty, the next line that is not. Markdown is dropped.
+3. The answer is the rest of the line; where that is empty, the next line that is not. Markdown is dropped. A list
+   with a bullet before each entry is one answer.
 4. A list of three or more answer lines that differ is no answer.
 5. Evidence follows `Evidence:`, on the line or below it: what stands between quotation marks of any kind, or all of it.
 6. A text without a marker is an answer as it is.
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from grpo_nb.tasks.thinking import after_thinking
 from grpo_nb.tasks.wordings import (
     CORRECTIONS,
+    DANGLING,
     EXPLANATIONS,
     NOT_ABSTENTION,
     PLAIN_ABSTENTION,
@@ -180,6 +182,16 @@ def abstains(answer: str) -> bool:
     return found is not None and (words[: found.start()].count(" ") <= 3 or _ABOUT_TEXT.match(words) is not None)
 
 
+def cut_off(answer: str) -> bool:
+    """Whether a text stops before its end, at a word that nothing ends in.
+
+    >>> cut_off("The bridge was opened on"), cut_off("What it was made of."), cut_off("In")
+    (True, False, False)
+    """
+    words = answer.split()
+    return len(words) > 2 and words[-1].lower() in DANGLING
+
+
 def contains(words: str, phrase: str) -> bool:
     """Whether a normalised phrase occurs in normalised words, whole words only."""
     return bool(phrase) and f" {phrase} " in f" {words} "
@@ -208,6 +220,8 @@ def _read(text: str, depth: int) -> Reading:
     lines = [line for part in _before_evidence(answer).splitlines() if (line := part.strip().strip(_LINE_MARKS))]
     if not lines or _lists(own):
         return Reading("", evidence(text), marker.name, "")
+    if items := _bulleted(_before_evidence(answer)):
+        return Reading(", ".join(items), evidence(text), marker.name, " ".join(lines))
     return Reading(lines[0] + _taken_back(lines), evidence(text), marker.name, " ".join(lines))
 
 
@@ -255,6 +269,13 @@ def _lists(text: str) -> bool:
     return False
 
 
+def _bulleted(text: str) -> list[str]:
+    """The entries of a text that is a list of two or more, one a line behind a bullet each; else none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(_LINE_MARKS)]
+    found = [_BULLET.match(line) for line in lines]
+    return [match[1] for match in found if match] if len(found) > 1 and all(found) else []
+
+
 def _taken_back(lines: list[str]) -> str:
     """The lines that take the first one back, as one; else empty."""
     for place, line in enumerate(lines[1:], start=1):
@@ -293,6 +314,7 @@ def _openings(line: str) -> Iterator[tuple[int, str]]:
             yield place, mark
 
 
+_BULLET = re.compile(r"(?:[-*+\u2022]|\d{1,2}[.)])\s+(.*)$")
 _LINE_ANSWER = re.compile(rf"{_WORD}{_COLON}\s*(.*)$", re.IGNORECASE)
 _TAKES_BACK = re.compile(rf"\W*(?:no, |oh, )?{words_of(CORRECTIONS).pattern}")
 _UNKNOWN = frozenset(normalise(folded(wording)) for wording in UNKNOWN_WORDINGS)

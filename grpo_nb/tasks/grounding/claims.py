@@ -59,6 +59,7 @@ _QUOTES = re.compile("[\"\u201c\u201d\u201e\u00ab\u00bb\u2033*_~|]|(?<!\\w)'|''+
 _ISO = re.compile(r"\b(\d{4})-(\d{1,2})-(\d{1,2})\b")
 _SLASHED = re.compile(r"\b(\d{1,2})[/.](\d{1,2})[/.](\d{4})\b")
 _SHORT_RANGE = re.compile(r"\b(\d\d)(\d\d)-(\d\d)\b(?!-)")
+_SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?: \d{3})+(?![\w,]|\.\d)")
 _NOT = re.compile(r"\b(?:ca(?:n't|nnot)|(\w+)n't)\b", re.IGNORECASE)
 _TOKEN = re.compile(
     r"(?P<initials>(?<![^\W\d_])(?:[^\W\d_]\.){1,}[^\W\d_](?![^\W\d_])\.?)"
@@ -89,6 +90,7 @@ def tokenise(text: str) -> tuple[Token, ...]:
     bare = _QUOTES.sub(" ", plain(text))
     bare = _SLASHED.sub(_day_first, _ISO.sub(_spelt_date, bare))
     bare = _SHORT_RANGE.sub(r"\1\2-\1\3", bare)
+    bare = _SPACED.sub(lambda found: found[0].replace(" ", ""), bare)
     bare = _NOT.sub(lambda found: f"{found[1] or 'can'} not ", bare)
     return tuple(_dated(_wide(_metric(_counted(_initials(_split(bare)))))))
 
@@ -314,36 +316,38 @@ def _unit_length(tokens: Sequence[Token], place: int) -> int:
 
 def _value(tokens: Sequence[Token], place: int, money: bool = False) -> tuple[str, int]:
     """The number that begins at a place, and how many tokens spell it; `one` alone is a pronoun."""
-    total, used, current = 0.0, 0, None
+    total, used, group = 0.0, 0, None
     while place + used < len(tokens):
         word = tokens[place + used].word
-        if current is not None and word in SCALES and (len(word) > 2 or money):
-            current *= SCALES[word]
-        elif re.fullmatch(r"\d+(?:\.\d+)?", word) and current is None:
-            current = float(word) if "." in word else int(word)
-        elif word in NUMBERS and (current is None or (current >= 20 and current % 10 == 0 and NUMBERS[word] < 100)):
-            current = (current or 0) + NUMBERS[word]
-        elif word == "-" or (
-            tokens[place + used].form == "-" and current in range(20, 100, 10) and _tens(tokens, place + used)
-        ):
-            used += 1
-            continue
-        else:
+        if group is not None and word in SCALES and (len(word) > 2 or money):
+            group *= SCALES[word]
+            total, group = (total + group, 0) if SCALES[word] > 100 else (total, group)
+        elif re.fullmatch(r"\d+(?:\.\d+)?", word) and group is None:
+            group = float(word)
+        elif word in NUMBERS and _goes_on(group, NUMBERS[word]):
+            group = (group or 0) + NUMBERS[word]
+        elif group is not None and [t.word for t in tokens[place + used : place + used + 3]] == ["and", "a", "half"]:
+            group, used = group + 0.5, used + 2
+        elif not _links(tokens, place + used):
             break
         used += 1
-    total = current if current is not None else total
-    if current is None or (used == 1 and tokens[place].word == "one"):
+    if group is None or (used == 1 and tokens[place].word == "one"):
         return "", 0
-    return (f"{total:.10g}" if isinstance(total, float) and not float(total).is_integer() else str(int(total))), used
+    total += group
+    return (f"{total:.10g}" if not total.is_integer() else str(int(total))), used
 
 
-def _tens(tokens: Sequence[Token], place: int) -> bool:
-    return (
-        place > 0
-        and tokens[place - 1].word in NUMBERS
-        and tokens[place + 1 : place + 2] != []
-        and (NUMBERS.get(tokens[place + 1].word, 10) < 10)
-    )
+def _goes_on(group: float | None, number: int) -> bool:
+    """Whether a number word adds to the ones before it: `hundred` five, `twenty` five, `thousand` twenty."""
+    return group is None or group % 100 == 0 or (group % 10 == 0 and group % 100 >= 20 and number < 10)
+
+
+def _links(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a hyphen or an `and` goes on with a number: `forty-two`, `two hundred and six`."""
+    before, after = (tokens[p].word if 0 <= p < len(tokens) else "" for p in (place - 1, place + 1))
+    if tokens[place].form == "-":
+        return NUMBERS.get(before, 0) >= 20 and NUMBERS.get(after, 10) < 10
+    return tokens[place].word == "and" and before in ("hundred", "thousand") and after in NUMBERS
 
 
 def _dated(tokens: list[Token]) -> list[Token]:

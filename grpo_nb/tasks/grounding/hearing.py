@@ -1,13 +1,18 @@
 """An answer as it is heard: which part each of its tokens plays, in which clause, and what is denied."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 
 from grpo_nb.tasks.grounding.claims import Token, content, related, stem, tokenise
 from grpo_nb.tasks.grounding.framing import said
 from grpo_nb.tasks.grounding.items import Item, Slot, _places
-from grpo_nb.tasks.grounding.lexicon import BENIGN, words
+from grpo_nb.tasks.grounding.lexicon import BENIGN, VARIABLE, words
 
+LONG = 5
+"""Words of its own from which on a right answer may be given in another order."""
+MOST = 0.7
+"""The share of them that must be there."""
 JOINS = frozenset(("and", "or", ",", ";", "&", "+", "/", " - ", "-", "(", ")", "|", "plus", ":", "\\"))
 
 _BREAKS = frozenset((",", ";", ":", ".", "!", "?", "(", ")", "/", "+", " - ", "|"))
@@ -26,6 +31,8 @@ ARTICLES = frozenset(words("a an the his her its their this that"))
 
 FRAMING = frozenset(stem(word) for word in BENIGN)
 
+_BEING = frozenset(words("was were is are be been being"))
+_AUXILIARIES = _BEING | frozenset(words("had has have did to could would"))
 _HONORIFICS = frozenset(words("mr mrs ms miss dr prof professor"))
 
 
@@ -38,6 +45,10 @@ class Heard:
         self.segment = _segments(self.tokens)
         self.denied = _denied(self.tokens, self.segment)
         self.gold = _found(self.tokens, about)
+        scattered = set() if self.gold else _scattered(self.tokens, about)
+        self.scattered = bool(scattered)
+        """Whether it gives the words of a long right answer in another order."""
+        self.gold |= scattered
         self.part = [self._part(place) for place in range(len(self.tokens))]
 
     def _part(self, place: int) -> str:
@@ -55,9 +66,17 @@ class Heard:
             token.word in _HONORIFICS
             or (token.form == "2" and (self.item.chooses or self.item.yes_no))
             or (token.form in FRAMING and token.kind != "name")
+            or self._points(place)
         ):
             return "benign"
         return "new"
+
+    def _points(self, place: int) -> bool:
+        """Whether a rank stands for one of the two things that a question names: `the first and the second`."""
+        following = self.tokens[place + 1] if place + 1 < len(self.tokens) else None
+        alone = following is None or not following.claims or following.form in self.item.asked
+        two = self.item.chooses or self.item.yes_no
+        return two and self.tokens[place].form in ("1th", "2th", "former", "latter") and alone
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -110,7 +129,62 @@ def _found(tokens: Sequence[Token], about: Item) -> set[int]:
     for shape in about.shapes:
         if found := _aligned(tokens, claims, shape):
             return _widened(tokens, found, about)
+    bare = _unbracketed(tokens, claims)
+    if len(bare) < len(claims) and (found := _aligned(tokens, bare, about.shapes[0])):
+        return found
     return _parts(tokens, claims, about)
+
+
+def _unbracketed(tokens: Sequence[Token], claims: Sequence[int]) -> list[int]:
+    depth, kept = 0, []
+    for place, token in enumerate(tokens):
+        depth += (token.form == "(") - (token.form == ")" and depth > 0)
+        kept += [] if depth else [place]
+    return [place for place in claims if place in set(kept)]
+
+
+def _scattered(tokens: Sequence[Token], about: Item) -> set[int]:
+    """The words of a long right answer in one sentence: most of them, in an order that is mostly its own.
+
+    A name or a number among them must be there; a verb keeps what stands before it and what behind it.
+    """
+    wanted = [token for token in about.gold if token.form not in about.asked]
+    order = list(dict.fromkeys(token.form for token in wanted))
+    if len(order) < LONG or re.search(r",|;", about.right):
+        return set()
+    found = [(place, token.form) for place, token in enumerate(tokens) if token.claims and token.form in order]
+    held = {form for _, form in found}
+    ranks = [order.index(form) for _, form in found]
+    steps = [one < other for one, other in pairwise(ranks) if one != other]
+    if len(held) < MOST * len(order) or not steps or sum(steps) < len(steps) / 2:
+        return set()
+    return set() if _turned(tokens, found, order, _finite(about)) else {place for place, _ in found}
+
+
+def _finite(about: Item) -> set[str]:
+    """The verbs of a right answer that have a subject: `made`, `had cut`."""
+    tokens = [token for token in tokenise(about.right) if token.kind != "mark"]
+    return {
+        token.form
+        for place, token in enumerate(tokens)
+        if token.kind == "word"
+        and (
+            token.word.endswith("ed")
+            or (token.word in VARIABLE and token.word != token.form)
+            or (place and tokens[place - 1].word in _AUXILIARIES)
+        )
+    }
+
+
+def _turned(
+    tokens: Sequence[Token], found: Sequence[tuple[int, str]], order: Sequence[str], verbs: Collection[str]
+) -> bool:
+    """Whether a verb that is not passive has before it what the right answer has behind it."""
+    for (_, one), (place, verb) in pairwise(found):
+        passive = {token.word for token in tokens[max(0, place - 2) : place]} & _BEING
+        if verb in verbs and not passive and order.index(one) > order.index(verb):
+            return True
+    return False
 
 
 def _widened(tokens: Sequence[Token], found: set[int], about: Item) -> set[int]:

@@ -10,7 +10,7 @@ from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
 from grpo_nb.tasks.grounding.lexicon import PLACE_PAIRS, PLACES, TITLES, UNIT_FORMS
 from grpo_nb.tasks.grounding.passages import Passage, passage
 
-Label = Literal["correct", "wrong", "undecided", "absent", "abstained", "invented"]
+Label = Literal["correct", "wrong", "undecided", "absent", "abstained", "invented", "unparsed"]
 """`absent`: the answer does not hold the right one."""
 
 
@@ -87,8 +87,8 @@ class Item:
 
     @cached_property
     def near(self) -> frozenset[int]:
-        """Those sentences, their neighbours, and the sentences that the question is about."""
-        return self.passage.near(self.evidence) | _about_question(self)
+        """Those sentences, their neighbours, and the sentences that the question is about or that speak on of it."""
+        return self.passage.near(self.evidence) | self.passage.thread(_about_question(self))
 
     @cached_property
     def shapes(self) -> tuple[tuple[Slot, ...], ...]:
@@ -162,6 +162,7 @@ def _shapes(about: Item) -> Iterator[tuple[Slot, ...]]:
         yield (Slot(about.gold[0].form),)
     yield from _places(about)
     yield from _surname(about)
+    yield from _surnames(about)
     yield from _short_name(about)
 
 
@@ -201,8 +202,17 @@ def _surname(about: Item) -> Iterator[tuple[Slot, ...]]:
                 alone = alone or before not in names
     if about.gold[0].kind == "name" and len(names[0]) > 1:
         yield (Slot(names[0][0]), Slot(names[-1]))
+    alone = alone or ("who" in about.asked_words[:1] and about.gold[0].kind == about.gold[-1].kind == "name")
     if alone and names[-1] not in about.asked:
         yield tuple(Slot(name, name == names[-1]) for name in names)
+
+
+def _surnames(about: Item) -> Iterator[tuple[Slot, ...]]:
+    """`Ada Collins and Tom Reed` as `Collins and Reed`, where the question asks who."""
+    people = [forms(part) for part in re.split(r",\s*(?:and\b)?|\band\b|&", about.right) if part.strip()]
+    plain = all(token.kind == "name" for token in about.gold) and all(2 <= len(names) <= 3 for names in people)
+    if len(people) > 1 and plain and about.asked_words[:1] == ("who",):
+        yield tuple(Slot(form, place == len(names) - 1) for names in people for place, form in enumerate(names))
 
 
 def _short_name(about: Item) -> Iterator[tuple[Slot, ...]]:

@@ -32,6 +32,7 @@ SMALL = frozenset(
         "through against up "
         "out off more most less than again later earlier ago away still already always often "
         # what only points at the answer
+        "roughly approximately approx circa "
         "maybe perhaps possibly probably likely presumably apparently think believe guess seem seems appear appears"
     )
 )
@@ -80,7 +81,7 @@ CLASSIFIERS = frozenset(
 DISPLACERS = frozenset(
     words(
         "like near before after until till outside beyond opposite behind under over above below against despite "
-        "beside beneath past toward towards almost nearly north south east west non half"
+        "beside beneath past toward towards almost nearly north south east west non half different another"
     )
 )
 """Words right before an answer that make another thing of it: `after 1932`, `near Delhi`."""
@@ -100,7 +101,7 @@ BENIGN = frozenset(
         "call know refer identify consider base locate situate hold happen occur become come go take make do get "
         "person man woman people individual figure actor actress singer writer author artist city town place location "
         "country year date day number title thing object item fact case both two first-named full well-known "
-        "following above given stated mentioned based said listed"
+        "following above given stated mentioned based said listed kind sort type different"
     )
 )
 """Words that frame an answer or name its class."""
@@ -216,6 +217,35 @@ SHORT_UNITS = {"m": "metre", "s": "second", "g": "gram", "t": "tonne", "h": "hou
 METRIC = {"kilometre": ("metre", 1000), "kilogram": ("gram", 1000), "kilowatt": ("watt", 1000)}
 """Units that are read as so many of a smaller one."""
 SYMBOLS = {"$": "dollar", "\u00a3": "pound", "\u20ac": "euro", "%": "percent", "\u00b0": "degree"}
+
+CONVERSIONS: Mapping[str, tuple[str, float]] = {
+    "metre": ("length", 1), "centimetre": ("length", 0.01), "millimetre": ("length", 0.001), "inch": ("length", 0.0254),
+    "foot": ("length", 0.3048), "yard": ("length", 0.9144), "mile": ("length", 1609.344), "gram": ("mass", 1),
+    "pound": ("mass", 453.592), "tonne": ("mass", 1e6), "hectare": ("area", 1e4), "acre": ("area", 4046.86),
+    "mph": ("speed", 1.609344), "kmh": ("speed", 1), "minute": ("time", 60), "second": ("time", 1),
+    "hour": ("time", 3600),
+}  # fmt: skip
+"""What a unit measures, and how many of the first one of its kind it is."""
+
+ACTS = (
+    ("give gave given gives grant granted grants allow allowed",
+     "take took taken takes deny denied denies remove removed revoke revoked withdraw withdrew deprive deprived"),
+    ("buy bought buys purchase purchased acquire acquired", "sell sold sells"),
+    ("begin began begun start started starts", "end ended ends finish finished stop stopped"),
+    ("open opened opens found founded", "close closed closes shut dissolve dissolved"),
+    ("join joined joins", "leave left leaves quit"),
+    ("win won wins", "lose lost loses"),
+    ("born birth", "die died dies death dead"),
+    ("rise rose risen rises increase increased grew", "fall fell fallen falls decrease decreased shrank"),
+    ("import imported imports", "export exported exports"),
+    ("build built builds", "destroy destroyed demolish demolished"),
+    ("accept accepted accepts", "refuse refused reject rejected"),
+    ("marry married marries", "divorce divorced divorces"),
+)  # fmt: skip
+"""Verbs by the two directions of an act."""
+ACTING: Mapping[str, tuple[int, int]] = {
+    word: (act, end) for act, ends in enumerate(ACTS) for end in (0, 1) for word in ends[end].split()
+}
 
 OPPOSITES = (
     ("older old earlier before first early previously elder oldest",

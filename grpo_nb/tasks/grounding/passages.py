@@ -14,6 +14,8 @@ _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Z]|v|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
 )
 
+PRONOUNS = frozenset(("it", "he", "she", "they"))
+
 
 @dataclass(frozen=True)
 class Sentence:
@@ -45,6 +47,11 @@ class Sentence:
     def holds(self) -> frozenset[str]:
         """What it claims, in no order."""
         return frozenset(self.forms)
+
+    @cached_property
+    def continues(self) -> bool:
+        """Whether it begins with a pronoun, and so speaks on of what the sentence before is about."""
+        return self.squeezed.split(" ", 1)[0] in PRONOUNS
 
     def follows(self, first: str, second: str, within: int) -> bool:
         """Whether one form comes at most `within` claims behind another."""
@@ -89,6 +96,18 @@ class Passage:
     def near(self, places: Collection[int]) -> frozenset[int]:
         """These sentences and their neighbours."""
         return frozenset(i for place in places for i in (place - 1, place, place + 1) if 0 <= i < len(self.sentences))
+
+    def thread(self, places: Collection[int]) -> frozenset[int]:
+        """These sentences and those that speak on of the same thing: each one that begins with a pronoun, and so on."""
+        found = set(places)
+        for place in places:
+            while place and self.sentences[place].continues:
+                place -= 1
+                found.add(place)
+        for place in range(1, len(self.sentences)):
+            if place - 1 in found and self.sentences[place].continues:
+                found.add(place)
+        return frozenset(found)
 
     def preceded(self, word: str, form: str) -> bool:
         """Whether a word stands right before a form, but for articles."""

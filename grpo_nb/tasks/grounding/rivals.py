@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from grpo_nb.tasks.grounding.attachment import converts
 from grpo_nb.tasks.grounding.claims import Token, stem, tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item
@@ -134,7 +135,7 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
             if not join or about.named
             else ("" if _follows(about, heard.tokens[last].form, run) else "it lists another answer")
         )
-    if not named and len(run) > 1 and _acts(heard.tokens[place]) and _follows(about, heard.tokens[last].form, run):
+    if not named and len(run) > 1 and acts(heard.tokens[place]) and _follows(about, heard.tokens[last].form, run):
         return ""
     if not named:
         return "it lists another answer"
@@ -148,10 +149,13 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
         return ""
     if _clause(heard, end):
         return ""
+    own = about.passage.thread(about.evidence)
+    if "(" in join and _numbers(heard, place, end) and (about.passage.spoken(run, own) or converts(about, run)):
+        return ""
     return "it lists another answer"
 
 
-def _acts(token: Token) -> bool:
+def acts(token: Token) -> bool:
     """Whether a word looks like a verb with an object behind it: `plays` drums."""
     return token.word.endswith("ed") or (token.word != token.form and not token.word.endswith("ss"))
 
@@ -189,18 +193,30 @@ def _listed_before(heard: Heard, first: int) -> str:
     ):
         return ""
     if not [word for word in join if word != "the"]:
-        return _extends(heard, start, place, first)
+        acts = "the" in join and not singles_out(heard.tokens[place], heard.item)
+        return "" if acts else _extends(heard, start, place, first)
     before = heard.tokens[start - 1].word if start else ""
     if before in LINKS or before in ("the", "and", "is", "was", "by"):
         before = heard.tokens[start - 2].word if start > 1 and before == "the" else before
     if before in LINKS and before != "by":
-        return ""
+        return "it lists another name" if "and" in join and _titled(heard, start) else ""
     if (
         any(heard.part[p] in ("asked", "new") and heard.tokens[p].kind == "word" for p in range(start))
         and before != "by"
     ):
         return ""
     return "" if ":" in join or (heard.part[place] == "asked" and "(" in join) else "it lists another name"
+
+
+def _titled(heard: Heard, end: int) -> bool:
+    """Whether an answer begins with a name that goes on up to a place: `A Lamp for Cormac and X`."""
+    claims = [place for place in range(end) if heard.tokens[place].claims]
+    begins = next((token.word for token in heard.tokens if token.kind != "mark" and token.word not in ARTICLES), "")
+    return (
+        bool(claims)
+        and begins not in LINKS
+        and all(heard.part[place] == "new" and singles_out(heard.tokens[place], heard.item) for place in claims)
+    )
 
 
 def _extends(heard: Heard, start: int, end: int, first: int) -> str:

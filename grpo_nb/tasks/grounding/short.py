@@ -14,11 +14,12 @@ they are as many as the answer's own claims, rules cannot decide, and the verdic
 import re
 from collections.abc import Sequence
 
+from grpo_nb.tasks.grounding.attachment import converts, differs, held_in, misattached
 from grpo_nb.tasks.grounding.claims import content, stem, tokenise
 from grpo_nb.tasks.grounding.denials import RELATIVE_FORMS, left_open, moved, taken_back
 from grpo_nb.tasks.grounding.hearing import ARTICLES, FRAMING, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item, Verdict
-from grpo_nb.tasks.grounding.rivals import chosen, listed, reversed_roles
+from grpo_nb.tasks.grounding.rivals import acts, chosen, listed, reversed_roles
 
 
 def judge_short(answer: str, about: Item) -> Verdict:
@@ -32,7 +33,8 @@ def judge_short(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it says what only the hallucinated answer says")
     if not heard.gold:
         return Verdict("absent", "it does not give the right answer")
-    for check in (taken_back, left_open, moved, chosen, reversed_roles, listed):
+    checks = (taken_back, left_open, moved, chosen, reversed_roles, listed)
+    for check in checks[:2] if heard.scattered else checks:
         if cause := check(heard):
             return Verdict("wrong", cause)
     return added(heard)
@@ -63,7 +65,9 @@ def holds_whole(answer: str, hallucinated: str, right: str) -> bool:
 
 def added(heard: Heard, slack: int = 1) -> Verdict:
     """Whether what an answer says beyond the right one stands in the source near it."""
-    about, known, strange = heard.item, 0, []
+    about, strange = heard.item, []
+    if cause := misattached(heard):
+        return Verdict("wrong", cause)
     known = sum(part == "asked" and heard.tokens[p].kind != "name" for p, part in enumerate(heard.part))
     for first, last in heard.runs():
         run = heard.forms(first, last)
@@ -73,11 +77,15 @@ def added(heard: Heard, slack: int = 1) -> Verdict:
         if any(singles_out(heard.tokens[p], about) for p in range(first, last + 1)):
             return Verdict("wrong", f"'{' '.join(run)}' is not in the source near the answer")
         new = [form for form in run if not in_source(about, form)]
-        if new and _detail(heard, first):
+        if _apposed(heard, first) and not new:
+            return Verdict("wrong", f"'{' '.join(run)}' is said in the source of another thing")
+        if new and (_detail(heard, first) or _joined(heard, first)):
             return Verdict("wrong", f"'{' '.join(run)}' adds to the answer what is not in the source")
         strange += new
     if any(form in RELATIVE_FORMS for form in strange):
         return Verdict("wrong", f"'{' '.join(strange)}' is not in the source")
+    if strange and heard.scattered and len({heard.tokens[p].form for p in heard.gold}) < len(set(about.essential)):
+        return Verdict("undecided", f"'{' '.join(strange)}' may say otherwise what the right answer says")
     if len(strange) == 1 and _acts_otherwise(heard):
         return Verdict("undecided", f"'{strange[0]}' may say otherwise what the source says, or another thing")
     if len(strange) <= max(2 if _closes(heard) else slack, known):
@@ -118,13 +126,26 @@ def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
     """Whether a run stands in the source near the answer; one that hangs on the answer, in a sentence that holds it."""
     about = heard.item
     if not any(singles_out(heard.tokens[p], about) for p in range(first, last + 1)):
+        if _apposed(heard, first):
+            own = about.passage.thread(about.evidence)
+            return held_in(about, run[0], own) and all(in_source(about, form) for form in run)
         return all(in_source(about, form) for form in run)
     following = next((t.form for t in heard.tokens[last + 1 :] if t.claims), "")
     ranks = re.fullmatch(r"\d+th", run[-1]) and following
     places = about.passage.spoken([*run, following] if ranks else run, about.near)
     if _detail(heard, first):
-        return bool(places & about.evidence)
-    return bool(places) or _told_elsewhere(heard, first, run)
+        beside = bool(ranks) or heard.tokens[first - 1].word in ARTICLES | {"a", "an", "the"}
+        told = about.evidence if beside else about.passage.thread(about.evidence)
+        return bool(places & told) or converts(about, run) or differs(heard, first, run)
+    return bool(places) or converts(about, run) or _told_elsewhere(heard, first, run)
+
+
+def _apposed(heard: Heard, first: int) -> bool:
+    """Whether a run says what the right answer right before it is: `X, a novel`."""
+    place = first - 1
+    while place >= 0 and heard.tokens[place].word in ARTICLES | {"the", "a", "an"}:
+        place -= 1
+    return 0 < place < first - 1 and heard.tokens[place].form == "," and heard.part[place - 1] == "gold"
 
 
 def _told_elsewhere(heard: Heard, first: int, run: Sequence[str]) -> bool:
@@ -135,6 +156,15 @@ def _told_elsewhere(heard: Heard, first: int, run: Sequence[str]) -> bool:
         return False
     everywhere = about.passage.spoken(run, range(len(about.passage.sentences)))
     return any(heard.tokens[before].form in about.passage.sentences[place].holds for place in everywhere)
+
+
+def _joined(heard: Heard, first: int) -> bool:
+    """Whether a new claim stands in a second statement behind the right answer: `X and the hill was sinking`."""
+    behind = range(max((p for p in heard.gold if p < first), default=first), first)
+    return any(
+        heard.tokens[p].word == "and" and (heard.tokens[p + 1].kind in ("small", "name") or p + 1 == first)
+        for p in behind
+    )
 
 
 def _detail(heard: Heard, first: int) -> bool:
@@ -148,6 +178,8 @@ def _detail(heard: Heard, first: int) -> bool:
         place -= 1
     if place < 0 or heard.part[place] != "gold":
         return False
+    if link == [","] and _apposition(heard, place) and acts(heard.tokens[first]):
+        return False
     if any(part in ("asked", "benign") for part in heard.part[place:first]):
         return link[-1] == "," and len(link) > 1 and link[-2] in ("a", "an", "the")
     return (
@@ -155,3 +187,10 @@ def _detail(heard: Heard, first: int) -> bool:
         or ("," in link and bool(set(link) & {"a", "an", "the"}))
         or bool(link and set(link) <= JOINS | ARTICLES)
     )
+
+
+def _apposition(heard: Heard, place: int) -> bool:
+    """Whether the right answer that ends at a place stands between commas: `her cousin, the poet X, wrote it`."""
+    begins = next(first for first, last in heard.blocks if first <= place <= last)
+    before = next((p for p in range(begins - 1, -1, -1) if heard.tokens[p].kind == "mark"), None)
+    return before is not None and heard.tokens[before].form == "," and any(t.claims for t in heard.tokens[:before])

@@ -5,7 +5,7 @@ import re
 from grpo_nb.tasks.grounding.claims import content, plain, stem, tokenise
 from grpo_nb.tasks.grounding.hearing import FRAMING, Heard
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import words
+from grpo_nb.tasks.grounding.lexicon import CLASSIFIERS, words
 
 _SILENCE = frozenset(
     stem(word)
@@ -13,10 +13,12 @@ _SILENCE = frozenset(
         "enough insufficient detail clear unclear unknown possible impossible determine specify find contain include "
         "anywhere explicitly directly clearly available unavailable uncertain sufficient answerable unanswerable "
         "undetermined unspecified unstated mention sorry unable unfortunately reason whether silent nowhere exactly "
-        "ask inform context"
+        "ask inform context only just merely simply any"
     )
 )
-
+_KINDS = frozenset(("1th", *(stem(word) for word in CLASSIFIERS)))
+"""What says of which kind something is, or that it came first."""
+_ASKING = frozenset(("which", "who", "whose", "what", "where", "when", "why", "how", "whether", "if"))
 
 _SPEAKS = (
     r"(?:mention|stat|giv|sa(?:y|id)|t(?:ell|old)|provid|specif|indicat|know|disclos|nam|describ|includ|list|discuss|"
@@ -24,7 +26,8 @@ _SPEAKS = (
 )
 _SILENT = re.compile(
     rf"\b(?:not|no|nothing|never|nowhere|without|\w+n't|cannot)\s+(?:\w+\s+){{0,3}}{_SPEAKS}\w*"
-    r"|\b(?:text|passage|context|source|article|paragraph)\s+(?:\w+\s+){0,2}(?:no|nothing|not|\w+n't|omits|lacks|silent)\b",
+    r"|\b(?:text|passage|context|source|article|paragraph)\s+(?:\w+\s+){0,2}(?:no|nothing|not|\w+n't|omits|lacks|silent)\b"
+    rf"|\b(?:text|passage|context|source|article|paragraph)\s+only\s+{_SPEAKS}\w*",
     re.IGNORECASE,
 )
 
@@ -56,11 +59,13 @@ def names_something(answer: str, about: Item) -> bool:
     asked = {token.form for token in tokenise(about.question)}
     bad = {token.form for token in content(tokenise(about.hallucinated))} - asked - FRAMING - _SILENCE
     for first, last in heard.runs(denied=True):
-        run = [form for form in heard.forms(first, last) if form not in _SILENCE]
+        run = [form for form in heard.forms(first, last) if form not in _SILENCE | _KINDS or form in bad]
         if not run or (heard.segment[first] in heard.denied and not _outside_denial(heard, first)):
             continue
         if bad & set(run):
             return True
+        if _asks_indirectly(heard, first, last):
+            continue
         held = [form for form in run if form in about.passage.holds]
         kinds = {heard.tokens[p].kind for p in range(first, last + 1)}
         if len(held) < len(run) or (kinds <= {"name", "number"} and not _clause_of(heard, first)):
@@ -77,10 +82,23 @@ def _outside_denial(heard: Heard, place: int) -> bool:
     return (place < negation and apart) or any(heard.tokens[p].word == "or" for p in between)
 
 
+def _asks_indirectly(heard: Heard, first: int, last: int) -> bool:
+    """Whether a run of common words stands in what is said not to be told: `it is not clear which arena they use`."""
+    here = heard.segment[first]
+    opens = heard.segment.index(here)
+    plain = all(heard.tokens[p].kind == "word" for p in range(first, last + 1))
+    return plain and here - 1 in heard.denied and heard.tokens[opens].word in _ASKING
+
+
 def _clause_of(heard: Heard, place: int) -> bool:
-    """Whether other claims stand in the segment of a place: the text's own statement, not a bare name."""
+    """Whether other claims stand in the segment of a place: the text's own statement, not a bare name.
+
+    What stands in brackets belongs to what is before them, unless that denies: `the year it was opened (1876)`.
+    """
+    number = heard.segment[place]
+    opened = place > 0 and heard.tokens[place - 1].form == "(" and number - 1 not in heard.denied
     return any(
-        heard.segment[p] == heard.segment[place]
+        heard.segment[p] in (number, number - opened)
         and heard.part[p] in ("new", "asked")
         and heard.tokens[p].kind == "word"
         for p in range(len(heard.tokens))

@@ -2,7 +2,7 @@
 
 import re
 
-from grpo_nb.tasks.grounding.claims import content, forms, tokenise
+from grpo_nb.tasks.grounding.claims import content, forms, related, tokenise
 from grpo_nb.tasks.grounding.hearing import Heard
 from grpo_nb.tasks.grounding.items import Item, Verdict
 from grpo_nb.tasks.grounding.lexicon import POLES, words
@@ -28,6 +28,8 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it says the other of yes and no")
     if _contradicts(heard, says):
         return Verdict("wrong", "it contradicts its own yes or no")
+    if cause := _of_one_alone(heard):
+        return Verdict("wrong", cause)
     return added(heard, slack=3)
 
 
@@ -40,6 +42,8 @@ def _polarity(heard: Heard) -> bool | None:
         return found[-1] if _TURNS & set(words) else None
     if found:
         return found[0]
+    if re.search(r"\bnot (?:true|correct|right|so|the case) that\b", " ".join(words)):
+        return _restated(heard)
     lead = next(
         (word for word in words if word not in ("probably", "it", "that", "this", "is", "are", "they", "certainly")), ""
     )
@@ -66,10 +70,29 @@ def _restated(heard: Heard) -> bool | None:
         )
     )
     again = {heard.tokens[p].form for p in said_again}
+    all_again = bool(claims) and all(heard.tokens[p].form in about.asked for p in claims)
     enough = (
-        (bool(again) and len(again) * 2 >= len(asked)) or turned or (not claims and bool({"both", "they"} & set(words)))
+        (all_again and bool({"both", "they"} & set(words)))
+        or (bool(again) and len(again) * 2 >= len(asked))
+        or turned
+        or (not claims and bool({"both", "they"} & set(words)))
     )
     return (not heard.denied) != turned if enough else None
+
+
+def _of_one_alone(heard: Heard) -> str:
+    """Whether an answer says of both what the source says of one: `both are folk bands`."""
+    passage = heard.item.passage
+    about = [p for p in heard.item.evidence if heard.item.subject[0] & passage.sentences[p].holds]
+    for place, token in enumerate(heard.tokens):
+        if heard.part[place] != "new" or heard.segment[place] in heard.denied or len(about) < 2:
+            continue
+        if not any(t.word == "both" for p, t in enumerate(heard.tokens) if heard.segment[p] == heard.segment[place]):
+            continue
+        held = [p for p, s in enumerate(passage.sentences) if any(related(token.form, form) for form in s.forms)]
+        if len(held) == 1:
+            return f"'{token.word}' is said of one of them alone"
+    return ""
 
 
 def _contradicts(heard: Heard, says: bool) -> bool:
