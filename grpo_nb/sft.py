@@ -158,7 +158,7 @@ class Sft(loop.Stage):
         self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
         self.policy = policy
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
-        self.optimizer.zero_grad(set_to_none=True)
+        training.forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)

@@ -112,7 +112,7 @@ def prepare(
     policy.set_date(run.started)
     check_model(policy, draws=isinstance(engine, EagerEngine))
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
-    optimizer.zero_grad(set_to_none=True)  # a policy that was handed over may hold those of a step broken off
+    forget_gradients(policy)
     goal = config.run.steps if goal is None else goal
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
@@ -150,6 +150,12 @@ def save(training: Training) -> Path:
 def learned(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """The tensors of a checkpoint: what the policy has learnt, and the optimizer's memory of it."""
     return {"policy": policy.state(), "optimizer": optim.state_tensors(policy.parameters_by_name(), optimizer)}
+
+
+def forget_gradients(policy: Policy) -> None:
+    """Drop what a step that was broken off left in a policy that is handed over."""
+    for parameter in policy.parameters_by_name().values():
+        parameter.grad = None
 
 
 def relearn(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:

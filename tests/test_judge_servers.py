@@ -12,7 +12,7 @@ import pytest
 from grpo_nb import presets
 from grpo_nb.config import ConfigError, JudgeConfig
 from grpo_nb.journal import Journal
-from grpo_nb.judge import FILE
+from grpo_nb.judge import FILE, trust
 from grpo_nb.judge.client import THINKING
 from grpo_nb.judge.failures import ADVICE, Kind, advice
 from grpo_nb.judge.network import proxy_of
@@ -365,13 +365,14 @@ def test_the_proxy_of_an_address(direct: pytest.MonkeyPatch) -> None:
 
 
 def test_a_proxy_that_no_client_can_use_is_said_before_any_work(tmp_path: Path, direct: pytest.MonkeyPatch) -> None:
+    trust(VARIABLE, "https://h")
     direct.setitem(sys.modules, "socksio", None)
     direct.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"ALL_PROXY .*socksio"):
-        judge(tmp_path, "http://h/v1")
+        judge(tmp_path, "https://h/v1")
     direct.setenv("ALL_PROXY", "gopher://me:secret-word@h")
     with pytest.raises(ConfigError, match="ALL_PROXY") as caught:
-        judge(tmp_path, "http://h/v1")
+        judge(tmp_path, "https://h/v1")
     assert "secret-word" not in str(caught.value)
 
 

@@ -207,7 +207,7 @@ def folded(text: str) -> str:
     """Lower case without accents, contractions of "not" written out: `can't` is `cannot`, `isn't` is `is not`.
 
     >>> folded("Luc\u00eda can\u2019t, it isn\u2019t")
-    "lucia cannot, it is not"
+    'lucia cannot, it is not'
     """
     text = unicodedata.normalize("NFKD", plain(text).lower())
     text = "".join(character for character in text if not unicodedata.combining(character))
