@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from grpo_nb import schema
+from grpo_nb import lines, schema
 from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
+from grpo_nb.lines import Place, Sought
 from grpo_nb.regular import opened, refuse_irregular
 
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-_BLOCK = 1 << 16
 
 
 class Journal:
@@ -62,9 +62,9 @@ class Journal:
         """
         with self._reading:
             data = self._unseen()
-            *lines, last = data.split(b"\n")
+            *complete, last = data.split(b"\n")
             rows, bad, end = [], 0, self._seen.end
-            for line in lines:
+            for line in complete:
                 end += len(line) + 1
                 row, why = self._row(line, end)
                 if row is not None:
@@ -78,36 +78,46 @@ class Journal:
 
     def backwards(self) -> Iterator[Row]:
         """Rows, newest first, read from the end as far as they are asked for; what is no row is left out."""
-        torn = True  # the last line may be one that is being written
-        for line, end in self._lines_backwards():
-            row, why = self._row(line, end)
-            if row is not None:
-                yield row
-            elif why and not torn and not (self._warned or self.bad_lines):
-                self._warned = True
-                logger.warning("%s: a line is left out: it %s", self.path, why)
-            torn = False
+        with self._open() as file:
+            if file is None:
+                return
+            torn = True  # the last line may be one that is being written
+            for line, end in lines.backwards(file, file.seek(0, os.SEEK_END)):
+                row, why = self._row(line, end)
+                if row is not None:
+                    yield row
+                elif why and not torn:
+                    self._warn_once(why)
+                torn = False
 
-    def _lines_backwards(self) -> Iterator[tuple[bytes, int]]:
-        """Lines, newest first, each with the byte that it ends at; of one too long to be a row only the beginning."""
+    def forwards(self) -> Iterator[Row]:
+        """Rows, oldest first, in bounded memory; what is no row is left out."""
+        with self.unread(Place()) as part:
+            if part is not None:
+                yield from part.forwards()
+
+    @contextmanager
+    def unread(self, known: Place) -> "Iterator[Unread | None]":
+        """What lies past `known`, all of it where the file no longer has that place; None where there is no file."""
+        with self._open() as file:
+            yield None if file is None else Unread(self, file, known)
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO | None]:
+        """The file for reading; None where it does not exist."""
         with clear_errors("read", self.path):
             try:
                 file = os.fdopen(opened(self.path), "rb")
             except FileNotFoundError:
+                yield None
                 return
             with file:
-                end = position = file.seek(0, os.SEEK_END)
-                line = _Line()
-                while position > 0:
-                    size = min(_BLOCK, position)
-                    position = file.seek(position - size)
-                    *earlier, part = file.read(size).split(b"\n")
-                    line.prepend(part)
-                    for part in reversed(earlier):
-                        yield line.text(), end
-                        end -= line.length + 1
-                        line = _Line(part)
-                yield line.text(), end
+                yield file
+
+    def _warn_once(self, why: str) -> None:
+        if not (self._warned or self.bad_lines):
+            self._warned = True
+            logger.warning("%s: a line is left out: it %s", self.path, why)
 
     def _row(self, line: bytes, end: int) -> tuple[Row | None, str | None]:
         """The row that a line holds, or why it holds none; neither for an empty line."""
@@ -134,8 +144,8 @@ class Journal:
             _mend_tail(fd, self.path)
             kept: list[bytes] = []
             moved: list[bytes] = []
-            with os.fdopen(opened(self.path), "rb") as lines:
-                for line in lines:
+            with os.fdopen(opened(self.path), "rb") as file:
+                for line in file:
                     row = _parse(line)
                     (moved if row is not None and condition(row) else kept).append(line)
             if moved:
@@ -191,20 +201,54 @@ class Journal:
         self.bad_lines = bad
 
 
-class _Line:
-    """A line that is met from its end; no more of it is kept than a row may have."""
+class Unread:
+    """The part of an open log that was not read yet."""
 
-    def __init__(self, part: bytes = b"") -> None:
-        self.length = len(part)
-        self._parts = [part]
+    def __init__(self, journal: Journal, file: BinaryIO, known: Place) -> None:
+        self.anew = not known.of(file)
+        """Whether it is the whole file: it was never read, was replaced, or was cut."""
+        self._start, self._size = 0 if self.anew else known.end, os.fstat(file.fileno()).st_size
+        self.place = Place.at(file, lines.complete(file.fileno(), self._size))
+        """The end of the last complete line, from which to read on the next time."""
+        self._journal, self._file = journal, file
 
-    def prepend(self, part: bytes) -> None:
-        if self.length <= schema.LONGEST_LINE:
-            self._parts.append(part)
-        self.length += len(part)
+    def forwards(self, *, torn: bool = True) -> Iterator[Row]:
+        """Its rows, oldest first; with `torn` also a last line without its end, if it can be read."""
+        for line, end in lines.forwards(self._file, self._start, self._size if torn else self.place.end):
+            row, why = self._journal._row(line, end)
+            if row is not None:
+                yield row
+            elif why and end < self.place.end:
+                self._journal._warn_once(why)
 
-    def text(self) -> bytes:
-        return b"".join(reversed(self._parts))
+    def backwards(self, sought: Sought) -> Iterator[tuple[Row, bool]]:
+        """Its rows, newest first, each with whether its line is complete; only those whose bytes may be `sought`."""
+        for line, end in lines.backwards(self._file, self._size, self._start, sought):
+            row = self._journal._row(line, end)[0] if sought(line) else None
+            if row is not None:
+                yield row, end < self.place.end
+
+
+class Follower:
+    """Rows of a log as they come: each `read` gives those since the last one, complete lines only."""
+
+    def __init__(self, journal: Journal, restarted: Callable[[], None]) -> None:
+        """`restarted` is called before rows are given from the first on: at the first read, and for a changed file."""
+        self._journal, self._restarted = journal, restarted
+        self._place = Place()
+
+    def read(self) -> Iterator[Row]:
+        """The rows that are new, oldest first; to be read to the end."""
+        with self._journal.unread(self._place) as part:
+            if part is None:
+                if self._place != Place():
+                    self._restarted()
+                self._place = Place()
+                return
+            if part.anew:
+                self._restarted()
+            yield from part.forwards(torn=False)
+            self._place = part.place
 
 
 @dataclass
@@ -234,7 +278,7 @@ def _parse(line: bytes) -> Row | None:
 def _mend_tail(fd: int, path: Path) -> int:
     """Make the file end with a whole line, and return where that is."""
     end = os.fstat(fd).st_size
-    start = _last_line_start(fd, end)
+    start = lines.complete(fd, end)
     tail = os.pread(fd, end - start, start)
     if not tail:
         return end
@@ -243,17 +287,6 @@ def _mend_tail(fd: int, path: Path) -> int:
     logger.warning("%s: cut off a torn last line of %d bytes, left by a killed writer", path, len(tail))
     os.ftruncate(fd, start)
     return start
-
-
-def _last_line_start(fd: int, end: int) -> int:
-    position = end
-    while position > 0:
-        size = min(_BLOCK, position)
-        newline = os.pread(fd, size, position - size).rfind(b"\n")
-        position -= size
-        if newline >= 0:
-            return position + newline + 1
-    return 0
 
 
 def _write_whole(fd: int, data: bytes, end: int) -> None:

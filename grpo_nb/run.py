@@ -20,7 +20,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -31,10 +31,11 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.durable import RunError as RunError
 from grpo_nb.durable import clear_errors, exclusive, from_json
 from grpo_nb.frozen import CONFIG
-from grpo_nb.journal import Journal, Row
+from grpo_nb.journal import Follower, Journal, Row
 from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import LOCK, Owner, RunLock
 from grpo_nb.spelling import near
+from grpo_nb.standing import PAUSES, MilestoneReader, Milestones
 from grpo_nb.standing import RunStatus as RunStatus
 from grpo_nb.standing import RunSummary as RunSummary
 from grpo_nb.standing import State as State
@@ -49,8 +50,6 @@ logger = logging.getLogger(__name__)
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 LONGEST_PROBLEM = 500
 """Characters of the reason why a run is unreadable."""
-MILESTONES = frozenset({"start", "resume", "paused", "stepping", "stopped", "done", "failed"})
-PAUSES = frozenset({"paused", "sft_paused"})
 
 
 class Run:
@@ -70,6 +69,7 @@ class Run:
             log: Journal(path / f"{log}.jsonl", remember=log != "samples")
             for log in get_args(Log)
         }
+        self._milestones = MilestoneReader(self._logs["events"])
 
     @property
     def name(self) -> str:
@@ -83,7 +83,7 @@ class Run:
         """
         if (kept := ledger.read(self.path)) is not None:
             return kept.started
-        times = (event.get("time") for event in self.rows("events"))
+        times = (event.get("time") for event in self.oldest_first("events"))
         first = next((time for time in times if isinstance(time, int | float)), None)
         return datetime.fromtimestamp(_modified(self.path / CONFIG) or 0.0 if first is None else first).replace(
             microsecond=0
@@ -177,7 +177,7 @@ class Run:
     def has_work(self) -> bool:
         """Whether anything stands on the settings: a result of SFT, a GRPO step, a checkpoint, an evaluation."""
         saved = self.checkpoints.steps() or self.sft_checkpoints.steps()
-        return bool(saved or self.last_step() is not None or self.rows("evaluations"))
+        return bool(saved or self.last_step() is not None or next(self.newest_first("evaluations"), None))
 
     def check_settings(self) -> None:
         """Make sure that config.json is still what was opened: it may have been corrected elsewhere meanwhile.
@@ -229,6 +229,14 @@ class Run:
         """The rows of one log as they were written, oldest first; what is no row of that log (`schema`) is left out."""
         return self._logs[log].read()
 
+    def oldest_first(self, log: Log) -> Iterator[Row]:
+        """The rows of one log, read one by one: none of them stays in memory."""
+        return self._logs[log].forwards()
+
+    def follower(self, log: Log, restarted: Callable[[], None]) -> Follower:
+        """A reader that gives the rows of one log once, as they come; `restarted`: see `Follower`."""
+        return Follower(self._logs[log], restarted)
+
     def newest_first(self, log: Log) -> Iterator[Row]:
         """The rows of one log backwards, read from the end of the file only as far as they are asked for."""
         return self._logs[log].backwards()
@@ -263,8 +271,11 @@ class Run:
 
     def goal(self) -> int:
         """GRPO steps in all: the configuration's, or what the newest start asked for or reached if that is more."""
-        asked = self._milestone().get("goal")
-        return max(self.config.run.steps, self.last_step() or 0, asked or 0)
+        return self._goal(self.last_step() or 0, self.milestone())
+
+    def milestone(self) -> Row:
+        """The newest event that says where GRPO stands (see `status`); empty where there is none."""
+        return self._milestones.read().newest
 
     def rewind(self, step: int) -> dict[str, int]:
         """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
@@ -281,10 +292,11 @@ class Run:
         return self._discard_after("sft", step)
 
     def status(self) -> RunStatus:
-        """Where the run stands; cheap enough to ask every second."""
-        step, steps = self.last_step() or 0, self.goal()
+        """Where the run stands; cheap enough to ask every second, however long its logs are."""
+        step, seen = self.last_step() or 0, self._milestones.read()
         owner = RunLock(self.path / LOCK).owner()
-        return RunStatus(self._state(step, owner), step, steps, owner, self._updated())
+        state = self._state(step, owner, seen)
+        return RunStatus(state, step, self._goal(step, seen.newest), owner, self._updated())
 
     def __repr__(self) -> str:
         status = self.status()
@@ -314,19 +326,14 @@ class Run:
         )
         return run
 
-    def _milestone(self, kinds: Collection[str] = MILESTONES) -> Row:
-        """The newest event of these kinds; empty where there is none."""
-        return next((event for event in self._logs["events"].backwards() if event.get("kind") in kinds), {})
+    def _goal(self, step: int, milestone: Row) -> int:
+        return max(self.config.run.steps, step, milestone.get("goal") or 0)
 
-    def _state(self, step: int, owner: Owner | None) -> State:
-        milestone = self._milestone().get("kind")
+    def _state(self, step: int, owner: Owner | None, seen: Milestones) -> State:
+        milestone = seen.newest.get("kind")
         if owner is not None and owner.alive():
             # asked to pause is not yet paused, and asked to go on is no longer
-            return (
-                "paused"
-                if self._milestone(MILESTONES | PAUSES).get("kind") in PAUSES and self.knobs.command == "pause"
-                else "running"
-            )
+            return "paused" if seen.pause.get("kind") in PAUSES and self.knobs.command == "pause" else "running"
         if milestone == "failed":
             return "failed"
         if milestone == "done" or (milestone is None and step > 0):

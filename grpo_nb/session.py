@@ -116,8 +116,7 @@ class Session:
         """Steps in the log."""
         if self.stage == "grpo":
             return self.run.last_step() or 0
-        rows = self.run.rows("sft")
-        return int(rows[-1]["step"]) if rows else 0
+        return int(next(self.run.newest_first("sft"), {"step": 0})["step"])
 
     @property
     def steps(self) -> int:

@@ -333,10 +333,9 @@ def live_session(path: Path) -> Any | None:
 
 def recorded_failure(run: Run) -> WorkerFailed | None:
     """What ended a run that failed, from its files: the logged error, and the process's last words if it had any."""
-    failures = [event for event in run.rows("events") if event.get("kind") == "failed"]
-    if not failures or run.status().state != "failed":
+    newest = run.milestone()
+    if newest.get("kind") != "failed" or run.status().state != "failed":
         return None
-    newest = failures[-1]
     return WorkerFailed(str(newest.get("error")) + _last_words(run, since=float(newest.get("time", 0.0))))
 
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_nb import journal as module
+from grpo_nb import lines
 from grpo_nb.durable import RunError, flock, from_json, to_json
 from grpo_nb.journal import Journal
 from tests.kill_points import ROOT, survives
@@ -155,7 +156,7 @@ def test_reading_backwards_crosses_blocks(journal: Journal, monkeypatch: pytest.
     rows = [{"step": i, "text": "x" * (i * 37 % 300)} for i in range(200)]
     journal.append(*rows)
     for block in (1, 7, 64, 1 << 16):
-        monkeypatch.setattr(module, "_BLOCK", block)
+        monkeypatch.setattr(lines, "BLOCK", block)
         assert list(journal.backwards()) == rows[::-1]
 
 

@@ -1,5 +1,6 @@
 """Runs told apart: new, running, paused, stopped, done, failed, dead; many of them in a list."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,11 +8,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from grpo_nb import lines
+from grpo_nb.durable import to_json, write_atomically
+from grpo_nb.journal import Journal
 from grpo_nb.lock import Owner
 from grpo_nb.run import Run, list_runs
+from grpo_nb.standing import MILESTONES, PAUSES, MilestoneReader
 from tests.kill_points import ROOT
 from tests.run_folder import CONFIG, STEPS, log
 
@@ -145,6 +153,101 @@ def test_updated_is_when_the_logs_last_grew(run: Run) -> None:
     run.log_event("start")
     os.utime(run.path / "events.jsonl", (2000, 2000))
     assert run.status().updated == 2000
+
+
+# ---- the milestones are those of the whole log, whatever was read before
+
+
+def plainly(file: Path) -> tuple[Any, Any]:
+    """The newest milestone and the newest milestone or pause, read from the first line to the last."""
+    rows = (
+        [row for line in file.read_bytes().split(b"\n") if (row := parsed(line)) is not None] if file.exists() else []
+    )
+    kinds = [row["kind"] for row in rows]
+    return tuple(
+        next((row for row, kind in zip(reversed(rows), reversed(kinds), strict=True) if kind in wanted), {})
+        for wanted in (MILESTONES, MILESTONES | PAUSES)
+    )  # type: ignore[return-value]
+
+
+def parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+KINDS = ["start", "paused", "stepping", "done", "failed", "sft_paused", *["beta"] * 20]
+MESSAGE = st.sampled_from(["", "x" * 300, 'a "start" in words', "C:\\done", "\u00e9"])
+WRITTEN = st.tuples(st.sampled_from(KINDS), MESSAGE, st.sampled_from([b"\n", b"\n\n", b"\nno row\n"]))
+CHANGE = st.sampled_from(["append", "append", "append", "append", "torn", "cut", "replace", "remove", "escape"])
+
+
+@given(st.lists(st.tuples(CHANGE, st.lists(WRITTEN, max_size=30)), max_size=8), st.sampled_from([16, 100, 1 << 16]))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_milestones_are_those_of_the_whole_log(tmp_path: Path, changes: Any, block: int) -> None:
+    file, numbers = tmp_path / "events.jsonl", itertools.count()
+    file.unlink(missing_ok=True)
+    kept = MilestoneReader(Journal(file))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "BLOCK", block)
+        for change, rows in changes:
+            text = b"".join(
+                to_json({"kind": kind, "n": next(numbers), "message": message}) + end for kind, message, end in rows
+            )
+            before = file.read_bytes() if file.exists() else b""
+            if change == "remove":
+                file.unlink(missing_ok=True)
+            elif change == "replace":
+                write_atomically(file, text)
+            elif change == "cut":
+                file.write_bytes(before[: len(before) // 2])
+            else:
+                words = {"torn": text.rstrip(b"\n"), "escape": text.replace(b'"start"', b'"st\\u0061rt"')}
+                before += b"\n" if before and not before.endswith(b"\n") else b""
+                file.write_bytes(before + words.get(change, text))
+            for reader in (kept, MilestoneReader(Journal(file))):
+                found = reader.read()
+                assert (found.newest, found.pause) == plainly(file)
+
+
+def test_a_log_put_in_the_place_of_one_that_ends_alike_is_read_anew(tmp_path: Path) -> None:
+    kept, rest = MilestoneReader(Journal(tmp_path / "events.jsonl")), to_json({"kind": "beta", "m": "x" * 900}) + b"\n"
+    for kind in ("stopped", "failed", "knob"):
+        write_atomically(tmp_path / "events.jsonl", b'{"kind": "' + f'{kind}"'.ljust(9).encode() + b"}\n" + rest)
+        assert kept.read().newest.get("kind") == (kind if kind in MILESTONES else None)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_status_costs_the_same_however_many_events_there_are(
+    run: Run, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: lines parsed, and in this process bytes of the event log that are read again."""
+    parse, read, counted = Journal._row, lines.backwards, []
+    monkeypatch.setattr(Journal, "_row", lambda self, line, end: counted.append(1) or parse(self, line, end))
+    monkeypatch.setattr(
+        lines,
+        "backwards",
+        lambda file, end, floor=0, sought=None: (
+            counted.append(end - floor if sought else 0) or read(file, end, floor, sought)
+        ),
+    )
+    run.log_event("start", step=0, goal=STEPS)
+    with run.lock():
+        for n in range(10):
+            run.log_event("beta", step=n, message="KL 0.21 above its band")
+        run.status()
+        few = cost(run, fresh, counted)
+        with open(run.path / "events.jsonl", "ab") as file:
+            file.writelines(to_json({"kind": "beta", "time": 1.0, "step": n}) + b"\n" for n in range(10_000))
+        run.status()
+        assert cost(run, fresh, counted) <= few * 3 + (10_000 // 1000 if fresh else 0)
+
+
+def cost(run: Run, fresh: bool, counted: list[int]) -> int:
+    counted.clear()
+    (Run.open(run.path) if fresh else run).status()
+    return len(counted) if fresh else sum(counted)
 
 
 # ---- many runs

@@ -1,0 +1,112 @@
+"""Lines of a growing file, read from either end in bounded memory; and places in it, from which to read on."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from grpo_nb import schema
+
+Sought = Callable[[bytes], bool]
+
+BLOCK = 1 << 16
+"""Bytes of one read."""
+FINGERPRINT = 512
+"""Bytes before a place by which a file is recognised."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The end of a complete line, up to which a file was read; another file, or one that was cut, does not have it."""
+
+    file: tuple[int, int] = (0, 0)
+    """Device and inode."""
+    end: int = 0
+    before: bytes = b""
+    """The bytes before `end`, FINGERPRINT of them at most."""
+
+    @classmethod
+    def at(cls, file: BinaryIO, end: int) -> "Place":
+        """A place of an open file."""
+        found, size = os.fstat(file.fileno()), min(end, FINGERPRINT)
+        return cls((found.st_dev, found.st_ino), end, os.pread(file.fileno(), size, end - size))
+
+    def of(self, file: BinaryIO) -> bool:
+        """Whether an open file still has this place, so that what lies before it is known."""
+        found = os.fstat(file.fileno())
+        if (found.st_dev, found.st_ino) != self.file or found.st_size < self.end:
+            return False
+        return os.pread(file.fileno(), len(self.before), self.end - len(self.before)) == self.before
+
+
+def forwards(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """Lines between byte `start` (where a line begins) and `end`, oldest first, each with the byte that it ends at.
+
+    The last one may have no newline. Of a line too long to be a row only the beginning is given.
+    """
+    position = file.seek(start)
+    while position < end:
+        line = part = file.readline(min(schema.LONGEST_LINE + 2, end - position))
+        position += len(part)
+        while part and not part.endswith(b"\n") and position < end:
+            part = file.readline(min(BLOCK, end - position))
+            position += len(part)
+        if not part:  # it was cut meanwhile
+            return
+        yield line.removesuffix(b"\n"), position - part.endswith(b"\n")
+
+
+def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = None) -> Iterator[tuple[bytes, int]]:
+    """Lines between bytes `floor` (where a line begins) and `end`, newest first, each with the byte that it ends at.
+
+    With `sought`, which is true of bytes that hold what is looked for, other lines may be passed over a block at a
+    time. Of a line too long to be a row only the beginning is given.
+    """
+    position, line = end, _Line()
+    while position > floor:
+        size = min(BLOCK, position - floor)
+        position = file.seek(position - size)
+        block = file.read(size)
+        first, newline, rest = block.partition(b"\n")
+        if not newline:
+            line.prepend(block)
+            continue
+        inner, newline, last = rest.rpartition(b"\n")
+        line.prepend(last)
+        yield line.text(), end
+        end -= line.length + 1
+        if newline and sought is not None and not sought(inner):
+            end -= len(inner) + 1
+        elif newline:
+            for part in reversed(inner.split(b"\n")):
+                yield part, end
+                end -= len(part) + 1
+        line = _Line(first)
+    yield line.text(), end
+
+
+def complete(fd: int, size: int) -> int:
+    """The byte at which the last complete line of an open file of `size` bytes ends; 0 where it has none."""
+    while size > 0:
+        part = min(BLOCK, size)
+        newline = os.pread(fd, part, size - part).rfind(b"\n")
+        size -= part
+        if newline >= 0:
+            return size + newline + 1
+    return 0
+
+
+class _Line:
+    """A line that is met from its end; no more of it is kept than a row may have."""
+
+    def __init__(self, part: bytes = b"") -> None:
+        self.length = len(part)
+        self._parts = [part]
+
+    def prepend(self, part: bytes) -> None:
+        if self.length <= schema.LONGEST_LINE:
+            self._parts.append(part)
+        self.length += len(part)
+
+    def text(self) -> bytes:
+        return b"".join(reversed(self._parts))
