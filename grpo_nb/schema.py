@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Required
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 Row = dict[str, Any]
@@ -48,12 +49,19 @@ def loads(data: bytes) -> Any:
         ValueError: not JSON, not UTF-8, or nested too deep.
     """
     try:
-        value = json.loads(data)
-    except RecursionError:
-        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
+        value = from_json(data, allow_inf_nan=True, cache_strings="keys")  # three times as fast as json
+    except ValueError:  # also what only json reads: a byte order mark, half of a surrogate pair
+        value = _loads(data)
     if data.count(b"[") + data.count(b"{") > DEEPEST and not shallow(value):
         raise ValueError(f"nested deeper than {DEEPEST} levels")
     return value
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {DEEPEST} levels") from None
 
 
 def is_step(value: object) -> bool:

@@ -28,8 +28,9 @@ collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 @pytest.fixture(scope="session", autouse=True)
 def own_confirmations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes what this user confirmed of judges; processes that tests start inherit it."""
+    """No test reads or writes what this user confirmed or keeps of logs; processes that tests start inherit it."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_NB_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("GRPO_NB_CONFIG_DIR", str(tmp_path_factory.mktemp("configuration")))
         yield
 

@@ -31,7 +31,7 @@ FLOORS = (
         "optim",
     }
     | {"clock", "origins", "digests", "ledger"}
-    | {"run", "standing", "durable", "lines", "journal", "checkpoints", "knobs", "lock", "frozen", "sources"}
+    | {"run", "standing", "durable", "lines", "journal", "index", "checkpoints", "knobs", "lock", "frozen", "sources"}
     | {"regular", "schema"},
     {
         "sft",

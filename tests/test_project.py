@@ -42,6 +42,7 @@ COMES_WITH = {
     "markdown_it": "rich",
     "tokenizers": "transformers",
     "nbformat": "nbclient",
+    "pydantic_core": "pydantic",
 }
 """Modules that are imported and belong to a package which is listed."""
 

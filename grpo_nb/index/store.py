@@ -1,0 +1,251 @@
+"""Where chunks are kept: an SQLite file a log in this user's cache folder, or memory where no file can be written.
+
+Not in the run folder: that may come from anybody, and nothing in it may give other figures than its JSON lines do.
+A file is disposable. One that is damaged is removed and made anew; one that was not used for `KEPT_DAYS` is swept.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo_nb.index.chunks import Chunk, Head, Kind
+from grpo_nb.regular import Irregular, refuse_for_writing
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "GRPO_NB_CACHE_DIR"
+"""Environment variable that moves the cache folder."""
+VERSION = 1
+"""Of what the files hold; part of their names."""
+KEPT_DAYS = 30
+WAIT_SECONDS = 60.0
+"""For another process that writes a chunk."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS log (one INTEGER PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS chunk (n INTEGER PRIMARY KEY, check32 INTEGER NOT NULL, head TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS part (
+    kind TEXT NOT NULL, key TEXT NOT NULL, chunk INTEGER NOT NULL, check32 INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (kind, key, chunk));
+"""
+
+
+def folder() -> Path:
+    """This user's cache folder of indexes."""
+    if own := os.environ.get(FOLDER):
+        return Path(own) / f"index-{VERSION}"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "grpo_nb" / f"index-{VERSION}"
+    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "grpo_nb" / f"index-{VERSION}"
+
+
+def store_of(log: Path) -> "Kept | InMemory":
+    """Where the chunks of a log are kept: the file of its path, else memory."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(log))).hexdigest()[:40]
+    try:
+        place = folder()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = place / f"{name}.sqlite"
+        if not path.exists():
+            _sweep(place)
+        return Kept(path)
+    except (OSError, RuntimeError, sqlite3.Error, Damaged) as error:
+        logger.info("the index of %s is kept in memory: %s", log, error)
+        return InMemory()
+
+
+def _sweep(place: Path) -> None:
+    """Remove what was not used for `KEPT_DAYS`."""
+    for file in place.glob("*.sqlite"):
+        with contextlib.suppress(OSError):
+            if time.time() - file.lstat().st_mtime > KEPT_DAYS * 86400:
+                file.unlink()
+
+
+class Damaged(Exception):
+    """What is kept cannot be used: it is to be made anew from the JSON lines."""
+
+
+class Outdated(Damaged):
+    """What is kept is of a later state of the log than the one that is being read."""
+
+
+class Kept:
+    """Chunks in an SQLite file. A kill leaves complete chunks; several processes may read and extend it.
+
+    Raises:
+        Damaged: the file cannot be used, and could not be made anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._make()
+
+    def heads(self) -> list[Head]:
+        """Of all chunks, in order."""
+        with self._opened() as file:
+            found = list(file.execute("SELECT n, check32, head FROM chunk ORDER BY n"))
+        heads = [_head(*row[1:]) for row in found]
+        places = [0, *(head.stop for head in heads)]
+        if [row[0] for row in found] != list(range(len(found))) or any(
+            h.start != p for h, p in zip(heads, places, strict=False)
+        ):
+            raise Damaged(f"{self._path} lacks a chunk")
+        return heads
+
+    def state(self) -> str:
+        """What `keep_state` was given last; empty at first."""
+        with self._opened() as file:
+            return str((file.execute("SELECT state FROM log").fetchone() or ("",))[0])
+
+    def keep_state(self, state: str) -> None:
+        """Note in what state the log was when all chunks were seen to be of it."""
+        with self._opened() as file, _alone(file):
+            file.execute("INSERT OR REPLACE INTO log VALUES (1, ?)", (state,))
+
+    def add(self, chunk: Chunk) -> bool:
+        """Append a chunk; False where the last one does not end where it begins, since another process was first."""
+        with self._opened() as file, _alone(file):
+            last = file.execute("SELECT n, check32, head FROM chunk ORDER BY n DESC LIMIT 1").fetchone()
+            n, stop = (last[0] + 1, _head(*last[1:]).stop) if last else (0, 0)
+            if stop != chunk.head.start:
+                return False
+            head = json.dumps(chunk.head.listed())
+            file.execute("INSERT INTO chunk VALUES (?, ?, ?)", (n, _check(head.encode()), head))
+            rows = ((kind, _name(key), n, _check(data), data) for kind, key, data in _packed(chunk))
+            file.executemany("INSERT INTO part VALUES (?, ?, ?, ?, ?)", rows)
+            return True
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` chunks."""
+        with self._opened() as file, _alone(file):
+            file.execute("DELETE FROM chunk WHERE n >= ?", (count,))
+            file.execute("DELETE FROM part WHERE chunk >= ?", (count,))
+
+    def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[Head, bytes | None]]:
+        """Heads of chunks `first` to before `last`, each with what it has packed under a key."""
+        query = (
+            "SELECT c.check32, c.head, p.check32, p.data FROM chunk c LEFT JOIN part p "
+            "ON p.chunk = c.n AND p.kind = ? AND p.key = ? WHERE c.n >= ? AND c.n < ? ORDER BY c.n"
+        )
+        with self._opened() as file:
+            for head_check, head, check, data in file.execute(query, (kind, _name(key), first, last)):
+                if data is not None and (not isinstance(data, bytes) or _check(data) != check):
+                    raise Damaged(f"a part of {self._path}")
+                yield _head(head_check, head), data
+
+    def remove(self) -> None:
+        """Take the file away; what is no file of its own, e.g. a link, is taken away as such."""
+        for name in (
+            self._path,
+            *(self._path.with_name(self._path.name + end) for end in ("-journal", "-wal", "-shm")),
+        ):
+            with contextlib.suppress(OSError):
+                name.unlink()
+
+    def _make(self) -> None:
+        """Open the file, or make it; anew where it is none."""
+        for again in (True, False):
+            try:
+                with self._opened() as file:
+                    file.execute("PRAGMA page_size = 16384")
+                    file.executescript(_TABLES)
+                os.utime(self._path)
+                return
+            except Damaged:
+                if not again:
+                    raise
+                self.remove()
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            refuse_for_writing(self._path)
+            file = sqlite3.connect(self._path, timeout=WAIT_SECONDS, isolation_level=None)
+        except (Irregular, OSError, sqlite3.Error) as error:
+            raise Damaged(str(error)) from error
+        try:
+            file.execute("PRAGMA synchronous = OFF")  # a kill loses nothing, and after a power cut it is made anew
+            yield file
+        except (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, OverflowError) as error:
+            raise Damaged(f"{self._path}: {error}") from error
+        finally:
+            file.close()
+
+
+class InMemory:
+    """Chunks in memory, packed; otherwise as `Kept`."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._chunks: list[tuple[Head, dict[tuple[str, str], bytes]]] = []
+
+    def heads(self) -> list[Head]:
+        return [head for head, _ in self._chunks]
+
+    def state(self) -> str:
+        return self._state
+
+    def keep_state(self, state: str) -> None:
+        self._state = state
+
+    def add(self, chunk: Chunk) -> bool:
+        self._chunks.append((chunk.head, {(kind, key): data for kind, key, data in _packed(chunk)}))
+        return True
+
+    def cut(self, count: int) -> None:
+        del self._chunks[count:]
+
+    def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[Head, bytes | None]]:
+        for head, parts in self._chunks[first:last]:
+            yield head, parts.get((kind, key))
+
+
+Store = Kept | InMemory
+
+
+def _packed(chunk: Chunk) -> Iterator[tuple[Kind, str, bytes]]:
+    rows = chunk.head.rows
+    yield "begins", "", chunk.begins.pack(rows)
+    yield "lengths", "", chunk.lengths.pack(rows)
+    for key, numbers in chunk.numbers.items():
+        yield "numbers", key, numbers.pack(rows)
+    for key, texts in chunk.texts.items():
+        yield "texts", key, texts.pack(rows)
+
+
+def _head(check: int, text: str) -> Head:
+    if _check(text.encode()) != check:
+        raise Damaged("the head of a chunk")
+    return Head.of(json.loads(text))
+
+
+def _name(key: str) -> str:
+    """A key as ASCII: a log may hold what has no UTF-8."""
+    return json.dumps(key)
+
+
+def _check(data: bytes) -> int:
+    return zlib.crc32(data)
+
+
+@contextmanager
+def _alone(file: sqlite3.Connection) -> Iterator[None]:
+    """One transaction of one process at a time, kept as a whole or not at all."""
+    file.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            file.execute("ROLLBACK")
+        raise
+    file.execute("COMMIT")
