@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -15,6 +16,8 @@ from grpo_nb.types import Prompt
 
 _CONTEXT = 4
 """Tokens that decide how the next one is written: no character has more bytes, no word piece looks back further."""
+_KEPT = 8192
+"""Prompts whose text and ids are kept: their lengths are checked, their targets are cut from them, then they train."""
 _TORN = "\ufffd"
 """How a part of a character is decoded."""
 _PROBE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "GRPOanswer"}]
@@ -46,6 +49,7 @@ class Codec:
         self._model_eos = [i for i in model_eos if i < rows]
         self.date = clock.UNDATED
         """The time that a chat template reads: fixed, so that a prompt is the same on every day."""
+        self._kept = lru_cache(maxsize=_KEPT)(self._write)
         self._settle()
 
     def set_chat_template(self, template: str) -> None:
@@ -62,8 +66,7 @@ class Codec:
         Raises:
             ModelError: messages without a template, no token at all, or ids that the model has no row for.
         """
-        text = prompt if isinstance(prompt, str) else self._render(prompt)
-        ids = self._ids(text)
+        text, ids = self._written(prompt)
         if self.bos is not None and ids[:1] != [self.bos]:
             ids = [self.bos, *ids]
         if not ids:
@@ -132,12 +135,28 @@ class Codec:
 
     def _turn(self, prompt: Sequence[Any], text: str) -> list[int]:
         """Cut from the ids of the whole conversation where they begin with the prompt's; else encoded apart."""
-        before, written = self._render(prompt), self._render(turns.turn(prompt, text), whole=True)
-        rest = turns.rest(before, written)
+        before, prompt_ids = self._written(prompt)
+        rest = turns.rest(before, self._render(turns.turn(prompt, text), whole=True))
         if self._ends_bare:
             rest = rest.rstrip()
-        ids, prompt_ids = self._ids(before + rest), self._ids(before)
+        ids = self._ids(before + rest)
         return ids[len(prompt_ids) :] if ids[: len(prompt_ids)] == prompt_ids else self._ids(rest)
+
+    def _written(self, prompt: Prompt) -> tuple[str, list[int]]:
+        """The text of a prompt and its ids, from memory where template and date are as they were."""
+        messages = prompt if isinstance(prompt, str) else tuple(tuple(message.items()) for message in prompt)
+        key = messages, self.date, self.tokenizer.chat_template
+        try:
+            hash(key)
+        except TypeError:  # templates by name, or content in parts
+            text, ids = self._write(*key)
+        else:
+            text, ids = self._kept(*key)
+        return text, list(ids)
+
+    def _write(self, prompt: Any, date: datetime, template: Any) -> tuple[str, tuple[int, ...]]:
+        text = prompt if isinstance(prompt, str) else self._render([dict(message) for message in prompt])
+        return text, tuple(self._ids(text))
 
     def _settle(self) -> None:
         turns.check_switches(self.tokenizer.chat_template, self.switches)

@@ -63,10 +63,15 @@ def check_combiner(config: Config) -> None:
         ) from None
 
 
-def check_ahead(config: Config, folder: Path, policy: Policy, tasks: Mapping[str, Task] | None = None) -> None:
+def check_ahead(
+    config: Config, folder: Path, policy: Policy, tasks: Mapping[str, Task] | None = None
+) -> dict[str, Task]:
     """Refuse now what GRPO would refuse after the warm-up; objectives whose task only GRPO is given are left to it.
 
     A judge that could not be asked is only warned of: GRPO may be done elsewhere, where the key is.
+
+    Returns:
+        The tasks that were looked at, by objective.
 
     Raises:
         ConfigError: as `check_examples`, or a task that is for evaluation only.
@@ -88,6 +93,7 @@ def check_ahead(config: Config, folder: Path, policy: Policy, tasks: Mapping[str
     examples = {name: read_examples(task, "train") for name, task in loaded.items()}
     check_ids(examples)
     check_examples(config, examples, policy.context, lambda _, example: policy.encode(example.prompt))
+    return loaded
 
 
 def check_judges(config: Config) -> None:

@@ -76,6 +76,12 @@ def note(file: Path) -> None:
         record.append(FileRead(file, Stamp.of(file.stat())))
 
 
+def add(found: Sequence[Read]) -> None:
+    """Record what was read earlier and is in memory."""
+    if (record := _RECORD.get()) is not None:
+        record += found
+
+
 def note_rows(name: str, revision: str, rows: Sequence[Any]) -> None:
     """Record that `rows` came from the data set `name`."""
     if (record := _RECORD.get()) is not None:

@@ -80,7 +80,7 @@ def sft(
         newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         policy.set_date(run.started)
-        preflight.check_ahead(config, run.path, policy, tasks)
+        _in_use = preflight.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
         with reads.recorded() as files:
             texts = load_pairs(config, run.path, tasks)
         found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)

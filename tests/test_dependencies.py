@@ -25,7 +25,7 @@ from grpo_nb.pareto import pareto
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import start
 from grpo_nb.sft import sft
-from grpo_nb.tasks import demo
+from grpo_nb.tasks import SPLITS, demo
 from grpo_nb.train import grpo
 from grpo_nb.types import Example, Score
 from tests import tiny_models as tiny
@@ -346,8 +346,10 @@ def test_other_wording_of_the_same_data_is_a_changed_prompt(
 
     def reworded(*args: Any) -> Any:
         task = honest(*args)
-        for own in task._examples.values():  # type: ignore[attr-defined]
-            own[:] = [Example(e.id, [{"role": "user", "content": "Be fair."}], e.target, e.columns) for e in own]
+        own = {split: task.examples(split) for split in SPLITS}
+        task.examples = lambda split: [  # type: ignore[method-assign]
+            Example(e.id, [{"role": "user", "content": "Be fair."}], e.target, e.columns) for e in own[split]
+        ]
         return task
 
     monkeypatch.setattr(preflight, "load_task", reworded)

@@ -1,13 +1,15 @@
 """Every task is checked: its own selfcheck, or that gold beats nothing; the notebook's table says so."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from grpo_nb import report
 from grpo_nb.config import ObjectiveConfig
-from grpo_nb.tasks import load_task, selfcheck
+from grpo_nb.tasks import HaluEvalQA, load_task, parsed, selfcheck
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 
@@ -49,3 +51,41 @@ def test_the_table_of_checks(tmp_path: Any) -> None:
     assert text.count("gold on top") == 3 and "capitals" in text
     with pytest.raises(DataError, match="Lima is not top"):
         report.selfchecks({"own": Checked(lambda text: 1.0)})
+
+
+def qa_file(folder: Path, right: str = "Lima") -> Path:
+    rows = [{"knowledge": f"Lima is in Peru {n}.", "question": "Where?", "right_answer": right} for n in range(4)]
+    folder.mkdir()
+    path = folder / "qa_data.json"
+    path.write_text("".join(json.dumps(row | {"hallucinated_answer": "Quito"}) + "\n" for row in rows))
+    return path
+
+
+def test_the_same_content_in_use_is_parsed_once(tmp_path: Path) -> None:
+    first, copy, other = qa_file(tmp_path / "a"), qa_file(tmp_path / "b"), qa_file(tmp_path / "c", "Peru")
+    task, again = HaluEvalQA(first), HaluEvalQA(copy)
+    assert again.examples("train")[0] is task.examples("train")[0]
+    assert [[read.path for read in t.reads] for t in (task, again)] == [[first], [copy]]  # type: ignore[union-attr]
+    assert not any(read.replaced() for read in again.reads)  # type: ignore[union-attr]
+    different = [HaluEvalQA(other), HaluEvalQA(copy, 1), HaluEvalQA(copy, evidence=False), HaluEvalQA(copy.parent)]
+    shared = [made.examples("train")[0] is task.examples("train")[0] for made in different]
+    assert shared == [False, False, False, True]
+    copy.write_text(other.read_text())
+    assert HaluEvalQA(copy).examples("train")[0].columns["right_answer"] == "Peru"
+    qa_file(tmp_path / "d").rename(copy.parent / "qa_data.json.2")
+    assert len(HaluEvalQA(copy.parent).examples("train")) > len(task.examples("train"))
+
+
+def test_a_change_while_data_is_parsed_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, honest = qa_file(tmp_path / "a"), parsed._digest
+
+    def late(file: Path) -> bytes:
+        digest = honest(file)
+        file.write_text(file.read_text().replace("Lima", "Cusco"))
+        return digest
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parsed, "_digest", late)
+        changed = HaluEvalQA(path)
+    assert changed.examples("train")[0].columns["right_answer"] == "Cusco"
+    assert HaluEvalQA(qa_file(tmp_path / "b")).examples("train")[0].columns["right_answer"] == "Lima"

@@ -7,6 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from grpo_nb import codec as codec_module
 from grpo_nb.codec import Codec
 from grpo_nb.config import ConfigError, ModelConfig, parse
 from grpo_nb.model import ModelError, Policy, load_policy
@@ -125,6 +126,28 @@ def test_ids_are_the_templates_own_where_they_begin_with_the_prompts() -> None:
     assert [*made.encode(MESSAGES), *made.encode_target("No", MESSAGES)] == whole
     joined = codec(PLAIN, ("ĊN",))  # the prompt's last character and the answer's first are one token of the whole
     assert text(joined, joined.encode_target("No", MESSAGES)) == "No<eos>"
+
+
+def test_a_prompt_is_rendered_once_under_one_template_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, rendered = codec(GEMMA), 0
+    honest = codec_module._template
+
+    def counted(*args: Any, **how: Any) -> str:
+        nonlocal rendered
+        rendered += 1
+        return honest(*args, **how)
+
+    monkeypatch.setattr(codec_module, "_template", counted)
+    ids = made.encode(MESSAGES)
+    made.encode(MESSAGES).clear()  # what is given out is the caller's own
+    assert made.encode_target("No", MESSAGES) and made.encode([dict(m) for m in MESSAGES]) == ids and rendered == 2
+    made.tokenizer.chat_template = "{{ strftime_now('%Y') }} " + GEMMA
+    dated = made.encode(MESSAGES)
+    made.date = made.date.replace(year=2031)
+    later = [made.encode(MESSAGES) for _ in range(2)]
+    assert dated != ids and text(made, later[0]) == text(made, dated).replace("2025", "2031")
+    assert later[0] == later[1] and rendered == 4
+    assert made.encode([{**MESSAGES[0], "more": ["unhashable"]}]) == later[0] and rendered == 5
 
 
 def test_reasoning_in_an_answer_goes_where_the_template_puts_it() -> None:

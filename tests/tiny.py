@@ -1,6 +1,7 @@
 """A run small enough for tests: the demo world and model, a handful of short steps."""
 
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -48,10 +49,16 @@ class FirstOf:
 
 
 @functools.cache
-def small_tasks() -> dict[str, Task]:
+def demo_tasks() -> tuple[Path, dict[str, Task]]:
+    """The demo world of seed 0, written once; while its tasks are in use, no run of a test parses that data again."""
     folder = Path(tempfile.mkdtemp())
     objectives = presets.demo().objectives
-    return {name: FirstOf(load_task(objective, folder, 0), 24) for name, objective in objectives.items()}
+    return folder / "data", {name: load_task(objective, folder, 0) for name, objective in objectives.items()}
+
+
+@functools.cache
+def small_tasks() -> dict[str, Task]:
+    return {name: FirstOf(task, 24) for name, task in demo_tasks()[1].items()}
 
 
 def tiny_config(**changes: Any) -> Config:
@@ -60,7 +67,10 @@ def tiny_config(**changes: Any) -> Config:
 
 
 def tiny_run(folder: Path, name: str = "tiny", **changes: Any) -> Run:
-    return Run.create(folder / name, tiny_config(**changes))
+    run = Run.create(folder / name, tiny_config(**changes))
+    if run.config.run.seed == 0:
+        shutil.copytree(demo_tasks()[0], run.path / "data")
+    return run
 
 
 def edited(run: Run, **changes: Any) -> Run:

@@ -35,7 +35,8 @@ def train_command(arguments: Namespace) -> int:
     goal = run.config.run.steps if arguments.steps is None else arguments.steps
     newest, _ = run.checkpoints.latest()
     if newest is None:
-        load_tasks(run.config, run.path)  # data that cannot be used is said before SFT, not after it
+        # Data that cannot be used is reported before SFT, not after it; kept in use, it is not parsed again.
+        _in_use = load_tasks(run.config, run.path)
         check_judges(run.config)
     if newest is None and not arguments.no_sft and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")

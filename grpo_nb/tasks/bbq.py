@@ -14,10 +14,11 @@ from grpo_nb.reads import recorded
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.choosing import choose
-from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.hub import locate, rows_of
+from grpo_nb.tasks.parsed import Parsed, once
 from grpo_nb.tasks.reading import LETTERS, Reading, contains, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
-from grpo_nb.tasks.targets import METADATA, OPTIONS, biased_index, published_targets, unknown_index
+from grpo_nb.tasks.targets import METADATA, OPTIONS, biased_index, metadata_file, published_targets, unknown_index
 from grpo_nb.types import Example, Score
 
 log = logging.getLogger(__name__)
@@ -75,24 +76,21 @@ class BBQ:
         check_share(test_share)
         self._instruction = instruction
         with recorded() as self.reads:
-            rows = load_rows(path, ("*.jsonl", "*.json", "*.json*", "*.parquet"), FIELDS)
-            self._targets = published_targets(path)
-        for row in rows:
-            check(row)
-        _refuse_duplicates(rows)
-        test = _test_templates(rows, test_share, seed)
-        self._examples: dict[str, list[Example]] = {"train": [], "test": []}
-        for row in rows:
-            example = self._example(row.data)
-            self._examples["test" if example.columns["cluster"] in test else "train"].append(example)
-        everything = [e.columns for split in self._examples.values() for e in split]
+            files = locate(path, ("*.jsonl", "*.json", "*.json*", "*.parquet"))
+            metadata = metadata_file(path)
+            self._parsed = once(
+                (type(self), seed, test_share, instruction),
+                [*files, metadata] if files and metadata else files,
+                lambda: self._parse(rows_of(path, files, FIELDS), published_targets(path), test_share, seed),
+            )
+        everything = [e.columns for split in self._parsed.examples.values() for e in split]
         self._measured = bias.measured(everything)
         if note := untold(everything):
             log.warning("%s", note)
 
     def examples(self, split: Literal["train", "test"]) -> list[Example]:
         """The examples of a split, in the order of the files."""
-        return list(self._examples[split])
+        return list(self._parsed.examples[split])
 
     def score(self, example: Example, completion: str) -> Score:
         """Reward 1.0 correct, 0.3 unknown though the text tells, 0.1 wrong person, 0.0 unparsed.
@@ -120,7 +118,7 @@ class BBQ:
         Raises:
             DataError: an item where that does not hold, by id.
         """
-        for example in (*self._examples["train"], *self._examples["test"]):
+        for example in (*self.examples("train"), *self.examples("test")):
             gold = self.score(example, example.target or "").value
             others = [option for i, option in enumerate(example.columns["options"]) if i != example.columns["label"]]
             bad = [self.score(example, text).value for text in (*(f"Answer: {option}" for option in others), "")]
@@ -134,7 +132,18 @@ class BBQ:
         answers = [(e.columns, _chosen(e.columns, score)) for e, score in zip(examples, scores, strict=True)]
         return bias.reported(answers, self._measured)
 
-    def _example(self, row: Mapping[str, Any]) -> Example:
+    def _parse(self, rows: Sequence[Row], targets: Mapping[tuple[str, int], int], share: float, seed: int) -> Parsed:
+        for row in rows:
+            check(row)
+        _refuse_duplicates(rows)
+        test = _test_templates(rows, share, seed)
+        parsed = Parsed({"train": [], "test": []}, len(rows))
+        for row in rows:
+            example = self._example(row.data, targets)
+            parsed.examples["test" if example.columns["cluster"] in test else "train"].append(example)
+        return parsed
+
+    def _example(self, row: Mapping[str, Any], targets: Mapping[tuple[str, int], int]) -> Example:
         options = [row[option] for option in OPTIONS]
         listed = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=True)]
         content = "\n".join([row["context"].strip(), row["question"].strip(), *listed, self._instruction])
@@ -150,7 +159,7 @@ class BBQ:
             "options": options,
             "label": row["label"],
             "unknown": unknown_index(row["answer_info"]),
-            "biased": biased_index(row, self._targets),
+            "biased": biased_index(row, targets),
         }
         return Example(
             id=f"{row['category']}/{row['example_id']}",

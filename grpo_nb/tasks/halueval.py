@@ -23,7 +23,8 @@ from grpo_nb.tasks.grounding.quotes import Subject, best_quote, grounds
 from grpo_nb.tasks.grounding.short import judge_short
 from grpo_nb.tasks.grounding.silence import falls_silent, names_something, tells_nothing
 from grpo_nb.tasks.grounding.yes_no import judge_yes_no, says_yes_or_no
-from grpo_nb.tasks.hub import load_rows
+from grpo_nb.tasks.hub import locate, rows_of
+from grpo_nb.tasks.parsed import Parsed, once
 from grpo_nb.tasks.reading import abstains, cut_off, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.types import Example, Score
@@ -122,24 +123,22 @@ class HaluEval:
         self._evidence = evidence
         self._instruction = instruction or self.form.instruction
         with recorded() as self.reads:
-            rows = load_rows(path, (f"{self.form.kind}_data.json*", "*.json*"), self.form.fields)
-        for row in rows:
-            check(row, self.form)
-        self._examples: dict[str, list[Example]] = {"train": [], "test": []}
-        self.set_aside: list[str] = []
-        """Where the rows stand that cannot be scored."""
-        test = held_out((cluster(row.data, self.form) for row in rows), test_share, seed)
-        for number, row in enumerate(rows):
-            example = self._example(number, row.data)
-            if _told_apart(example.columns):
-                self._examples["test" if example.columns["cluster"] in test else "train"].append(example)
-            else:
-                self.set_aside.append(row.where)
-        self._report(len(rows))
+            files = locate(path, (f"{self.form.kind}_data.json*", "*.json*"))
+            self._parsed = once(
+                (type(self), seed, test_share, self._instruction, evidence),
+                files,
+                lambda: self._parse(rows_of(path, files, self.form.fields), test_share, seed),
+            )
+        self._report()
 
     def examples(self, split: Literal["train", "test"]) -> list[Example]:
         """The examples of a split, in the order of the files."""
-        return list(self._examples[split])
+        return list(self._parsed.examples[split])
+
+    @property
+    def set_aside(self) -> list[str]:
+        """Where the rows stand that cannot be scored."""
+        return self._parsed.set_aside
 
     def score(self, example: Example, completion: str) -> Score:
         """unparsed < wrong < abstained < misquoted < correct < grounded; untold: unparsed < invented < correct.
@@ -183,7 +182,7 @@ class HaluEval:
         Raises:
             DataError: an item where that does not hold, by id.
         """
-        for example in (*self._examples["train"], *self._examples["test"]):
+        for example in (*self.examples("train"), *self.examples("test")):
             gold = judge(example.columns, example.target or "")
             bad = {text: judge(example.columns, text).value for text in known_bad(example.columns)}
             if gold.label != "correct" or any(value is None or value >= (gold.value or 0) for value in bad.values()):
@@ -191,6 +190,19 @@ class HaluEval:
                     f"{example.id}: the right text {right_of(example.columns)!r} is {gold.label} ({gold.value}), and "
                     f"the known bad ones score {bad}; needs 'correct', and less for each of them"
                 )
+
+    def _parse(self, rows: Sequence[Row], share: float, seed: int) -> Parsed:
+        for row in rows:
+            check(row, self.form)
+        test = held_out((cluster(row.data, self.form) for row in rows), share, seed)
+        parsed = Parsed({"train": [], "test": []}, len(rows))
+        for number, row in enumerate(rows):
+            example = self._example(number, row.data)
+            if _told_apart(example.columns):
+                parsed.examples["test" if example.columns["cluster"] in test else "train"].append(example)
+            else:
+                parsed.set_aside.append(row.where)
+        return parsed
 
     def _example(self, number: int, row: Mapping[str, Any]) -> Example:
         texts = {field: row[field].strip() for field in self.form.fields}
@@ -206,7 +218,8 @@ class HaluEval:
             columns=columns,
         )
 
-    def _report(self, count: int) -> None:
+    def _report(self) -> None:
+        count = self._parsed.rows
         if not self.set_aside:
             return
         found = (

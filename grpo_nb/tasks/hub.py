@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,25 @@ def load_rows(path: str | Path, patterns: tuple[str, ...], fields: Mapping[str, 
     Raises:
         DataError: nothing is there, or a row is not as it must be.
     """
-    if is_hub_id(path) and not Path(path).exists():
-        return hub_rows(str(path), fields)
-    return read_rows(find_files(path, patterns), fields)
+    return rows_of(path, locate(path, patterns), fields)
+
+
+def locate(path: str | Path, patterns: tuple[str, ...]) -> list[Path]:
+    """The files that `path` names; none where it is the id of a data set of the hub.
+
+    Raises:
+        DataError: nothing is there.
+    """
+    return [] if is_hub_id(path) and not Path(path).exists() else find_files(path, patterns)
+
+
+def rows_of(path: str | Path, files: Sequence[Path], fields: Mapping[str, type]) -> list[Row]:
+    """The rows of files that `locate` found for `path`, or of the hub's data set where it found none.
+
+    Raises:
+        DataError: a row is not as it must be, or the hub has no such data set.
+    """
+    return read_rows(files, fields) if files else hub_rows(str(path), fields)
 
 
 def is_hub_id(path: str | Path) -> bool:

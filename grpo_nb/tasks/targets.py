@@ -106,9 +106,7 @@ def published_targets(data: str | Path) -> dict[tuple[str, int], int]:
     Raises:
         DataError: the file has not these columns, or numbers that are none.
     """
-    place = Path(data).expanduser()
-    folder = place if place.is_dir() else place.parent
-    file = next((path for name in _FOLDERS if (path := folder / name / METADATA).is_file()), None)
+    file = metadata_file(data)
     if file is None:
         return {}
     reads.note(file)
@@ -124,6 +122,13 @@ def published_targets(data: str | Path) -> dict[tuple[str, int], int]:
         }
     except ValueError as error:
         raise DataError(f"{file}: {error}; needs whole numbers in example_id and target_loc, or NA") from None
+
+
+def metadata_file(data: str | Path) -> Path | None:
+    """The additional_metadata.csv of a data folder or of the folder of a data file."""
+    place = Path(data).expanduser()
+    folder = place if place.is_dir() else place.parent
+    return next((path for name in _FOLDERS if (path := folder / name / METADATA).is_file()), None)
 
 
 def _is_target(row: Mapping[str, Any], text: str, tag: str) -> bool:

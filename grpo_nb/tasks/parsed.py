@@ -1,0 +1,52 @@
+"""Parsed data sets, shared in memory: content that a task in use was made from is not parsed a second time."""
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from weakref import WeakValueDictionary
+
+from grpo_nb import reads
+from grpo_nb.types import Example
+
+
+@dataclass(eq=False)
+class Parsed:
+    """What a task makes of its files. It is shared, so nothing is written to it once it is made."""
+
+    examples: dict[Literal["train", "test"], list[Example]]
+    rows: int
+    set_aside: list[str] = field(default_factory=list)
+    """Where the rows stand that are in no split."""
+
+
+_IN_USE: "WeakValueDictionary[Hashable, Parsed]" = WeakValueDictionary()
+
+
+def once(settings: Hashable, files: Sequence[Path], parse: Callable[[], Parsed]) -> Parsed:
+    """What `parse` makes of the files, or what it made of the same content with the same settings, while in use.
+
+    The files are read in either case, to compare their content, and noted (see `reads`).
+
+    Args:
+        settings: everything else that `parse` depends on.
+        files: what `parse` reads, in its order; empty where that is no file: nothing is shared then.
+    """
+    try:
+        found = [reads.FileRead(file, reads.Stamp.of(file.stat())) for file in files]
+        key = (settings, *((file.name, _digest(file)) for file in files))
+    except OSError:  # parse says what is wrong with it
+        return parse()
+    if files and (kept := _IN_USE.get(key)) is not None:
+        reads.add(found)
+        return kept
+    made = parse()
+    if files and not any(read.replaced() for read in found):
+        _IN_USE[key] = made
+    return made
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
