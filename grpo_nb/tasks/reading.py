@@ -19,6 +19,7 @@ What a short answer means is read by `choose` (tasks/choosing.py), `abstains` an
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from grpo_nb.tasks.thinking import after_thinking
@@ -167,6 +168,7 @@ def yes_or_no(text: str) -> bool | None:
     return None if len(said) != 1 else said == {"yes"}
 
 
+@lru_cache(maxsize=4096)  # an item's two texts are asked about several times each
 def abstains(answer: str) -> bool:
     """Whether an answer says that the text does not tell.
 
