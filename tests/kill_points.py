@@ -2,7 +2,8 @@
 
 `survives(action, check, folder)`: for every n, in a copy of `folder`, `action(copy)` runs in a process of its
 own that dies before its n-th call; then `check(copy)` must hold. Both are module-level functions of a test
-module. This meets every state that a kill can leave between two calls, where random kills meet a few.
+module, whose `prepare()`, if it has one, is called once before. This meets every state that a kill can leave between
+two calls, where random kills meet a few.
 """
 
 import importlib
@@ -19,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 Step = Callable[[Path], None]
 
 
-def survives(action: Step, check: Step, folder: Path) -> int:
-    """How many kill points there were; fails with the child's words if `check` failed after one of them."""
-    names = [action.__module__, action.__name__, check.__name__, str(folder)]
+def survives(action: Step, check: Step, folder: Path, every: int = 1) -> int:
+    """How many kill points were tried, each `every`-th call; fails with the child's words where `check` failed."""
+    names = [action.__module__, action.__name__, check.__name__, str(folder), str(every)]
     command = [sys.executable, "-m", "tests.kill_points", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -51,17 +52,19 @@ def in_child(step: Step, folder: Path, die_before: int = 0) -> int:
     os._exit(0)
 
 
-def main(module: str, action: str, check: str, folder: str) -> int:
+def main(module: str, action: str, check: str, folder: str, every: str) -> int:
     loaded = importlib.import_module(module)
-    point, killed = 0, True
+    getattr(loaded, "prepare", lambda: None)()
+    point, tried, killed = 1 - int(every), -1, True
     while killed:
-        point += 1
+        point, tried = point + int(every), tried + 1
         copy = Path(f"{folder}-{point}")
         shutil.copytree(folder, copy)
         killed = in_child(getattr(loaded, action), copy, point) == -signal.SIGKILL
         if in_child(getattr(loaded, check), copy) != 0:
             sys.exit(f"{check} failed after a kill before call {point} of {action}")
-    return point - 1
+        shutil.rmtree(copy)
+    return tried
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, resume, and nothing is lost or there twice: rows and weights equal the straight run's."""
+"""kill -9 in training, resume, and nothing is lost or there twice: rows and weights equal the straight run's."""
 
 import json
 import random
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.run import Run
-from tests.tiny import stable, tiny_config, weights
+from grpo_nb.sft import sft
+from grpo_nb.train import grpo
+from tests.kill_points import survives
+from tests.tiny import REWARDS, small_tasks, stable, tiny_config, tiny_run, weights
 
 STEPS, SFT_STEPS = 12, 6
 
@@ -36,8 +40,10 @@ def finish(run: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def outcome(path: Path) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
-    lines = [line for log in ("metrics", "evaluations") for line in (path / f"{log}.jsonl").read_text().splitlines()]
+def outcome(
+    path: Path, *, logs: Sequence[str] = ("metrics", "evaluations")
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    lines = [line for log in logs for line in (path / f"{log}.jsonl").read_text().splitlines()]
     return [stable(json.loads(line)) for line in lines], weights(Run.open(path))
 
 
@@ -75,10 +81,52 @@ def check(folder: Path, moments: int) -> int:
     return killed
 
 
-def test_two_kills_lose_nothing(tmp_path: Path) -> None:
-    assert check(tmp_path, 2) >= 1
-
-
 @pytest.mark.slow
 def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
+    """Of the command, at random moments: between two calls, and inside one."""
     assert check(tmp_path, 20) >= 12
+
+
+# ---- before each call, in forks of a process that has torch loaded
+
+BOTH_STAGES = {
+    **{"sft__steps": 2, "sft__checkpoint_every": 1, "sft__data": None, "sft__batch": 4},
+    **{"run__steps": 2, "run__checkpoint_every": 1, "run__quick_eval_every": 2, "run__quick_eval_examples": 2},
+    **{"batch__group_size": 2, "sampling__max_completion": 8},
+}
+
+
+def prepare() -> None:
+    torch.set_num_threads(1)
+    small_tasks()
+
+
+def train_both(folder: Path) -> None:
+    run = Run.open(folder / "run") if (folder / "run" / "config.json").exists() else fresh(folder, "run")
+    if not run.checkpoints.steps():
+        list(sft(run, tasks=small_tasks()))
+    list(grpo(run, tasks=small_tasks(), rewards=REWARDS))
+
+
+def fresh(folder: Path, name: str) -> Run:
+    return tiny_run(folder, name, **BOTH_STAGES)
+
+
+def check_bits(folder: Path) -> None:
+    """Trained to its end, the run has the rows and weights of the one beside it that nothing happened to."""
+    train_both(folder)
+    logs = ("sft", "metrics", "samples", "evaluations")
+    (rows, state), (expected_rows, expected_state) = (outcome(folder / name, logs=logs) for name in ("run", "straight"))
+    assert rows == expected_rows
+    assert state.keys() == expected_state.keys()
+    assert all(torch.equal(state[key], expected_state[key]) for key in state)
+    assert not [*(folder / "run").glob("checkpoints/.*"), *(folder / "run").glob("sft/.*")], "leftovers"
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 43])
+def test_a_kill_before_any_call_of_both_stages_loses_nothing(tmp_path: Path, every: int) -> None:
+    folder = tmp_path / "runs"
+    straight = fresh(folder, "straight")
+    list(sft(straight, tasks=small_tasks()))
+    list(grpo(straight, tasks=small_tasks(), rewards=REWARDS))
+    assert survives(train_both, check_bits, folder, every) >= 200 // every
