@@ -58,8 +58,10 @@ def loads(data: bytes) -> Any:
 
 
 def _loads(data: bytes) -> Any:
+    """Read by json; half of a surrogate pair becomes the replacement character, for no table or page can hold it."""
     try:
-        return json.loads(data)
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except RecursionError:
         raise ValueError(f"nested deeper than {DEEPEST} levels") from None
 

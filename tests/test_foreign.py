@@ -343,6 +343,12 @@ def test_rows_are_read_through_a_schema(run: Run, log: Any, row: dict[str, Any])
     assert run.rows(log) == before
 
 
+def test_half_of_a_surrogate_pair_reaches_no_table(run: Run) -> None:
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "\\ud800": "a\\ud800b\\ud83d\\ude00"}\n')
+    assert run.metrics()["\ufffd"].tolist()[-1] == "a\ufffdb\U0001f600"
+
+
 def test_rows_of_a_diverged_run_keep_what_shows_it(run: Run) -> None:
     worst = {"step": 3, "loss": math.nan, "kl/fairness": math.inf, "grad/norm": -math.inf, "reward/fairness": None}
     run.log_metrics(worst)
