@@ -6,14 +6,12 @@ and no rule fires on it.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from grpo_nb.config import Config
+from functools import lru_cache
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 Row = Mapping[str, Any]
-Rows = Sequence[Row]
 Severity = Literal["info", "warning", "error"]
 Action = Literal["none", "warn", "skip", "stop", "end"]
 
@@ -26,6 +24,21 @@ FURTHEST = 10_000
 """Steps beyond ten times the rows that are looked for: a log or a folder's name may claim any number."""
 BASELINE = 5
 """Rows at the start of the run that later rows are compared with: absolute levels differ between models."""
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Rows in their order, a sequence or what stands for a long one (`history.History`)."""
+
+    def __len__(self) -> int: ...
+
+    @overload
+    def __getitem__(self, place: int, /) -> Row: ...
+
+    @overload
+    def __getitem__(self, place: slice, /) -> Sequence[Row]: ...
+
+    def __iter__(self) -> Iterator[Row]: ...
 
 
 @dataclass(frozen=True)
@@ -56,10 +69,6 @@ class Finding:
         return f"{self.severity}: {self.rule}{where}: {self.message}" + (
             f" What to do: {self.advice}." if self.advice else ""
         )
-
-
-Rule = Callable[[Rows, Config], Finding | None]
-ObjectiveRule = Callable[[Rows, Config, str], Finding | None]
 
 
 def number(row: Row, key: str) -> float | None:
@@ -108,8 +117,18 @@ def label_start(rows: Rows, objective: str, label: str, group: str = "label") ->
 
 def _labelled(rows: Rows, objective: str, label: str, group: str) -> list[float]:
     prefix = f"{group}/{objective}/"
-    counted = [row for row in rows if any(key.startswith(prefix) and row[key] is not None for key in row)]
+    counted = [row for row in rows if any(row[key] is not None for key in keys_below(row, prefix))]
     return [number(row, prefix + label) or 0.0 for row in counted]
+
+
+def keys_below(row: Row, prefix: str) -> tuple[str, ...]:
+    """The keys of a row that begin with `prefix`; rows of one run share their keys, so they are searched once."""
+    return _keys_below(tuple(row), prefix)
+
+
+@lru_cache(maxsize=128)
+def _keys_below(keys: tuple[str, ...], prefix: str) -> tuple[str, ...]:
+    return tuple(key for key in keys if key.startswith(prefix))
 
 
 def newest(rows: Rows) -> int:
@@ -117,10 +136,37 @@ def newest(rows: Rows) -> int:
     return int(rows[-1]["step"])
 
 
-def missing_steps(rows: Rows, last: int) -> list[int]:
+class Steps:
+    """Steps that rows have, as spans: a log without holes is one, whatever its length."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.rows = 0
+        """Rows that were added."""
+        self._spans: list[list[int]] = []
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """Add the step of a row."""
+        step, self.rows = row["step"], self.rows + 1
+        if self._spans and self._spans[-1][0] <= step <= self._spans[-1][1] + 1:
+            self._spans[-1][1] = max(step, self._spans[-1][1])
+        else:
+            self._spans.append([step, step])
+
+    def missing(self, last: int) -> list[int]:
+        """Steps from the first to `last` that no row has; of a `last` far beyond all rows only those near them."""
+        found, following = list[int](), FIRST_STEP
+        near = min(last, FURTHEST + 10 * self.rows)
+        for low, high in sorted(self._spans):
+            found += range(following, min(low - 1, near) + 1)
+            following = max(following, high + 1)
+        return [*found, *range(following, near + 1)]
+
+
+def missing_steps(rows: Iterable[Row], last: int) -> list[int]:
     """Steps from the first to `last` that no row has; of a `last` far beyond all rows only those near them."""
-    near = min(last, FURTHEST + 10 * len(rows))
-    return sorted({*range(FIRST_STEP, near + 1)} - {row["step"] for row in rows})
+    return Steps(rows).missing(last)
 
 
 def spans(steps: Sequence[int]) -> str:

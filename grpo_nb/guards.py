@@ -69,9 +69,9 @@ def watch(state: Training, row: metrics.Row) -> None:
         TrainingError: a finding whose action is to stop.
     """
     left_out = row["status"] == "skipped" or row["grad/skipped"]
-    skip = rules.before_update([*state.rows, row], state.config) if left_out else None
-    state.rows.append(row)
-    found = ([skip] if skip else []) + rules.after_step(state.rows, state.config)
+    state.history.append(row)
+    skip = rules.before_update(state.history, state.config) if left_out else None
+    found = ([skip] if skip else []) + rules.after_step(state.history, state.config)
     act_on(state.run, found)
     state.ends = [finding for finding in found if finding.action == "end"]
 

@@ -4,7 +4,8 @@ Asked through rules.py. A run without a judge has none of these keys, so no rule
 """
 
 from grpo_nb.config import Config
-from grpo_nb.findings import ENOUGH, WINDOW, Finding, ObjectiveRule, Rows, level, newest, number, series
+from grpo_nb.findings import ENOUGH, WINDOW, Finding, Rows, level, newest, number, series
+from grpo_nb.history import ObjectiveRule
 from grpo_nb.judge.failures import advice
 
 ENOUGH_VERDICTS = 20

@@ -7,7 +7,8 @@ import math
 
 from grpo_nb.algorithms import SCALE_FREE
 from grpo_nb.config import Config
-from grpo_nb.findings import FIRST_STEP, Finding, ObjectiveRule, Row, Rows, level, newest, number
+from grpo_nb.findings import FIRST_STEP, Finding, Row, Rows, level, newest, number
+from grpo_nb.history import ObjectiveRule
 from grpo_nb.rounding import Gap, broken
 
 CLIPPED_ADVANTAGES = 0.05

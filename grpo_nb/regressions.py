@@ -14,18 +14,17 @@ from grpo_nb.config import Config
 from grpo_nb.findings import (
     WINDOW,
     Finding,
-    ObjectiveRule,
-    Row,
     Rows,
     in_use,
+    keys_below,
     label_level,
     label_start,
     level,
     newest,
-    number,
     series,
     start,
 )
+from grpo_nb.history import CURVES, SETTINGS, Around, Fall, History, ObjectiveRule, Past
 from grpo_nb.paired import change
 
 HEDGES = ("unknown", "abstained")
@@ -38,39 +37,25 @@ HEDGES_REST = 0.8
 HEDGE_RISE, HEDGE_RISE_OVERALL = 0.15, 0.1
 """Rise of the same shares since the start."""
 
-MEDIAN_OF = 5
-"""Rows of a running median: two bad batches move none."""
-SHORTEST = 8
-"""Rows that a fall needs: the newest five, and three from before."""
 FALLEN, FALLEN_BADLY = 0.25, 0.5
 """Fall from the best running median, as a part of it (of the spread inside groups, where that is more)."""
 ACCURACY_FALLEN = 0.15
-FALL_DEVIATIONS = 3.5
-"""And in standard deviations of one row: the best of many medians is above the mean by about one of a median's."""
-TURNED, TURNED_KNOB, LOOK_BACK = 1.5, 1.05, 10
-"""Factor by which another curve, or a setting between two steps, changed; and how many rows before a fall count."""
+TURNED, TURNED_KNOB = 1.5, 1.05
+"""Factor by which another curve, or a setting between two steps, changed."""
 
 HELD_OUT_FALL, HELD_OUT_FALL_ALONE = 0.03, 0.1
 """Fall of a held-out accuracy that matters where its paired interval leaves out 0; and where there is no interval."""
 
 
-@dataclass(frozen=True)
-class Fall:
-    """A curve's best running median, where it is now, and the first step that is nearer to the latter to the end."""
-
-    best: float
-    now: float
-    since: int
-
-
-def collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
+def collapse(rows: History, config: Config, objective: str) -> Finding | None:
     """Reward or share of right answers is far below its best and stays there."""
-    falls = {"reward": _reward_fall(rows, objective), "correct": _fall_of_correct(rows, objective)}
+    past = rows.objectives[objective]
+    falls = {"reward": _reward_fall(past), "correct": _fall_of_correct(past)}
     fallen = {name: fall for name, fall in falls.items() if fall is not None}
     if not fallen:
         return None
-    since = min(fall.since for fall in fallen.values())
-    turned = _turned(rows, objective, since)
+    first = min((fall.first for fall in fallen.values()), key=lambda point: point.step)
+    since, turned = first.step, _turned(past.around(first), objective)
     words = {"reward": f"reward/{objective}", "correct": "the share of right answers"}
     what = " and ".join(f"{words[name]} fell from {fall.best:.2f} to {fall.now:.2f}" for name, fall in fallen.items())
     others = "; ".join(f"{key} from {was:.3g} to {is_now:.3g}" for key, (was, is_now) in turned.items())
@@ -143,7 +128,7 @@ class Hedges:
 
 def hedges(rows: Rows, objective: str) -> Hedges | None:
     """How much an objective's answers hedge; None where no labels were counted."""
-    told = any(key.startswith(f"label_told/{objective}/") for row in rows[-WINDOW:] for key in row)
+    told = any(keys_below(row, f"label_told/{objective}/") for row in rows[-WINDOW:])
     group = "label_told" if told else "label"
     shares = {label: label_level(rows, objective, label, group) for label in HEDGES}
     right = label_level(rows, objective, "correct", group)
@@ -260,72 +245,33 @@ _STARTS = ("sft", "step 0", "base")
 """Stages without a step of GRPO, the nearest to its start first."""
 
 
-def _reward_fall(rows: Rows, objective: str) -> Fall | None:
-    key = f"reward/{objective}"
-    fall = _fall(rows, key)
+def _reward_fall(past: Past) -> Fall | None:
+    fall = past.reward.fall()
     if fall is None:
         return None
-    spread = statistics.median(series(rows, f"reward_std/{objective}") or [0.0])
-    return fall if fall.best - fall.now >= FALLEN * max(abs(fall.best), spread) else None
+    return fall if fall.best - fall.now >= FALLEN * max(abs(fall.best), past.spread.median()) else None
 
 
-def _fall_of_correct(rows: Rows, objective: str) -> Fall | None:
-    fall = _fall([_counted(row, objective) for row in rows], f"label/{objective}/correct")
+def _fall_of_correct(past: Past) -> Fall | None:
+    fall = past.correct.fall()
     return fall if fall and fall.best - fall.now >= max(ACCURACY_FALLEN, FALLEN * fall.best) else None
 
 
-def _counted(row: Row, objective: str) -> Row:
-    """The row with a share of 0 for `correct` where other labels were counted."""
-    prefix = f"label/{objective}/"
-    missing = f"{prefix}correct" not in row and any(key.startswith(prefix) for key in row)
-    return {**row, f"{prefix}correct": 0.0} if missing else row
-
-
-def _fall(rows: Rows, key: str) -> Fall | None:
-    """The fall of a curve from its best running median to that of its end, if it is more than noise."""
-    known = [(int(row["step"]), v) for row in rows if (v := number(row, key)) is not None and math.isfinite(v)]
-    if len(known) < SHORTEST:
-        return None
-    steps, values = [step for step, _ in known], [value for _, value in known]
-    earlier, now = values[:-MEDIAN_OF], statistics.median(values[-MEDIAN_OF:])
-    width = min(MEDIAN_OF, len(earlier))
-    best = max(statistics.median(earlier[i : i + width]) for i in range(len(earlier) - width + 1))
-    if best - now <= FALL_DEVIATIONS * _deviation(values):
-        return None
-    middle = (best + now) / 2
-    last_high = max(i for i, value in enumerate(values[: len(values) - MEDIAN_OF // 2]) if value >= middle)
-    return Fall(best, now, steps[min(last_high + 1, len(steps) - 1)])
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Of one row about its curve, from the differences of neighbours: a fall itself is one of many."""
-    jumps = sorted(abs(b - a) for a, b in pairwise(values))
-    return 1.4826 * statistics.median(jumps) / math.sqrt(2)
-
-
-def _turned(rows: Rows, objective: str, since: int) -> dict[str, tuple[float, float]]:
+def _turned(around: Around, objective: str) -> dict[str, tuple[float, float]]:
     """What else changed at a fall: curves by their medians before and after, settings by their last change."""
-    before = [row for row in rows if row["step"] < since][-LOOK_BACK:]
-    after = [row for row in rows if row["step"] >= since]
+    before, after = around.before, around.after
     found = {}
-    for key in (*_SETTINGS, f"beta/{objective}"):
+    for key in (*SETTINGS, f"beta/{objective}"):
         near = series([*before, *after[:1]], key)
         jumps = [(a, b) for a, b in pairwise(near) if _apart(a, b, TURNED_KNOB)]
-        if jumps and (key in _SETTINGS or _apart(*jumps[-1], TURNED)):
+        if jumps and (key in SETTINGS or _apart(*jumps[-1], TURNED)):
             found[key] = jumps[-1]
-    for name in _CURVES:
+    for name in CURVES:
         key = name.format(objective)
         was, is_now = series(before, key), series(after, key)
         if was and is_now and _apart(a := statistics.median(was), b := statistics.median(is_now), TURNED):
             found[key] = (a, b)
     return found
-
-
-_SETTINGS = ("lr", "temperature")
-_CURVES = (
-    "kl/{}", "entropy/{}", "length/{}/mean", "truncation/{}", "dead_groups/{}", "label/{}/unparsed", "grad/norm",
-    "sampler_gap",
-)  # fmt: skip
 
 
 def _apart(a: float, b: float, factor: float) -> bool:

@@ -8,7 +8,9 @@ numbers in numeric_rules.py; here are those about numbers, weights, KL and beta.
 
 import math
 import statistics
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from grpo_nb import judge_rules, numeric_rules, regressions, symptoms
 from grpo_nb.config import Config
@@ -18,10 +20,8 @@ from grpo_nb.findings import (
     FIRST_STEP,
     WINDOW,
     Finding,
-    ObjectiveRule,
     Row,
     Rows,
-    Rule,
     in_use,
     level,
     newest,
@@ -29,6 +29,7 @@ from grpo_nb.findings import (
     series,
     start,
 )
+from grpo_nb.history import ABOVE_ROWS, History, ObjectiveRule, Rule
 from grpo_nb.knobs import bounds
 from grpo_nb.optim import gradient_refused
 
@@ -44,7 +45,7 @@ KL_ZERO, KL_ZERO_STEPS = 1e-10, 5
 """Nats per token that count as no distance, and how long: half precision hides the first small steps."""
 KL_EXPLODED_FACTOR, KL_EXPLODED = 3.0, 1.0
 """Median KL above 3 x the band's top is beyond what beta's 15% moves mend soon; 1 nat where there is no band."""
-ABOVE_STEPS, ABOVE_SHARE = 10, 0.5
+ABOVE_STEPS, ABOVE_SHARE = ABOVE_ROWS // 2, 0.5
 """Steps that the share of KLs above the band needs, and the share that is no longer an excursion."""
 PINNED_STEPS = 5
 """Steps at a bound of beta: one window of the controller."""
@@ -58,8 +59,7 @@ STATIC_STEPS, STATIC_KL_SHARE, STATIC_REWARD = 30, 0.1, 0.02
 def non_finite(rows: Rows, config: Config) -> Finding | None:
     """Loss, KL or gradient is nan or infinite: applying it would poison every weight at once."""
     row = rows[-1]
-    watched = [k for k in row if k == "loss" or k.startswith(("grad/norm", "kl/", "loss/"))]
-    bad = {k: str(v) for k in watched if (v := number(row, k)) is not None and not math.isfinite(v)}
+    bad = {k: str(v) for k in _watched(tuple(row)) if (v := number(row, k)) is not None and not math.isfinite(v)}
     if not bad:
         return None
     return Finding(
@@ -73,6 +73,11 @@ def non_finite(rows: Rows, config: Config) -> Finding | None:
         "read this step's samples for a degenerate answer",
         "skip",
     )
+
+
+@lru_cache(maxsize=32)
+def _watched(keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(key for key in keys if key == "loss" or key.startswith(("grad/norm", "kl/", "loss/")))
 
 
 def grad_spike(rows: Rows, config: Config) -> Finding | None:
@@ -237,21 +242,21 @@ def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
     )
 
 
-def kl_above_band(rows: Rows, config: Config, objective: str) -> Finding | None:
+def kl_above_band(rows: History, config: Config, objective: str) -> Finding | None:
     """KL is above its band in half of the steps, lately or in all: whatever holds beta does not hold the policy."""
-    settings = config.objectives[objective]
-    kls = series(rows, f"kl/{objective}")
-    if settings.kl_band is None or len(kls) < ABOVE_STEPS:
+    settings, past = config.objectives[objective], rows.objectives[objective]
+    kls, steps = past.kls, past.kl_count
+    if settings.kl_band is None or steps < ABOVE_STEPS:
+        return None
+    high = settings.kl_band[1]
+    shares = [past.kl_above / steps, sum(kl > high for kl in kls) / len(kls)]
+    if (share := max(shares)) < ABOVE_SHARE:
         return None
     if kl_exploded(rows, config, objective) or beta_pinned(rows, config, objective):
         return None
-    high = settings.kl_band[1]
-    shares = [sum(kl > high for kl in part) / len(part) for part in (kls, kls[-2 * ABOVE_STEPS :])]
-    if (share := max(shares)) < ABOVE_SHARE:
-        return None
     beta = in_use(rows[-1], f"beta/{objective}", settings.beta)
     by_hand = rows[-1].get(f"beta_mode/{objective}") == "manual"
-    stretch = len(kls) if share == shares[0] else min(len(kls), 2 * ABOVE_STEPS)
+    stretch = steps if share == shares[0] else len(kls)
     return Finding(
         "kl_above_band",
         "warning",
@@ -307,10 +312,11 @@ def _rate(row: Row, config: Config) -> float:
 
 # Asking the rules
 
-SKIP_RULES: tuple[Rule, ...] = (non_finite, grad_spike)
+MomentRule = Callable[[Rows, Config], Finding | None]
+SKIP_RULES: tuple[MomentRule, ...] = (non_finite, grad_spike)
 """Asked before an update, of a row that has the loss and gradient norms already."""
-MOMENT_RULES: tuple[Rule, ...] = (repeated_skips, params_frozen, step_one, numeric_rules.sampler_broken)
-"""True of one moment, so a post-mortem looks for them in the whole log."""
+MOMENT_RULES: tuple[MomentRule, ...] = (repeated_skips, params_frozen, step_one, numeric_rules.sampler_broken)
+"""True of one moment, so a post-mortem asks them of every row."""
 RULES: tuple[Rule, ...] = (policy_static, *symptoms.RULES)
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     kl_zero,
@@ -325,7 +331,6 @@ OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
 """True of a stretch of time, judged at its end."""
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
-_REACH = max(WINDOW + 1, SKIPS_TO_STOP, FROZEN_STEPS)
 
 
 def before_update(rows: Rows, config: Config) -> Finding | None:
@@ -334,38 +339,64 @@ def before_update(rows: Rows, config: Config) -> Finding | None:
 
 
 def after_step(rows: Rows, config: Config) -> list[Finding]:
-    """Findings that became true with the newest row; the run stops if one's action is `stop`."""
+    """Findings that became true with the newest row; the run stops if one's action is `stop`.
+
+    Of a History that was asked about the row before, it costs the same however long the run is.
+    """
     if not rows:
         return []
-    known = {finding.key for finding in check(rows[:-1], config)}
+    if not isinstance(rows, History):
+        past = History(config, rows[:-1])
+        check(past, config)
+        past.append(rows[-1])
+        rows = past
+    asked, known = rows.reported
+    known = known if asked == len(rows) - 1 else frozenset()
     return [f for f in check(rows, config) if f.key not in known]
 
 
 def check(rows: Rows, config: Config) -> list[Finding]:
     """Everything but the skip rules, as of the newest row; worst first."""
-    if not rows:
-        return []
-    found = [rule(rows, config) for rule in (*MOMENT_RULES, *RULES)]
-    found += [rule(rows, config, name) for rule in OBJECTIVE_RULES for name in config.objectives]
-    return worst_first([finding for finding in found if finding])
+    history = rows if isinstance(rows, History) else History(config, rows)
+    asked = [rule(history, config) for rule in (*MOMENT_RULES, *RULES) if rows]
+    asked += [rule(history, config, name) for rule in OBJECTIVE_RULES for name in config.objectives if rows]
+    found = [finding for finding in asked if finding]
+    history.reported = len(history), frozenset(finding.key for finding in found)
+    return worst_first(found)
 
 
-def post_mortem(rows: Rows, config: Config) -> list[Finding]:
-    """All findings of a log: moments wherever they happened, levels as they stood at the end; worst first."""
-    moments = [_replay(rule, rows, config) for rule in (*SKIP_RULES, *MOMENT_RULES)]
-    found = {f.key: f for f in check(rows, config)} | {f.key: f for f in moments if f}
-    return worst_first(list(found.values()))
+def post_mortem(rows: Iterable[Row], config: Config, history: History | None = None) -> list[Finding]:
+    """All findings of a log, read once: moments wherever they happened, levels as they stood at the end; worst first.
+
+    Args:
+        history: an empty one, which then holds what was read.
+    """
+    history = History(config) if history is None else history
+    moments: dict[str, Moment] = {}
+    for row in rows:
+        history.append(row)
+        for rule in (*SKIP_RULES, *MOMENT_RULES):
+            if found := rule(history, config):
+                moments.setdefault(found.rule, Moment(found)).steps.append(newest(history))
+    levels = {f.key: f for f in check(history, config)}
+    return worst_first([*(levels | {m.first.key: m.summary() for m in moments.values()}).values()])
+
+
+@dataclass
+class Moment:
+    """A finding of single steps: the first of them, and all steps."""
+
+    first: Finding
+    steps: list[int] = field(default_factory=list)
+
+    def summary(self) -> Finding:
+        """One finding of them all."""
+        if len(self.steps) < 2:
+            return self.first
+        shown = ", ".join(map(str, self.steps[:8])) + (", ..." if len(self.steps) > 8 else "")
+        message = f"{self.first.message} {len(self.steps)} times in this run: steps {shown}."
+        return replace(self.first, message=message, evidence={**self.first.evidence, "steps": self.steps})
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda f: (_ORDER[f.severity], f.step or 0, f.key))
-
-
-def _replay(rule: Rule, rows: Rows, config: Config) -> Finding | None:
-    hits = [f for i in range(1, len(rows) + 1) if (f := rule(rows[max(0, i - _REACH) : i], config))]
-    if len(hits) < 2:
-        return hits[0] if hits else None
-    steps = [hit.step for hit in hits]
-    shown = ", ".join(map(str, steps[:8])) + (", ..." if len(steps) > 8 else "")
-    message = f"{hits[0].message} {len(hits)} times in this run: steps {shown}."
-    return replace(hits[0], message=message, evidence={**hits[0].evidence, "steps": steps})

@@ -12,9 +12,7 @@ from grpo_nb.findings import (
     ENOUGH,
     WINDOW,
     Finding,
-    ObjectiveRule,
     Rows,
-    Rule,
     in_use,
     label_level,
     level,
@@ -22,6 +20,7 @@ from grpo_nb.findings import (
     series,
     start,
 )
+from grpo_nb.history import CONFLICT_ROWS, History, ObjectiveRule, Rule
 from grpo_nb.paired import change
 from grpo_nb.regressions import alike, hedges, hedging_advice
 
@@ -40,8 +39,8 @@ SAMPLER_GAP, SAMPLER_GAP_STALE = 0.05, 0.1
 UNSCORED, UNSCORED_BADLY = 0.05, 0.5
 UNPARSED = 0.2
 """Share without a readable answer: from a fifth on the reward teaches format more than the task."""
-CONFLICT_COSINE, CONFLICT_ROWS, CONFLICT_SHARE = -0.1, 20, 0.8
-"""Objectives pull apart in 80% of the last 20 steps; a single negative cosine is the noise of a batch."""
+CONFLICT_COSINE, CONFLICT_SHARE = -0.1, 0.8
+"""Objectives pull apart in 80% of the last CONFLICT_ROWS steps; a single negative cosine is the noise of a batch."""
 CLIP_HIGHER = 1.4
 """DAPO's upper clip against PPO's: 0.28 / 0.2."""
 NEAR_ZERO_LOSS = 0.02
@@ -244,9 +243,9 @@ def _known(rows: Rows, key: str) -> str:
     return "unknown" if value is None else f"{value:.3g}"
 
 
-def gradient_conflict(rows: Rows, config: Config) -> Finding | None:
+def gradient_conflict(rows: History, config: Config) -> Finding | None:
     """The objectives' gradients point against each other most of the time."""
-    cosines = series(rows, "grad/cosine")[-CONFLICT_ROWS:]  # a report every N steps has one every N rows
+    cosines = rows.cosines  # a report every N steps has one every N rows
     against = [c for c in cosines if c < CONFLICT_COSINE]
     if len(cosines) < CONFLICT_ROWS or len(against) < CONFLICT_SHARE * len(cosines):
         return None
@@ -284,7 +283,7 @@ def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
 
 def memory_trend(rows: Rows, config: Config) -> Finding | None:
     """Memory grows step by step, and keeps growing: a leak, or answers that get longer."""
-    used = series(rows[MEMORY_WARM_UP:][-MEMORY_ROWS:], "memory/peak_mib")
+    used = series(rows[max(MEMORY_WARM_UP, len(rows) - MEMORY_ROWS) :], "memory/peak_mib")
     if len(used) < MEMORY_ROWS:
         return None
     half = MEMORY_ROWS // 2

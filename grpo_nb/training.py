@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_nb import dependencies, frozen, optim, pareto, preflight, seeding, sources
+from grpo_nb import dependencies, frozen, optim, pareto, preflight, rules, seeding, sources
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
-from grpo_nb.findings import Finding, missing_steps, spans
+from grpo_nb.findings import Finding, Steps, spans
+from grpo_nb.history import History
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.losses import Moments
 from grpo_nb.losses.tokens import FAR
@@ -71,10 +71,13 @@ class Training:
     """Token ids of a prompt by (objective, example id)."""
     quick_pools: dict[str, list[Example]] = field(default_factory=dict)
     """What quick evaluation asks, by objective; made at the first one."""
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """The run's metric rows so far: what the guards look back on."""
+    history: History = field(init=False)
+    """What the guards look back on."""
     ends: list[Finding] = field(default_factory=list)
     """Why the run ends at this step boundary, saved: what the guards found in the newest row."""
+
+    def __post_init__(self) -> None:
+        self.history = History(self.config)
 
     @property
     def config(self) -> Config:
@@ -309,8 +312,7 @@ def _restore(training: Training, newest: Checkpoint) -> None:
         objective.moments = Moments.from_dict(state.get("reward_moments", {}).get(name, {}))
     _note_other_judges(training, state["judged_by"])
     run.rewind(training.step)
-    training.rows = run.metric_rows()
-    _note_holes(training)
+    _look_back(training)
     run.log_event("resume", step=training.step, goal=training.goal, **surroundings(policy))
 
 
@@ -350,9 +352,17 @@ def _reference(run: Run) -> Checkpoint:
         ) from error
 
 
-def _note_holes(training: Training) -> None:
-    """Steps that were trained but are no longer in the log: no reason to stop, but curves and rules lack them."""
-    if missing := missing_steps(training.rows, training.step):
+def _look_back(training: Training) -> None:
+    """Read the log once, a row at a time, for the guards.
+
+    Steps that were trained but are no longer in it are no reason to stop, but curves and rules lack them.
+    """
+    steps = Steps()
+    for row in training.run.oldest_first("metrics"):
+        steps.add(row)
+        training.history.append(row)
+    rules.check(training.history, training.config)
+    if missing := steps.missing(training.step):
         training.run.log_event("log_hole", step=training.step, file="metrics.jsonl", missing=missing)
         log.warning("metrics.jsonl of %s lacks step %s of %d", training.run.path, spans(missing), training.step)
 

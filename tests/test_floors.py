@@ -45,7 +45,7 @@ FLOORS = (
         "guards",
         "metrics",
     }
-    | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "symptoms", "judge_rules"}
+    | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "history", "symptoms", "judge_rules"}
     | {"numeric_rules", "regressions"}
     | {"warmup", "doctor", "orders", "preflight", "dependencies"},
     {

@@ -1,0 +1,307 @@
+"""What the rules know of a run: its first rows, its newest rows, and running figures of all rows, in bounded memory.
+
+A row is added once and costs the same whatever the length of the run. What is kept gives what a full read gives; the
+two figures that need all values, the noise of a curve and the spread inside groups, are medians of the newest
+NOISE_ROWS.
+"""
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import overload
+
+from grpo_nb.config import Config
+from grpo_nb.findings import BASELINE, Finding, Row, keys_below, number
+
+KEPT = 20
+"""Newest rows that are kept: no rule looks further back."""
+NOISE_ROWS = 1000
+"""Newest values whose median is the noise of a curve: of a shorter run, all of them."""
+MEDIAN_OF = 5
+"""Values of a running median: two bad batches move none."""
+LATEST = MEDIAN_OF // 2
+"""Newest values that cannot be the last high of a fall."""
+SHORTEST = 8
+"""Values that a fall needs: the newest five, and three from before."""
+FALL_DEVIATIONS = 3.5
+"""A fall is more than noise from so many standard deviations of one value: the best of many medians is above the mean
+by about one of a median's."""
+LOOK_BACK, LOOK_AHEAD = 10, 50
+"""Rows before a fall, and from its beginning on, that are kept to see what changed with it."""
+SETTINGS = ("lr", "temperature")
+CURVES = (
+    "kl/{}", "entropy/{}", "length/{}/mean", "truncation/{}", "dead_groups/{}", "label/{}/unparsed", "grad/norm",
+    "sampler_gap",
+)  # fmt: skip
+"""What is kept of them, besides beta."""
+MOST_HIGHS = 1000
+"""Values of a curve that may begin a fall; noise leaves a dozen of them."""
+CONFLICT_ROWS = 20
+"""Cosines between the objectives' gradients that are kept."""
+ABOVE_ROWS = 20
+"""KLs that are kept."""
+
+
+Rule = Callable[["History", Config], Finding | None]
+ObjectiveRule = Callable[["History", Config, str], Finding | None]
+
+
+class Forgotten(LookupError):
+    """A row that is no longer kept was looked at."""
+
+
+class Window:
+    """The median of the newest values of a stream; a value costs the logarithm of the window's size."""
+
+    def __init__(self, size: int) -> None:
+        self._newest: deque[float] = deque(maxlen=size)
+        self._sorted: list[float] = []
+
+    def add(self, value: float) -> None:
+        if len(self._newest) == self._newest.maxlen:
+            del self._sorted[bisect_left(self._sorted, self._newest[0])]
+        self._newest.append(value)
+        insort(self._sorted, value)
+
+    def median(self) -> float:
+        """Of the newest values; 0 of none."""
+        n = len(self._sorted)
+        return (self._sorted[(n - 1) // 2] + self._sorted[n // 2]) / 2 if n else 0.0
+
+
+@dataclass(slots=True)
+class Point:
+    """A value of a curve."""
+
+    value: float
+    step: int
+    place: int
+    """Of its row among all rows."""
+    begins: bool = False
+    """Whether a fall may begin here."""
+    around: "Around | None" = None
+    """Once all rows around are known."""
+
+
+@dataclass(frozen=True)
+class Around:
+    """What `SETTINGS` and `CURVES` were about a row."""
+
+    before: list[Row]
+    """Of the LOOK_BACK rows before it."""
+    after: list[Row]
+    """Of the row itself and those that follow, LOOK_AHEAD in all."""
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A curve's best running median, where it is now, and the first point that is nearer to the latter to the end."""
+
+    best: float
+    now: float
+    first: Point
+
+    @property
+    def since(self) -> int:
+        """The step of that point."""
+        return self.first.step
+
+
+class Curve:
+    """The finite values of one key: its best running median, its noise, and where it was high last."""
+
+    def __init__(self) -> None:
+        self._newest: deque[Point] = deque(maxlen=LATEST + 1)
+        self._values: deque[float] = deque(maxlen=2 * MEDIAN_OF)
+        self._young: deque[Point] = deque()
+        """Points whose rows around are not all there yet."""
+        self._count = 0
+        self._best = -math.inf
+        self._jumps = Window(NOISE_ROWS)
+        self._highs: list[tuple[float, Point]] = []
+        """Values that no later one reaches, each with the point after it: those that may have been the last high."""
+
+    def add(self, point: Point) -> None:
+        newest, values = self._newest, self._values
+        if newest:
+            self._jumps.add(abs(point.value - values[-1]))
+        newest.append(point)
+        values.append(point.value)
+        self._young.append(point)
+        self._count += 1
+        if len(values) == 2 * MEDIAN_OF:
+            self._best = max(self._best, _median(list(values)[:MEDIAN_OF]))
+        if self._count > LATEST:
+            self._add_high(newest[0].value, newest[1])
+
+    def grow_up(self, place: int, around: Callable[[int], Around]) -> None:
+        """Keep what was around the point whose last row to follow is that of `place`."""
+        if self._young and self._young[0].place <= place - LOOK_AHEAD + 1:
+            point = self._young.popleft()
+            if point.begins or any(point is undecided for undecided in self._newest):
+                point.around = around(point.place)
+
+    def fall(self) -> Fall | None:
+        """The fall from the best running median to that of the end, if it is more than noise."""
+        if self._count < SHORTEST:
+            return None
+        values = list(self._values)
+        now = _median(values[-MEDIAN_OF:])
+        best = self._best if len(values) == 2 * MEDIAN_OF else _median(values[:-MEDIAN_OF])
+        if best - now <= FALL_DEVIATIONS * self._deviation():
+            return None
+        middle = (best + now) / 2
+        last = bisect_right(self._highs, -middle, key=lambda high: -high[0]) - 1
+        return Fall(best, now, self._highs[last][1])
+
+    def _deviation(self) -> float:
+        """Of one value about its curve, from the differences of neighbours: a fall itself is one of many."""
+        return 1.4826 * self._jumps.median() / math.sqrt(2)
+
+    def _add_high(self, value: float, after: Point) -> None:
+        highs = self._highs
+        while highs and highs[-1][0] <= value:
+            highs.pop()[1].begins = False
+        highs.append((value, after))
+        after.begins = True
+        if len(highs) > MOST_HIGHS:
+            self._highs = _spaced(highs)
+
+
+def _spaced(highs: list[tuple[float, Point]]) -> list[tuple[float, Point]]:
+    """At most half of MOST_HIGHS, evenly by value: of a curve that falls without noise, each value is one."""
+    gap = (highs[0][0] - highs[-1][0]) / (MOST_HIGHS // 2 - 2)
+    kept = highs[:1]
+    for high in highs[1:-1]:
+        if kept[-1][0] - high[0] >= gap:
+            kept.append(high)
+    return [*kept, highs[-1]]
+
+
+class Past:
+    """Running figures of one objective."""
+
+    def __init__(self, objective: str, band: tuple[float, float] | None) -> None:
+        self.reward, self.correct = Curve(), Curve()
+        self.spread = Window(NOISE_ROWS)
+        """Of the rewards inside groups."""
+        self.kls: deque[float] = deque(maxlen=ABOVE_ROWS)
+        self.kl_count = self.kl_above = 0
+        """KLs that were measured, and those above the band."""
+        self._highest = band[1] if band else math.inf
+        self._labels = f"label/{objective}/"
+        self._kl, self._reward, self._spread = (f"{name}/{objective}" for name in ("kl", "reward", "reward_std"))
+        self._correct = f"{self._labels}correct"
+        self._keys = ("step", *SETTINGS, f"beta/{objective}", *(name.format(objective) for name in CURVES))
+        self._recent: list[Row] = []
+        """The newest rows with `_keys` alone."""
+        self._place = -1
+        """Of the newest row."""
+
+    def add(self, row: Row) -> None:
+        if (kl := _finite(row, self._kl)) is not None:
+            self.kls.append(kl)
+            self.kl_count += 1
+            self.kl_above += kl > self._highest
+        if (spread := _finite(row, self._spread)) is not None:
+            self.spread.add(spread)
+        self._place += 1
+        self._recent.append({key: row[key] for key in self._keys if key in row})
+        for curve, value in ((self.reward, _finite(row, self._reward)), (self.correct, self._share(row))):
+            if value is not None:
+                curve.add(Point(value, int(row["step"]), self._place))
+            curve.grow_up(self._place, self._around)
+        if len(self._recent) > 2 * (LOOK_BACK + LOOK_AHEAD):
+            del self._recent[: LOOK_BACK + LOOK_AHEAD]
+
+    def around(self, point: Point) -> Around:
+        """What was measured about a point of a curve."""
+        return point.around or self._around(point.place)
+
+    def _around(self, place: int) -> Around:
+        at = place - self._place + len(self._recent) - 1
+        return Around(self._recent[max(at - LOOK_BACK, 0) : at], self._recent[at : at + LOOK_AHEAD])
+
+    def _share(self, row: Row) -> float | None:
+        """Of right answers; 0 where other labels were counted."""
+        if self._correct in row:
+            return _finite(row, self._correct)
+        return 0.0 if keys_below(row, self._labels) else None
+
+
+class History:
+    """The rows of a run in their order. Between the first BASELINE and the newest KEPT rows none can be looked at."""
+
+    def __init__(self, config: Config, rows: Iterable[Row] = ()) -> None:
+        self._first: list[Row] = []
+        self._newest: list[Row] = []
+        self._count = 0
+        self.cosines: deque[float] = deque(maxlen=CONFLICT_ROWS)
+        """Between the objectives' gradients, of the newest rows that have one."""
+        self.objectives = {name: Past(name, objective.kl_band) for name, objective in config.objectives.items()}
+        self.reported: tuple[int, frozenset[tuple[str, str]]] = (0, frozenset())
+        """The keys of what the rules found, and as of which number of rows."""
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: Row) -> None:
+        """Add the next row."""
+        for past in self.objectives.values():
+            past.add(row)
+        if (cosine := _finite(row, "grad/cosine")) is not None:
+            self.cosines.append(cosine)
+        if self._count < BASELINE:
+            self._first.append(row)
+        self._newest.append(row)
+        self._count += 1
+        if len(self._newest) == 2 * KEPT:
+            del self._newest[:KEPT]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        """A row, or those of a slice.
+
+        Raises:
+            Forgotten: one of them is no longer kept.
+        """
+        if isinstance(place, slice):
+            start, stop, _ = place.indices(self._count)
+            rows, offset = self._holding(start, stop)
+            return rows[start - offset : max(stop, start) - offset : place.step]
+        at = range(self._count)[place]
+        rows, offset = self._holding(at, at + 1)
+        return rows[at - offset]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self[:])
+
+    def _holding(self, start: int, stop: int) -> tuple[list[Row], int]:
+        """Rows that hold those from `start` to `stop`, and the place of the first of them."""
+        if start >= max(self._count - KEPT, 0) or self._count == len(self._newest):
+            return self._newest, self._count - len(self._newest)
+        if max(start, stop) <= len(self._first):
+            return self._first, 0
+        raise Forgotten(f"rows {start} to {stop} of {self._count}: the first {BASELINE} and newest {KEPT} are kept")
+
+
+def _median(values: list[float]) -> float:
+    """Of a few values, at least one."""
+    ordered, n = sorted(values), len(values)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def _finite(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    if type(value) is not float:
+        value = number(row, key)
+    return value if value is not None and math.isfinite(value) else None
