@@ -10,6 +10,10 @@ from typing import Any
 import jaxtyping
 from beartype import BeartypeConf, FrozenDict, beartype
 
+CALLS = 64
+"""Calls of a function without axes that are checked in one test: a loop's later ones are like its first ones."""
+_tests = 0
+
 check = beartype(
     conf=BeartypeConf(
         is_pep484_tower=True,  # an int is a fine float
@@ -30,6 +34,12 @@ def install(package: str) -> None:
     jaxtyping.jaxtyped = jaxtyped
 
 
+def begin() -> None:
+    """A test begins: the first calls of every function are checked again."""
+    global _tests
+    _tests += 1
+
+
 def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     """Takes the place of `jaxtyping.jaxtyped` in the hook: a decorator of functions and, by `__init__`, dataclasses."""
     if target is None:
@@ -44,12 +54,16 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
 def _plain(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
     """The check is written at the first call: most functions are never called in one process of tests."""
     checked: Callable[..., Any] | None = None
+    test, left = 0, CALLS
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal checked
-        if jaxtyping.config.jaxtyping_disable:
+        nonlocal checked, test, left
+        if test != _tests:
+            test, left = _tests, CALLS
+        if left <= 0 or jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
+        left -= 1
         checked = checked or typechecker(function)
         return checked(*args, **kwargs)
 

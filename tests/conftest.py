@@ -26,6 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
+def pytest_runtest_setup() -> None:
+    checker.begin()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_confirmations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes what this user confirmed or keeps of logs; processes that tests start inherit it."""

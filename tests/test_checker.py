@@ -115,6 +115,13 @@ def test_wrong_axes_are_refused(made: Any) -> None:
     assert [refused(call) for call in wrong] == [True] * len(wrong)
 
 
+def test_the_first_calls_in_each_test_are_checked(made: Any) -> None:
+    calls = [refused(lambda: made.double("2")) for _ in range(checker.CALLS + 1)]
+    assert calls == [True] * checker.CALLS + [False]
+    checker.begin()
+    assert refused(lambda: made.double("2"))
+
+
 def test_nothing_is_checked_where_a_test_asks_for_it(made: Any, unchecked: None) -> None:
     assert made.double("2") == "22" and made.double(0) == "nothing" and made.Plain("3").number == "3"
     assert made.Shaped(torch.ones(2), torch.ones(3)).b.shape == (3,)

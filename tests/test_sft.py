@@ -9,12 +9,12 @@ import torch
 
 from grpo_nb.config import ConfigError
 from grpo_nb.guards import TrainingError
-from grpo_nb.model import load_policy
+from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.tasks import DataError
-from grpo_nb.types import Example, Score
-from tests.tiny import edited, rows, tiny_config, tiny_run
+from grpo_nb.types import Example, Score, Steps
+from tests.tiny import edited, rows, small_pairs, small_tasks, tiny_config, tiny_run
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Answer: The inn"}]}
 
@@ -25,6 +25,14 @@ def data(folder: Path, *lines: object) -> Path:
     return path
 
 
+def small_run(folder: Path, name: str = "tiny", **changes: Any) -> Run:
+    return tiny_run(folder, name, sft__data=small_pairs(), **changes)
+
+
+def learn(run: Run, policy: Policy | None = None) -> Steps:
+    return sft(run, policy=policy, tasks=small_tasks())
+
+
 def result(run: Run) -> dict[str, torch.Tensor]:
     newest, damaged = run.sft_checkpoints.latest()
     assert newest is not None and not damaged
@@ -33,14 +41,14 @@ def result(run: Run) -> dict[str, torch.Tensor]:
 
 def test_a_broken_off_sft_resumes_to_the_same_bits(tmp_path: Path) -> None:
     changes = {"sft__steps": 5, "sft__checkpoint_every": 2}
-    straight, broken = tiny_run(tmp_path, "straight", **changes), tiny_run(tmp_path, "broken", **changes)
-    expected = rows(list(sft(straight)))
-    for step in sft(broken):
+    straight, broken = small_run(tmp_path, "straight", **changes), small_run(tmp_path, "broken", **changes)
+    expected = rows(list(learn(straight)))
+    for step in learn(broken):
         if step.step == 3:
             break
     assert not finished(broken)
-    assert [step.step for step in sft(broken)] == [4, 5]
-    assert finished(broken) and list(sft(broken)) == []
+    assert [step.step for step in learn(broken)] == [4, 5]
+    assert finished(broken) and list(learn(broken)) == []
     assert [r["step"] for r in broken.rows("sft")] == [1, 2, 3, 4, 5]
     assert [r["loss"] for r in broken.rows("sft")] == [r["loss"] for r in expected]
     a, b = result(straight), result(broken)
@@ -48,11 +56,11 @@ def test_a_broken_off_sft_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_settings_edited_between_two_parts_of_sft_are_refused(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path)
-    next(sft(run))
+    run = small_run(tmp_path)
+    next(learn(run))
     with pytest.raises(RunError, match=r"checkpoint 000001 of sft/[\s\S]*sft\.learning_rate: the checkpoint has"):
-        next(sft(edited(run, sft__learning_rate=0.5)))
-    assert [step.step for step in sft(edited(run, sft__learning_rate=run.config.sft.learning_rate))] == [2, 3]
+        next(learn(edited(run, sft__learning_rate=0.5)))
+    assert [step.step for step in learn(edited(run, sft__learning_rate=run.config.sft.learning_rate))] == [2, 3]
 
 
 def test_the_loss_falls_on_pairs_that_were_held_out(tmp_path: Path) -> None:
@@ -63,7 +71,7 @@ def test_the_loss_falls_on_pairs_that_were_held_out(tmp_path: Path) -> None:
 
 
 def test_micro_batches_change_no_gradient(tmp_path: Path) -> None:
-    norms = [next(sft(tiny_run(tmp_path, f"m{m}", sft__micro_batch=m)))["grad/norm"] for m in (16, 3)]
+    norms = [next(learn(small_run(tmp_path, f"m{m}", sft__micro_batch=m)))["grad/norm"] for m in (16, 3)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)  # type: ignore[arg-type]
 
 
@@ -145,7 +153,7 @@ def test_a_model_that_is_not_finite_ends_sft_and_saves_nothing(tmp_path: Path) -
     policy = load_policy(tiny_config().model, 0)
     with torch.no_grad():
         next(iter(policy.parameters_by_name().values())).fill_(float("nan"))
-    run = tiny_run(tmp_path, sft__steps=5)
+    run = small_run(tmp_path, sft__steps=5)
     with pytest.raises(TrainingError, match="skipped"):
-        list(sft(run, policy=policy))
+        list(learn(run, policy=policy))
     assert not finished(run)

@@ -61,6 +61,15 @@ def small_tasks() -> dict[str, Task]:
     return {name: FirstOf(task, 24) for name, task in demo_tasks()[1].items()}
 
 
+@functools.cache
+def small_pairs() -> str:
+    """A file of the first 400 pairs of the demo's SFT data."""
+    data = demo_tasks()[0]
+    path = data.parent / "pairs.jsonl"
+    path.write_text("".join((data / "sft.jsonl").read_text().splitlines(keepends=True)[:400]))
+    return str(path)
+
+
 def tiny_config(**changes: Any) -> Config:
     """The demo with 4 prompts x 4 completions, 4 steps, 3 SFT steps; dotted names with `__` for the dot."""
     return presets.demo().replace(**SMALL | {key.replace("__", "."): value for key, value in changes.items()})
