@@ -1,5 +1,6 @@
 """Pictures show what the rows say, from nothing to thousands of steps, without pyplot, mathtext or overlaps."""
 
+import functools
 import math
 import struct
 import subprocess
@@ -8,7 +9,7 @@ import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.mathtext
 import numpy as np
@@ -18,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from grpo_nb import plots, presets
 from grpo_nb.config import Config
@@ -156,10 +158,35 @@ def curve(axis: Axes, colour: str) -> Any:
 # All pictures
 
 
+class Drawn(NamedTuple):
+    figure: Figure
+    png: bytes
+    boxes: list[tuple[str, Bbox]]
+    """Each text and its place in pixels."""
+    parsed: list[str]
+    """What was parsed as mathtext on the way."""
+
+
+@functools.cache
+def drawn(name: str) -> Drawn:
+    """A picture, drawn once for all tests."""
+    parsed, parse = [], matplotlib.mathtext.MathTextParser.parse
+
+    def noted(parser: Any, text: str, *more: Any, **options: Any) -> Any:
+        parsed.append(text)
+        return parse(parser, text, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matplotlib.mathtext.MathTextParser, "parse", noted)
+        figure = PICTURES[name]()
+        png = plots.to_png(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    return Drawn(figure, png, [(t.get_text(), t.get_window_extent(renderer)) for t in texts(figure)], parsed)
+
+
 @each_picture
 def test_every_picture_is_a_png_of_its_size(name: str) -> None:
-    figure = PICTURES[name]()
-    png = plots.to_png(figure)
+    figure, png, _, _ = drawn(name)
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG") and (width, height) == pytest.approx(figure.get_size_inches() * 100, abs=1)
     assert len(png) < 250_000
@@ -172,7 +199,7 @@ KEPT_BYTES = 50_000
 @pytest.mark.ux(34, at="unit")
 @each_picture
 def test_what_a_notebook_keeps_of_a_picture_is_small(name: str) -> None:
-    figure = PICTURES[name]()
+    figure = drawn(name).figure
     kept = plots.to_kept_png(figure)
     width, height = struct.unpack(">II", kept[16:24])
     assert (width, height) == pytest.approx(figure.get_size_inches() * 72, abs=1)
@@ -203,10 +230,7 @@ def test_gradients_that_are_all_zero_are_drawn() -> None:
 
 @each_picture
 def test_no_text_overlaps_another_or_leaves_the_picture(name: str) -> None:
-    figure = PICTURES[name]()
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts(figure)]
+    figure, _, boxes, _ = drawn(name)
     width, height = figure.get_size_inches() * figure.dpi
     outside = [text for text, b in boxes if b.x0 < 0 or b.y0 < 0 or b.x1 > width or b.y1 > height]
     assert not outside
@@ -220,13 +244,9 @@ def _overlap(a: Any, b: Any) -> float:
 
 
 @each_picture
-def test_nothing_is_set_as_mathtext(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("mathtext was parsed")
-
-    monkeypatch.setattr(matplotlib.mathtext.MathTextParser, "parse", refuse)
-    figure = PICTURES[name]()
-    plots.to_png(figure)
+def test_nothing_is_set_as_mathtext(name: str) -> None:
+    figure, _, _, parsed = drawn(name)
+    assert not parsed
     assert not [t.get_text() for t in texts(figure) if "$" in t.get_text()]  # what would be, and is shown raw now
 
 
