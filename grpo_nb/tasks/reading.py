@@ -127,6 +127,7 @@ class Reading:
     """All lines of the answer, joined: free answers (replies, summaries) go on after the first one."""
 
 
+@lru_cache(maxsize=4096)  # completions of a group are often the same, and a check reads each wording for every item
 def read(text: str) -> Reading:
     """The answer of a completion and its evidence.
 
