@@ -43,20 +43,46 @@ def shown(cell: Any) -> str:
     return "\n".join(texts).strip()
 
 
+def notebook(*sources: str) -> Any:
+    """A notebook of these code cells."""
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    spec = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": spec})
+
+
 def execute(folder: Path, *sources: str) -> tuple[list[str], Any]:
     """What each cell showed, in a kernel whose working directory is `folder`; and the executed notebook.
 
     Cells that fail show their error. A kernel that dies raises nbclient's DeadKernelError.
     """
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    spec = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    book = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": spec})
+    book = notebook(*sources)
     with tempfile.TemporaryDirectory(prefix="nb-") as private:  # short: a socket's path has about 100 characters
         sockets = Config({"KernelManager": {"transport": "ipc", "connection_file": f"{private}/kernel.json"}})
         where = {"metadata": {"path": str(folder)}}
         client = NotebookClient(book, config=sockets, timeout=int(PATIENCE), allow_errors=True, resources=where)
         client.execute(env=environment(folder))
     return [shown(cell) for cell in book.cells], book
+
+
+class Shared:
+    """One kernel for several notebooks, each in its own folder: a kernel's imports take longer than most of them."""
+
+    def __init__(self, folder: Path) -> None:
+        asynchronous = "jupyter_client.asynchronous.client.AsyncKernelClient"
+        self.manager = KernelManager(kernel_name="python3", client_class=asynchronous)
+        self.manager.start_kernel(cwd=str(folder), env=environment(folder))
+
+    def execute(self, folder: Path, *sources: str) -> tuple[list[str], Any]:
+        """As the function of this name."""
+        book = notebook(f"import os; os.chdir({str(folder)!r})", *sources)
+        client = NotebookClient(book, km=self.manager, timeout=int(PATIENCE), allow_errors=True)
+        client.execute()
+        client.kc.stop_channels()
+        del book.cells[0]
+        return [shown(cell) for cell in book.cells], book
+
+    def close(self) -> None:
+        self.manager.shutdown_kernel(now=True)
 
 
 class Kernel:

@@ -195,7 +195,7 @@ def test_lines_are_few_where_there_is_no_terminal(
 
 def command(path: Path, steps: int) -> list[str]:
     flags = {"sft.steps": 2, "sft.batch": 8, "sft.micro_batch": 8, "batch.prompts": 4, "batch.group_size": 4,
-             "batch.micro_batch": 16, "run.eval_examples": 4}  # fmt: skip
+             "batch.micro_batch": 16, "run.quick_eval_every": 0}  # fmt: skip
     settings = [part for key, value in flags.items() for part in ("--set", f"{key}={value}")]
     return [sys.executable, "-m", "grpo_nb", "train", str(path), "--preset", "demo", *settings, "--steps", str(steps)]
 

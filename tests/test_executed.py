@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
@@ -71,20 +72,23 @@ def test_executed_again_it_is_reused_and_another_run_gives_the_same_numbers(
     assert [stable(row) for row in again.metric_rows()] == [stable(row) for row in run.metric_rows()]
 
 
-@pytest.mark.ux(29, at="nbclient")
-def test_notebook_before_its_predecessor_says_which_it_needs(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path)
-    with pytest.raises(CellExecutionError) as caught:
-        execute("03_grpo", tmp_path, RUN=str(run.path))
-    assert "SFT of run tiny is not finished: run notebook 02_sft first" in str(caught.value)
-    assert "KeyError" not in str(caught.value)
-
-
-@pytest.mark.ux(38, at="nbclient")
-def test_diagnostics_read_a_log_that_came_without_its_model(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, "log")
+@pytest.mark.ux(29, 38, at="nbclient")
+def test_diagnostics_need_no_model_and_a_notebook_before_its_predecessor_says_which_it_needs(tmp_path: Path) -> None:
+    """Both in one kernel, whose start takes longer than they do."""
+    log, new = tiny_run(tmp_path, "log"), tiny_run(tmp_path, "new")
     for row in made_rows.ill(lambda row: {"truncation/fairness": 0.6}, 40):
-        run.log_metrics(row)
-    page = execute("04_diagnostics", tmp_path, RUN=str(run.path))
-    assert not run.checkpoints.steps()
+        log.log_metrics(row)
+    parts = [("04_diagnostics", log), ("03_grpo", new)]
+    books = [nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name, _ in parts]
+    first, second = (
+        render.with_parameters(b, {"RUN": str(run.path)}) for b, (_, run) in zip(books, parts, strict=True)
+    )
+    first.cells += second.cells
+    nbformat.write(first, tmp_path / "both.ipynb")
+    with pytest.raises(CellExecutionError) as caught:
+        render.render(tmp_path / "both.ipynb", tmp_path)
+    assert "SFT of run new is not finished: run notebook 02_sft first" in str(caught.value)
+    assert "KeyError" not in str(caught.value)
+    page = (tmp_path / "both.html").read_text(encoding="utf-8")
+    assert not log.checkpoints.steps()
     assert page.count("data:image/png;base64,") >= 3 and "max_completion" in page, "plots, and a finding"

@@ -22,6 +22,13 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     kernel.close()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.close()
+
+
 def findings(run: Run) -> list[str]:
     return [event["message"] for event in run.rows("events") if event.get("rule") == "code_changed"]
 
@@ -30,8 +37,10 @@ SHOWN = "print(repr(session))"
 
 
 @pytest.mark.ux(26, at="nbclient")
-def test_reload_brings_new_code_to_what_the_notebook_holds(kernel: Kernel, tmp_path: Path) -> None:
+def test_reload_brings_new_code_to_what_the_notebook_holds(shared: Kernel, tmp_path: Path) -> None:
+    kernel = shared
     tiny_run(tmp_path)
+    kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
     kernel.run("import grpo_nb as g\nfrom grpo_nb import Run, attach, presets\nrun = Run.open('tiny')")
     kernel.run("session = attach(run)\nconfig = run.config\nknob = run.knobs['temperature']")
     assert kernel.run("session") == "tiny: new, step 0 of 4", "and with its dashboard, which holds it too"
@@ -113,10 +122,11 @@ def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Ke
     assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
 
 
-def test_old_kernel_trains_in_the_foreground_and_says_so(kernel: Kernel, tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, run__steps=2)
-    kernel.run("import importlib.metadata as m\nreal = m.version")
+def test_old_kernel_trains_in_the_foreground_and_says_so(shared: Kernel, tmp_path: Path) -> None:
+    kernel, run = shared, tiny_run(tmp_path, run__steps=2)
+    kernel.run(f"import os; os.chdir({str(tmp_path)!r})\nimport importlib.metadata as m\nreal = m.version")
     kernel.run("m.version = lambda name: '6.17.1' if name == 'ipykernel' else real(name)\nimport grpo_nb as g")
     shown = kernel.run("session = g.start('tiny')")
+    kernel.run("m.version = real")
     assert shown.startswith("foreground mode (ipykernel 6.17.1 serves no widgets while a cell waits; 7.4 does)")
     assert shown.endswith("tiny: done, step 2 of 2") and run.last_step() == 2, "the cell waited and showed the end"

@@ -5,6 +5,7 @@ that a waiting cell holds (JupyterLab with `commsOverSubshells` off, VS Code). K
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,33 +42,36 @@ def used_after(run: Run, key: str, step: int) -> float:
     return float(next(row for row in run.metric_rows() if row["step"] == step + 2)[key])
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.close()
+
+
 @pytest.mark.ux(3, 4, 6, 8, 40, at="nbclient")
 @pytest.mark.parametrize("used", [True, False], ids=["over_a_subshell", "over_the_shell"])
-def test_controls_work_while_a_cell_waits_and_while_none_does(used: bool, tmp_path: Path) -> None:
-    kernel = Kernel(tmp_path)
-    try:
-        assert "kernel subshells" in kernel.client.kernel_info(reply=True, timeout=120)["content"]["supported_features"]
-        run = tiny_run(tmp_path, run__steps=5000, sft__steps=0)
-        models = json.loads(kernel.run(WIDGETS))
-        subshell = kernel.subshell() if used else None
-        until(lambda: run.last_step(), "the first step")
+def test_controls_work_while_a_cell_waits_and_while_none_does(kernel: Kernel, used: bool, tmp_path: Path) -> None:
+    assert "kernel subshells" in kernel.client.kernel_info(reply=True, timeout=120)["content"]["supported_features"]
+    run = tiny_run(tmp_path, run__steps=5000, sft__steps=0)
+    models = json.loads(kernel.run(f"import os; os.chdir({str(tmp_path)!r})\n{WIDGETS}"))
+    subshell = kernel.subshell() if used else None
+    until(lambda: run.last_step(), "the first step")
 
-        change(kernel, models["temperature"], subshell, value=0.7)
-        until(lambda: run.knobs["temperature"].value == 0.7, "the temperature, with no cell running")
-        assert used_after(run, "temperature", run.last_step() or 0) == 0.7
+    change(kernel, models["temperature"], subshell, value=0.7)
+    until(lambda: run.knobs["temperature"].value == 0.7, "the temperature, with no cell running")
+    assert used_after(run, "temperature", run.last_step() or 0) == 0.7
 
-        def meanwhile() -> None:
-            change(kernel, models["beta/fairness"], subshell, value=0.05)
-            until(lambda: run.knobs["beta/fairness"].value == 0.05, "beta, while a cell waits")
-            assert used_after(run, "beta/fairness", run.last_step() or 0) == 0.05
-            press(kernel, models["stop"], subshell)
+    def meanwhile() -> None:
+        change(kernel, models["beta/fairness"], subshell, value=0.05)
+        until(lambda: run.knobs["beta/fairness"].value == 0.05, "beta, while a cell waits")
+        assert used_after(run, "beta/fairness", run.last_step() or 0) == 0.05
+        press(kernel, models["stop"], subshell)
 
-        said, error = kernel.ask("await session.wait()", meanwhile=meanwhile)
-        assert error is None and said.endswith(f"tiny: stopped, step {run.last_step()} of 5000"), error
-        turns = [event for event in run.rows("events") if event["kind"] == "knob" and event["key"] != "command"]
-        assert [(turn["key"], turn["new"], turn["by"]) for turn in turns] == [
-            ("temperature", 0.7, "dashboard"),
-            ("beta/fairness", 0.05, "dashboard"),
-        ]
-    finally:
-        kernel.close()
+    said, error = kernel.ask("await session.wait()", meanwhile=meanwhile)
+    assert error is None and said.endswith(f"tiny: stopped, step {run.last_step()} of 5000"), error
+    turns = [event for event in run.rows("events") if event["kind"] == "knob" and event["key"] != "command"]
+    assert [(turn["key"], turn["new"], turn["by"]) for turn in turns] == [
+        ("temperature", 0.7, "dashboard"),
+        ("beta/fairness", 0.05, "dashboard"),
+    ]

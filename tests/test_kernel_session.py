@@ -3,12 +3,13 @@
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nbclient.exceptions import DeadKernelError
 
-from tests.live_kernel import execute, until
+from tests.live_kernel import Shared, execute, until
 from tests.tiny import tiny_run
 
 IMPORTS = "import asyncio, os, time\nimport grpo_nb as g"
@@ -19,10 +20,17 @@ TOLD = (
 PAUSED = "while session.state != 'paused':\n    await asyncio.sleep(0.05)\n"
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    kernel = Shared(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.close()
+
+
 @pytest.mark.ux(2, 8, 12, at="nbclient")
-def test_every_verb_in_a_thread(tmp_path: Path) -> None:
+def test_every_verb_in_a_thread(kernel: Shared, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=4000, sft__steps=0, run__checkpoint_every=1000)
-    said, _ = execute(
+    said, _ = kernel.execute(
         tmp_path,
         IMPORTS,
         "session = g.start('tiny')\nsession.where, session.live",
@@ -52,6 +60,7 @@ def test_every_verb_in_a_thread(tmp_path: Path) -> None:
     assert steps == list(range(1, len(steps) + 1)), "whatever was said, no step was lost or done twice"
 
 
+@pytest.mark.slow  # test_workers.py has it without a notebook
 @pytest.mark.ux(5, 10, 37, at="nbclient")
 def test_process_lives_on_when_its_kernel_is_killed_and_a_new_kernel_attaches(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
@@ -112,9 +121,9 @@ def reward(completions, **columns):
 
 
 @pytest.mark.ux(13, at="nbclient")
-def test_failure_is_told_in_a_few_lines_and_says_where_the_rest_is(tmp_path: Path) -> None:
+def test_failure_is_told_in_a_few_lines_and_says_where_the_rest_is(kernel: Shared, tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
-    said, book = execute(
+    said, book = kernel.execute(
         tmp_path,
         IMPORTS + FAILS,
         "session = g.start('tiny', rewards={'fairness': [reward]})\nsession",
@@ -148,9 +157,9 @@ def full(fd, data):
 
 
 # one clear state in the panel and in its text, and none of it lost
-def test_full_disk_is_one_clear_state_and_resume_goes_on_when_there_is_space(tmp_path: Path) -> None:
+def test_full_disk_is_one_clear_state_and_resume_goes_on_when_there_is_space(kernel: Shared, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=6)
-    said, _ = execute(
+    said, _ = kernel.execute(
         tmp_path,
         IMPORTS + FULL,
         "session = g.start('tiny', steps=2)\nawait session.wait()",

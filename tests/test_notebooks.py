@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from jupytext.cli import jupytext as jupytext_cli
 
 from tests.conftest import ROOT
-from tests.live_kernel import execute
+from tests.live_kernel import Shared
 from tests.tiny import tiny_run
 
 FOLDER = ROOT / "notebooks"
@@ -144,6 +145,13 @@ def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
     assert cells[-1].cell_type == "markdown" and ".ipynb)" in cells[-1].source
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    kernel = Shared(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.close()
+
+
 @pytest.mark.ux(29, at="nbclient")
 @pytest.mark.parametrize(
     ("name", "made", "needs"),
@@ -153,13 +161,15 @@ def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
         ("04_diagnostics", "the run", "run demo has no GRPO steps yet: run notebook 03_grpo first, with RUN = 'demo'"),
     ],
 )
-def test_notebook_started_out_of_order_says_what_it_needs(name: str, made: str, needs: str, tmp_path: Path) -> None:
+def test_notebook_started_out_of_order_says_what_it_needs(
+    kernel: Shared, name: str, made: str, needs: str, tmp_path: Path
+) -> None:
     (tmp_path / "pyproject.toml").touch()
     if made == "the run":
         tiny_run(tmp_path / "runs", "demo")
     sources = [cell.source for cell in code_cells(name)]
     opens = next(i for i, source in enumerate(sources) if "project.open_run" in source)
-    said, _ = execute(tmp_path, *sources[: opens + 1])
+    said, _ = kernel.execute(tmp_path, *sources[: opens + 1])
     assert re.fullmatch(needs, said[-1]), "one line, no traceback"
 
 
