@@ -328,6 +328,13 @@ def test_labelled_answers_of_the_sets_that_were_held_out_once() -> None:
     assert shares["paid"] == shares["undecided"] == 0
 
 
+def test_labelled_answers_of_writers_who_had_not_seen_the_rules() -> None:
+    table = qa_report.counted(qa_report.rows_of(qa_report.HERE, "qa_fresh"))
+    shares = qa_report.shares(table["all"])
+    assert shares["agree"] >= 0.98, table
+    assert shares["paid"] <= 0.005 and shares["undecided"] <= 0.01
+
+
 @pytest.mark.slow
 def test_rates_on_real_rows(shared_data: Path) -> None:
     task = HaluEvalQA(shared_data / "halueval")

@@ -21,7 +21,7 @@ from grpo_nb.tasks.grounding.items import Verdict, item
 from grpo_nb.tasks.grounding.passages import passage
 from grpo_nb.tasks.grounding.quotes import Subject, best_quote, grounds
 from grpo_nb.tasks.grounding.short import judge_short
-from grpo_nb.tasks.grounding.silence import falls_silent, names_something, tells_nothing
+from grpo_nb.tasks.grounding.silence import ends_silent, names_something, refuses, says_nothing, tells_nothing
 from grpo_nb.tasks.grounding.yes_no import judge_yes_no, says_yes_or_no
 from grpo_nb.tasks.hub import locate, rows_of
 from grpo_nb.tasks.parsed import Parsed, once
@@ -263,7 +263,7 @@ def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -
     if found.label == UNDECIDED and columns["answerable"]:
         return Score(value=None, label=UNDECIDED, cause=found.cause)
     if not columns["answerable"]:
-        label = "correct" if found.label == "correct" else "invented"
+        label = found.label if found.label in ("correct", "unparsed") else "invented"
         return Score(value=UNTOLD.value(label), label=label, cause=found.cause)
     if found.label != "correct":
         bands = GROUNDED if columns["evidence"] else BARE
@@ -320,21 +320,22 @@ def _verdict(columns: Mapping[str, Any], answer: str) -> Verdict:
         found = judge_free(answer, form.share, reference(right, hallucinated, _asked(columns), _source(columns)))
         return Verdict("abstained", found.cause) if found.label == "wrong" and abstains(answer) else found
     about = item(right, hallucinated, _asked(columns), _source(columns))
-    silent = abstains(answer) or tells_nothing(answer)
+    refused = refuses(answer) and not tells_nothing(answer)
+    silent = not refused and (abstains(answer) or tells_nothing(answer))
     if not columns["answerable"]:
-        honest = answer == right or (silent and not names_something(answer, about))
-        return Verdict("correct" if honest else "invented")
+        if answer == right or (silent and not names_something(answer, about)):
+            return Verdict("correct")
+        return Verdict("unparsed" if refused or (not silent and says_nothing(answer, about)) else "invented")
     if about.yes_no and abstains(answer) and not says_yes_or_no(answer):
         return Verdict("abstained")
     found = judge_yes_no(answer, about) if about.yes_no else judge_short(answer, about)
-    if found.label == "correct" and not about.yes_no and (abstains(answer) or falls_silent(answer, about)):
+    if found.label == "correct" and not about.yes_no and ends_silent(answer):
         return Verdict("abstained", "it says, too, that the text does not tell")
-    if found.label == "absent" and silent and not names_something(answer, about):
-        return Verdict("abstained", found.cause)
-    if found.label == "wrong" and abstains(answer) and not names_something(answer, about):
+    if found.label in ("absent", "wrong") and silent and not names_something(answer, about):
         return Verdict("abstained", found.cause)
     if found.label == "absent":
-        return Verdict("unparsed" if cut_off(answer) else "wrong", found.cause)
+        empty = refused or cut_off(answer) or says_nothing(answer, about)
+        return Verdict("unparsed" if empty else "wrong", found.cause)
     return found
 
 

@@ -5,7 +5,8 @@ The grammar is the same for every task, for training and for `grpo-nb score`:
 1. Thinking is left out (tasks/thinking.py), and so is a question that the model asks itself after its answer.
 2. The answer follows a marker; the strongest kind of marker that the text has counts, and of this kind the last:
    `\\boxed{...}`, an answer tag (`<answer>`), a JSON field ("answer": ...), a final answer ("Final answer:", "Correct
-   answer:"), an answer ("Answer:", "The answer is", a heading "Answer"). Inside the first three it is read again.
+   answer:"), an answer ("Answer:", "The answer is", a heading or the row of a table "Answer"), a conclusion
+   ("Conclusion:", "Final:", "TL;DR:"). Inside the first three it is read again.
    A marker that is denied or doubted ("the answer is not", "if the answer is") is none.
 3. The answer is the rest of the line; where that is empty, the next line that is not. Markdown is dropped. A list
    with a bullet before each entry is one answer.
@@ -84,6 +85,12 @@ MARKERS = (
     ),
     _marker("answer", 2, r"(?:答案|回答)(?:应该)?(?:是|为)"),
     _marker("answer", 2, rf"^{_MARKS}(?:the |my )?{_WORD}{_MARKS}$"),
+    _marker("answer", 2, rf"^{_MARKS}ans\b\s*[.:)\-]+\s*[-:]*"),
+    _marker("row", 2, rf"^\s*\|{_MARKS}{_WORD}{_MARKS}\|"),
+    _marker(
+        "conclusion", 1,
+        rf"^{_MARKS}(?:conclusion|final|result|verdict|summary|tl;?dr|in short|so|therefore){_COLON}{_MARKS}(?=\S)",
+    ),
 )  # fmt: skip
 """Markers of an answer. The strongest counts, and the last of the strongest."""
 NESTED = 4
@@ -94,8 +101,12 @@ _UNDONE = re.compile(
     r"n't|why|stereotyp\w*|wrong|incorrect|assume)\b[^.\n]*|\bno )$",
     re.IGNORECASE,
 )
-_NOT_THIS = re.compile(r"\s*(?:not|n't|neither|never)\b(?! (?:enough|know|answer|possib|determin|stat|clear|giv|specif|"
-                       r"mention|provid|indicat|suffic|be |able|in the|explicit|avail))", re.IGNORECASE)  # fmt: skip
+_NOT_THIS = re.compile(
+    r"\s*(?:consistent|supported|confirmed|found|given|stated|based|clear)\b"
+    r"|\s*(?:not|n't|neither|never)\b(?! (?:enough|know|answer|possib|determin|stat|clear|giv|specif|mention|provid|"
+    r"indicat|suffic|be |able|in the|explicit|avail))",
+    re.IGNORECASE,
+)
 _NEXT = re.compile(
     r"\n\s*[*#]*\s*(?:next )?(?:question|context|passage|text|user|human|instruction|input|q|problem|example)\b"
     r"[^\n:]{0,12}:",
@@ -109,7 +120,7 @@ _LEFTOVER = re.compile(
     r"<[|｜][^<>|｜\n]{1,40}[|｜]>(?:(?<=start\|>)\s*assistant\b)?|</?s>|<(?:eos|bos|pad|unk|end_of_turn|start_of_turn)>"
     r"|<turn\|>|\[/?INST\]"
 )
-_LINE_MARKS = "*_`#> \t"
+_LINE_MARKS = "*_`#>| \t"
 
 
 @dataclass(frozen=True)
@@ -186,13 +197,14 @@ def abstains(answer: str) -> bool:
 
 
 def cut_off(answer: str) -> bool:
-    """Whether a text stops before its end, at a word that nothing ends in.
+    """Whether a text stops before its end: at a word that nothing ends in, or within a sentence behind others.
 
     >>> cut_off("The bridge was opened on"), cut_off("What it was made of."), cut_off("In")
     (True, False, False)
     """
     words = answer.split()
-    return len(words) > 2 and words[-1].lower() in DANGLING
+    within = len(words) > 7 and words[-1][-1].isalpha() and re.search(r"[.!?][*_]*\s", answer) is not None
+    return len(words) > 2 and (words[-1].lower() in DANGLING or words[-1][-1] in ",:" or within)
 
 
 def contains(words: str, phrase: str) -> bool:
@@ -214,7 +226,7 @@ def _read(text: str, depth: int) -> Reading:
     own = _own(text)
     found = _marked(own) if depth else None
     if found is None:
-        whole = _before_evidence(own).strip()
+        whole = _without_notes(_before_evidence(own).strip())
         return Reading(whole, evidence(text), "", " ".join(whole.split()))
     marker, answer = found
     if marker.again:
@@ -310,6 +322,12 @@ def _quoted(line: str) -> str | None:
     return line[start + 1 : end].strip() or None
 
 
+def _without_notes(text: str) -> str:
+    """The text without lines that speak of the answer: `Confidence: 99%`, `Note: ...`; all of it where none is left."""
+    kept = [line for line in text.split("\n") if not _NOTE.match(line)]
+    return "\n".join(kept).strip() or text
+
+
 def _openings(line: str) -> Iterator[tuple[int, str]]:
     """The marks that open a quotation; an apostrophe inside a word opens none."""
     for place, mark in enumerate(line):
@@ -319,6 +337,11 @@ def _openings(line: str) -> Iterator[tuple[int, str]]:
 
 _BULLET = re.compile(r"(?:[-*+\u2022]|\d{1,2}[.)])\s+(.*)$")
 _LINE_ANSWER = re.compile(rf"{_WORD}{_COLON}\s*(.*)$", re.IGNORECASE)
+_NOTE = re.compile(
+    rf"{_MARKS}(?:confidence|certainty|score|explanation|reasoning|rationale|note|justification|sources?|verification|"
+    rf"check|draft|thoughts?){_COLON}",
+    re.IGNORECASE,
+)
 _TAKES_BACK = re.compile(rf"\W*(?:no, |oh, )?{words_of(CORRECTIONS).pattern}")
 _UNKNOWN = frozenset(normalise(folded(wording)) for wording in UNKNOWN_WORDINGS)
 _ALONE = re.compile(

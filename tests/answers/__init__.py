@@ -7,6 +7,9 @@ correct, wrong, abstained, unparsed; where the right answer is 'Not stated': cor
 reward agreed on 92.6% of the 189 rows whose id begins with `held-` and on 84.7% of the 190 of `held2-` (8 paid), the
 BBQ reader on 98.7% (none misread, 2 of 153 unread). What was found on QA has been mended since: they guard, and
 measure no longer.
+`qa_fresh.jsonl`: the same by writers who had not seen the rules, ids by set. On first contact the QA reward agreed on
+77.8% of the 356 rows of `c-` (3 paid, 54 right ones missed), and, after the rules had been made general on those, on
+91.0% of the 324 of `d-` (7 paid, 18 missed; the rules before: 86.7%). Both have been worked on since.
 `wordings.jsonl`: further items with many wordings of each answer, by what is right (`A|none`: either); written along
 with the reader, so they hold what it can, and measure nothing.
 All items are invented. `right` holds two labels where careful persons would differ. The labels were fixed before any

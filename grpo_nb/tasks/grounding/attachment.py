@@ -6,15 +6,16 @@ that takes the fact and leaves the thing is made up, though each of its words is
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
 
-from grpo_nb.tasks.grounding.claims import Token, related
-from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard, in_source
+from grpo_nb.tasks.grounding.claims import Token
+from grpo_nb.tasks.grounding.hearing import ARTICLES, LINKS, Heard, in_source
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import ACTING, CLASSIFIERS, CONVERSIONS
+from grpo_nb.tasks.grounding.lexicon import ACTING, CLASSIFIERS
+from grpo_nb.tasks.grounding.measures import number_of
+from grpo_nb.tasks.grounding.stems import related
 
-_INSIDE = frozenset(("in", "at", "near"))
 _YEAR = re.compile(r"1\d{3}|20\d\d")
+_TIMES = frozenset(("year", "decade", "century"))
 _LIFE = ACTING["born"][0]
 _WIDE = 8
 """Tokens that a bracket opens at most before a year in it."""
@@ -24,35 +25,14 @@ _AHEAD = 4
 
 def misattached(heard: Heard) -> str:
     """A number, agent or place that belongs elsewhere in the source, or the right answer under an opposite verb."""
+    seen: set[str] = set()
     for first, last in heard.runs():
-        if cause := _number_elsewhere(heard, first, last) or _agent_as_place(heard, first, last):
+        run = heard.forms(first, last)
+        again = heard.item.chooses and set(run) <= seen
+        if cause := not again and (_number_elsewhere(heard, first, last) or _agent_as_place(heard, first, last)):
             return cause
+        seen |= set(run)
     return _other_agent(heard) or _opposite_act(heard)
-
-
-def converts(about: Item, run: Sequence[str]) -> bool:
-    """Whether a number with its unit says in another unit what the right answer or the source says near it.
-
-    `14.6 km` is about 9.1 miles: within 3 percent.
-    """
-    if len(run) != 2 or run[1] not in CONVERSIONS:
-        return False
-    kind, size = CONVERSIONS[run[1]]
-    texts = [tuple(t.form for t in about.gold), *(about.passage.sentences[place].forms for place in about.near)]
-    measures = [
-        _number(number) * CONVERSIONS[unit][1]
-        for line in texts
-        for number, unit in pairwise(line)
-        if unit in CONVERSIONS and unit != run[1] and CONVERSIONS[unit][0] == kind
-    ]
-    return any(measure and abs(_number(run[0]) * size / measure - 1) <= 0.03 for measure in measures)
-
-
-def _number(form: str) -> float:
-    try:
-        return float(form)
-    except ValueError:
-        return 0.0
 
 
 def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
@@ -64,6 +44,7 @@ def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
     following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
     if (
         following
+        and not _YEAR.fullmatch(run[-1])
         and heard.part[last + 1] == "new"
         and following.kind == "word"
         and not in_source(about, following.form)
@@ -72,20 +53,29 @@ def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
     if _YEAR.fullmatch(run[-1]) and (cause := _gloss(heard, first, last) or _dated_otherwise(heard, first, last)):
         return cause
     places = passage.spoken(run, about.near)
-    if not places or places & passage.thread(about.evidence):
+    own = about.evidence if about.named else about.near
+    if not places or places & passage.thread(own) or differs(heard, first, run):
         return ""
     bracket = any(t.form == "(" for t, n in zip(heard.tokens, heard.segment, strict=True) if n == heard.segment[first])
+    alone = sum(t.claims for t, n in zip(heard.tokens, heard.segment, strict=True) if n == heard.segment[first]) == len(
+        run
+    )
     beside = [
         heard.tokens[p]
         for p in range(len(heard.tokens))
-        if heard.segment[p] in (heard.segment[first], heard.segment[first] - bracket)
+        if heard.segment[p] in (heard.segment[first], heard.segment[first] - (bracket or alone))
         and not first <= p <= last
         and heard.part[p] in ("new", "asked")
-        and (heard.tokens[p].kind == "name" or (heard.tokens[p].kind == "word" and heard.tokens[p - 1].word == "the"))
+        and (heard.tokens[p].kind == "name" or (alone and _acts(heard, p)) or heard.tokens[p - 1].word == "the")
+        and heard.tokens[p].kind in ("name", "word")
     ]
     if any(held_in(about, token.form, passage.thread([place])) for place in places for token in beside):
         return ""
     return f"'{' '.join(run)}' stands in the source with another thing"
+
+
+def _acts(heard: Heard, place: int) -> bool:
+    return heard.tokens[place].word.endswith("ed")
 
 
 def held_in(about: Item, form: str, places: Collection[int]) -> bool:
@@ -94,23 +84,33 @@ def held_in(about: Item, form: str, places: Collection[int]) -> bool:
 
 
 def differs(heard: Heard, first: int, run: Sequence[str]) -> bool:
-    """Whether a number is how far two numbers near the answer are apart: `X, by three years`."""
-    if not heard.item.chooses or not first or heard.tokens[first - 1].word != "by":
+    """Whether a number is how far two numbers near the answer are apart, or what they are together.
+
+    `X, by three years`; where the question does not choose between two things, only of years.
+    """
+    about = heard.item
+    years = heard.tokens[first + 1].form in _TIMES if first + 1 < len(heard.tokens) else False
+    if not (about.chooses or about.yes_no or years):
         return False
-    found = {_number(form) for place in heard.item.near for form in heard.item.passage.sentences[place].forms} - {0.0}
-    return any(one - other == _number(run[0]) for one in found for other in found if one > other)
+    found = {number_of(form) for place in about.near for form in about.passage.sentences[place].forms} - {0.0}
+    found = found if about.chooses or about.yes_no else {number for number in found if 1000 < number < 2100}
+    return any(number_of(run[0]) in (one - other, one + other) for one in found for other in found if one > other)
 
 
 def _gloss(heard: Heard, first: int, last: int) -> str:
     """Whether a year that the source only has in brackets behind a name, a life's, dates something else."""
     run = heard.forms(first, last)
-    if heard.item.chooses or any(
-        t.form in ("(", "-") or ACTING.get(t.word, (0, 0))[0] == _LIFE or t.word == "lived" for t in heard.tokens
+    computed = not {token.form for token in heard.item.gold} & heard.item.passage.holds
+    if (
+        computed
+        or heard.item.chooses
+        or any(
+            t.form in ("(", "-") or ACTING.get(t.word, (0, 0))[0] == _LIFE or t.word == "lived" for t in heard.tokens
+        )
     ):
         return ""
     inside = [
-        any(mark.form == "(" for mark in sentence.tokens[max(0, place - _WIDE) : place])
-        and not any(mark.form == ")" for mark in sentence.tokens[max(0, place - _WIDE) : place])
+        _in_life(sentence.tokens, place)
         for sentence in heard.item.passage.sentences
         for place, token in enumerate(sentence.tokens)
         if token.form == run[-1]
@@ -118,11 +118,25 @@ def _gloss(heard: Heard, first: int, last: int) -> str:
     return f"'{run[-1]}' is a date of a life in the source" if inside and all(inside) else ""
 
 
+def _in_life(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a year stands in brackets with another one, or as that of a birth: `(1838-1902)`, `(born 1968)`."""
+    opens = next((p for p in range(place, max(-1, place - _WIDE), -1) if tokens[p].form in "()"), None)
+    if opens is None or tokens[opens].form != "(":
+        return False
+    closes = next((p for p in range(place, len(tokens)) if tokens[p].form == ")"), len(tokens))
+    inside = tokens[opens:closes]
+    years = sum(_YEAR.fullmatch(token.form) is not None for token in inside)
+    return years > 1 or any(ACTING.get(token.word, (None, 0))[0] == _LIFE for token in inside)
+
+
 def _dated_otherwise(heard: Heard, first: int, last: int) -> str:
     """Whether a bare year stands beside the right answer where the source dates what is asked by another one."""
     about, segment = heard.item, heard.segment[first]
-    others = [p for p, part in enumerate(heard.part) if part == "new" and heard.segment[p] == segment]
-    if len(others) > 1 or about.yes_no or about.chooses:
+    opens = next((p for p in range(first, -1, -1) if heard.tokens[p].form in "()"), None)
+    bracket = opens is not None and heard.tokens[opens].form == "("
+    since = heard.segment[opens] if bracket and opens is not None else segment
+    others = [p for p, part in enumerate(heard.part) if part == "new" and since <= heard.segment[p] <= segment]
+    if len(others) > 1 or _of_noun(heard, last) or about.yes_no or about.chooses:
         return ""
     verbs = about.subject[1]
     dated = {
@@ -135,6 +149,15 @@ def _dated_otherwise(heard: Heard, first: int, last: int) -> str:
     }
     year = heard.tokens[first].form
     return f"'{year}' is not when, in the source" if dated and year not in dated else ""
+
+
+def _of_noun(heard: Heard, last: int) -> bool:
+    """Whether a year is an adjective that the source could give: `the 1964 film`."""
+    following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
+    if following is None or following.kind != "word":
+        return False
+    year = heard.tokens[last].form
+    return any({year, following.form} <= sentence.holds for sentence in heard.item.passage.sentences)
 
 
 def _clauses(tokens: Sequence[Token]) -> Iterator[list[Token]]:
@@ -151,7 +174,9 @@ def _clauses(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 def _agent_as_place(heard: Heard, first: int, last: int) -> str:
     """Whether an answer is `in X` where the source only has things done `by X`."""
     run = heard.forms(first, last)
-    if heard.tokens[first].kind != "name" or _governor(heard.tokens, first) not in _INSIDE:
+    following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
+    describes = following is not None and following.kind == "word"
+    if heard.tokens[first].kind != "name" or describes or _governor(heard.tokens, first) not in ("in", "at", "near"):
         return ""
     found = [
         _governor(sentence.tokens, place)
@@ -180,7 +205,7 @@ def _agents(tokens: Sequence[Token]) -> Iterator[tuple[str, int, set[str]]]:
         for other, behind in enumerate(tokens[place + 1 :]):
             if behind.kind == "name":
                 names.add(behind.form)
-            elif (names and behind.kind == "word") or (not names and other >= _AHEAD) or behind.form in ".;:(":
+            elif other >= _AHEAD or behind.form in ".;:(" or behind.word in LINKS - {"of"}:
                 break
         yield tokens[place - 1].form, place, names
 

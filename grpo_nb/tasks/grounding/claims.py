@@ -11,22 +11,25 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from grpo_nb.tasks.grounding.lexicon import (
-    DEMONYMS,
     METRIC,
     MONTHS,
     NEGATIONS,
     NUMBERS,
+    OPEN,
     ORDINALS,
     SCALES,
     SHORT_UNITS,
     SMALL,
     SYMBOLS,
     TITLES,
+    UNIT_FORMS,
     UNITS,
     VARIABLE,
     WIDE_NAMES,
     words,
 )
+from grpo_nb.tasks.grounding.stems import stem
+from grpo_nb.tasks.grounding.thesaurus import is_word
 
 Kind = Literal["name", "number", "word", "small", "not", "mark"]
 
@@ -59,6 +62,7 @@ _QUOTES = re.compile("[\"\u201c\u201d\u201e\u00ab\u00bb\u2033*_~|]|(?<!\\w)'|''+
 _ISO = re.compile(r"\b(\d{4})-(\d{1,2})-(\d{1,2})\b")
 _SLASHED = re.compile(r"\b(\d{1,2})[/.](\d{1,2})[/.](\d{4})\b")
 _SHORT_RANGE = re.compile(r"\b(\d\d)(\d\d)-(\d\d)\b(?!-)")
+_RANKED = re.compile(r"(?:\b(?:[Nn]o\.|[Nn]umber|[Nn]r\.)|#) ?(\d{1,3})\b(?![.,]\d)")
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?: \d{3})+(?![\w,]|\.\d)")
 _NOT = re.compile(r"\b(?:ca(?:n't|nnot)|(\w+)n't)\b", re.IGNORECASE)
 _TOKEN = re.compile(
@@ -90,7 +94,7 @@ def tokenise(text: str) -> tuple[Token, ...]:
     bare = _QUOTES.sub(" ", plain(text))
     bare = _SLASHED.sub(_day_first, _ISO.sub(_spelt_date, bare))
     bare = _SHORT_RANGE.sub(r"\1\2-\1\3", bare)
-    bare = _SPACED.sub(lambda found: found[0].replace(" ", ""), bare)
+    bare = _SPACED.sub(lambda found: found[0].replace(" ", ""), _RANKED.sub(r"\1th", bare))
     bare = _NOT.sub(lambda found: f"{found[1] or 'can'} not ", bare)
     return tuple(_dated(_wide(_metric(_counted(_initials(_split(bare)))))))
 
@@ -103,16 +107,6 @@ def content(tokens: Sequence[Token]) -> list[Token]:
 def forms(text: str) -> list[str]:
     """The normal forms of what a text claims, in order."""
     return [token.form for token in tokenise(text) if token.claims]
-
-
-def related(one: str, other: str) -> bool:
-    """Whether two forms are of one word, `design` and `designer`: equal, or with five letters or more in common.
-
-    >>> related("automat", "automatic"), related("compar", "compos")
-    (True, False)
-    """
-    shortest = min(len(one), len(other))
-    return one == other or (shortest >= 5 and one[: max(5, shortest - 1)] == other[: max(5, shortest - 1)])
 
 
 def _spelt_date(found: re.Match[str]) -> str:
@@ -167,6 +161,9 @@ def _number(digits: str, tail: str) -> list[Token]:
     number = Token(digits, "number", digits)
     if not tail:
         return [number]
+    if tail == "k" and re.fullmatch(r"\d+(?:\.\d+)?", digits):
+        thousands = f"{float(digits) * SCALES['k']:.10g}"
+        return [Token(thousands, "number", thousands)]
     unit = UNITS.get(tail) or SHORT_UNITS.get(tail)
     return [number, Token(unit, "number", tail)] if unit else [Token(digits + tail, "number", digits + tail)]
 
@@ -175,10 +172,10 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
     owns = raw.lower().endswith("'s") or raw.endswith("'")
     raw = re.sub(r"'(?:s|re|ll|ve|d|m)?$", "", raw, flags=re.IGNORECASE)
     word = raw.lower()
-    capital = raw[:1].isupper() and (not begins or (ahead[:1] == " " and ahead[1:2].isupper()))
+    capital = raw[:1].isupper() and (not begins or (ahead[:1] == " " and ahead[1:2].isupper()) or _strange(word))
     if initials:
         return Token(VARIABLE.get(word, word), "name", word, owns)
-    if raw.isupper() and len(raw) > 1 and word not in SMALL | NEGATIONS:
+    if raw.isupper() and len(raw) > 1 and word not in SMALL | NEGATIONS and word not in UNITS:
         return Token(stem(word), "name", word, owns)
     if raw == "US":
         return Token("us", "name", word, owns)
@@ -193,42 +190,9 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
     return Token(stem(word), "name" if capital else "word", word, owns)
 
 
-@lru_cache(maxsize=65536)
-def stem(word: str) -> str:
-    """The form that a word's inflections share; British spelling becomes American, a country its people.
-
-    >>> stem("designed"), stem("theatres"), stem("wrote"), stem("Hungary".lower())
-    ('design', 'theater', 'write', 'hungarian')
-    """
-    for table in (VARIABLE, DEMONYMS):
-        if word in table:
-            return table[word]
-    word = _american(_singular(word))
-    for ending in ("ing", "ed"):
-        if word.endswith(ending) and len(word) - len(ending) >= 4 - (ending == "ed"):
-            return _bare_verb(word[: -len(ending)])
-    word = word[:-1] if word.endswith("ll") and len(word) > 5 else word
-    return word[:-1] if word.endswith("e") and len(word) > 4 else word
-
-
-def _bare_verb(word: str) -> str:
-    doubled = len(word) > 3 and word[-1] == word[-2] and (word[-1] not in "lsz" or (word[-1] == "l" and len(word) > 5))
-    word = word[:-1] if doubled else word
-    return word[:-1] if word.endswith("e") and len(word) > 4 else word
-
-
-def _singular(word: str) -> str:
-    if word.endswith("ies") and len(word) > 4:
-        return f"{word[:-3]}y"
-    if word.endswith(("ches", "shes", "xes", "sses")):
-        return word[:-2]
-    return word[:-1] if word.endswith("s") and len(word) > 3 and not word.endswith(("ss", "us", "is")) else word
-
-
-def _american(word: str) -> str:
-    word = re.sub(r"(?<=\w{3})our$", "or", word)
-    word = re.sub(r"(?<=[a-z][a-z])([bt])re$", r"\1er", word)
-    return re.sub(r"is(e|ed|ing)$", r"iz\1", word) if len(word) > 6 else word
+def _strange(word: str) -> bool:
+    """Whether a word that begins a sentence is none of the language's: a name, then."""
+    return word not in OPEN and not is_word(word)
 
 
 def _initials(tokens: list[Token]) -> list[Token]:
@@ -276,6 +240,7 @@ def _counted(tokens: list[Token]) -> list[Token]:
         if used:
             made.append(Token(value, "number", value))
             place += used
+            place += _hyphen(tokens, place)
             _unit(tokens, place, made)
             place += _unit_length(tokens, place)
         elif tokens[place].word in ("$", "\u00a3", "\u20ac") and _value(tokens, place + 1)[1]:
@@ -286,6 +251,11 @@ def _counted(tokens: list[Token]) -> list[Token]:
             made.append(tokens[place])
             place += 1
     return made
+
+
+def _hyphen(tokens: Sequence[Token], place: int) -> bool:
+    """Whether a hyphen joins a number and its unit: `200-metre`."""
+    return place + 1 < len(tokens) and tokens[place].form == "-" and tokens[place + 1].form in UNIT_FORMS
 
 
 def _metric(tokens: list[Token]) -> list[Token]:
@@ -326,6 +296,8 @@ def _value(tokens: Sequence[Token], place: int, money: bool = False) -> tuple[st
             group = float(word)
         elif word in NUMBERS and _goes_on(group, NUMBERS[word]):
             group = (group or 0) + NUMBERS[word]
+        elif group is not None and word == "point" and (digits := _decimals(tokens, place + used + 1)):
+            group, used = float(f"{int(group)}.{digits}"), used + len(digits)
         elif group is not None and [t.word for t in tokens[place + used : place + used + 3]] == ["and", "a", "half"]:
             group, used = group + 0.5, used + 2
         elif not _links(tokens, place + used):
@@ -337,6 +309,15 @@ def _value(tokens: Sequence[Token], place: int, money: bool = False) -> tuple[st
     return (f"{total:.10g}" if not total.is_integer() else str(int(total))), used
 
 
+def _decimals(tokens: Sequence[Token], place: int) -> str:
+    """The digits that words from a place on spell: `three five` as 35."""
+    found = ""
+    while place < len(tokens) and NUMBERS.get(tokens[place].word, 10) < 10:
+        found += str(NUMBERS[tokens[place].word])
+        place += 1
+    return found
+
+
 def _goes_on(group: float | None, number: int) -> bool:
     """Whether a number word adds to the ones before it: `hundred` five, `twenty` five, `thousand` twenty."""
     return group is None or group % 100 == 0 or (group % 10 == 0 and group % 100 >= 20 and number < 10)
@@ -346,7 +327,7 @@ def _links(tokens: Sequence[Token], place: int) -> bool:
     """Whether a hyphen or an `and` goes on with a number: `forty-two`, `two hundred and six`."""
     before, after = (tokens[p].word if 0 <= p < len(tokens) else "" for p in (place - 1, place + 1))
     if tokens[place].form == "-":
-        return NUMBERS.get(before, 0) >= 20 and NUMBERS.get(after, 10) < 10
+        return (NUMBERS.get(before, 0) >= 20 and NUMBERS.get(after, 10) < 10) or (before in NUMBERS and after in SCALES)
     return tokens[place].word == "and" and before in ("hundred", "thousand") and after in NUMBERS
 
 

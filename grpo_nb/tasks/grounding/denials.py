@@ -2,7 +2,7 @@
 
 import re
 
-from grpo_nb.tasks.grounding.claims import stem, tokenise
+from grpo_nb.tasks.grounding.claims import tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard
 from grpo_nb.tasks.grounding.items import Item
 from grpo_nb.tasks.grounding.lexicon import (
@@ -15,6 +15,8 @@ from grpo_nb.tasks.grounding.lexicon import (
     UNIVERSAL,
     words,
 )
+from grpo_nb.tasks.grounding.stems import stem
+from grpo_nb.tasks.grounding.thesaurus import any_alike
 
 _WH = frozenset(words("who whom whose what which where when how"))
 
@@ -33,7 +35,7 @@ def taken_back(heard: Heard) -> str:
     for place, token in enumerate(heard.tokens):
         if heard.segment[place] in heard.denied and token.kind != "not":
             continue
-        if token.word in UNIVERSAL and token.form not in known and not _excepts(heard, place):
+        if token.word in UNIVERSAL and token.form not in known and _covers(heard, place):
             return f"'{token.word}' leaves the right answer out"
         if token.word in DENIALS and stem(token.word) not in known:
             return f"'{token.word}' takes the right answer back"
@@ -48,6 +50,13 @@ def _asks_for_denial(heard: Heard, segment: int) -> bool:
     if not re.search(r"\b(?:not|never|no|without|except)\b|n't\b", heard.item.question):
         return False
     return sum(part == "asked" and heard.segment[place] == segment for place, part in enumerate(heard.part)) > 1
+
+
+def _covers(heard: Heard, place: int) -> bool:
+    """Whether `anyone`, `others` stands before the right answer, or is joined to it: `anyone but X`, `X and others`."""
+    behind = [p for p in heard.gold if p < place]
+    joined = behind and set(heard.between(max(behind), place)) & {"and", "or", "&", "plus", "nor"}
+    return (joined or not behind) and not _excepts(heard, place)
 
 
 def _excepts(heard: Heard, place: int) -> bool:
@@ -74,9 +83,21 @@ def left_open(heard: Heard) -> str:
 def moved(heard: Heard) -> str:
     """Heads and prepositions that make another thing of the right answer: `the sister of X`, `X's rival`, `near X`."""
     for first, last in heard.blocks:
-        if cause := _moved_before(heard, first) or _moved_behind(heard, last) or _object(heard, first):
+        if (
+            cause := _moved_inside(heard, first, last)
+            or _moved_before(heard, first)
+            or _moved_behind(heard, last)
+            or _object(heard, first)
+        ):
             return cause
     return ""
+
+
+def _moved_inside(heard: Heard, first: int, last: int) -> str:
+    """Whether the right answer's class is kept and its place changed: `a university near Delhi`."""
+    right = {token.word for token in tokenise(heard.item.right)}
+    strange = [word for word in heard.between(first, last) if word in DISPLACERS and word not in right]
+    return f"'{strange[0]}' names another thing" if strange else ""
 
 
 def _object(heard: Heard, first: int) -> str:
@@ -100,10 +121,12 @@ def _moved_before(heard: Heard, first: int) -> str:
         place -= 1
     if place < 0:
         return ""
+    fixed = heard.item.named or any(token.kind == "number" for token in heard.item.gold)
     token, about = heard.tokens[place], heard.item
     right = {t.word for t in tokenise(about.right)}
     if (
         token.word in DISPLACERS
+        and (fixed or token.word not in ("after", "before", "like", "against"))
         and token.word not in about.asked_words
         and token.word not in right
         and not about.chooses
@@ -132,12 +155,24 @@ def _headed(heard: Heard, link: int, word: str) -> str:
         and heard.tokens[place].kind in ("name", "word")
     ]
     subject = any(heard.tokens[place].kind == "name" for place in before)
+    if _inverts(about, head.form):
+        return f"'{head.word} {word}' turns the relation round"
     if head.word in RELATIVES or head.form in RELATIVE_FORMS:
         return "" if subject and heard.part[link - 1] == "asked" else f"'{head.word} {word}' names another thing"
-    opens = len(before) <= 1 and not subject
-    if word == "of" and opens and head.kind == "word":
+    told = any_alike(head.form, {form for place in about.evidence for form in about.passage.sentences[place].holds})
+    opens = len(before) <= 1 and not subject and not told
+    counts = about.gold[0].kind == "number"
+    idiom = link > 1 and heard.tokens[link - 2].word in ("in", "on", "at", "by")
+    if word == "of" and opens and head.kind == "word" and not counts and not idiom:
         return f"'{head.word} of' names another thing"
     return ""
+
+
+def _inverts(about: Item, head: str) -> bool:
+    """Whether the question asks who is the head of something, `who is the father of Ann`, not whose head one is."""
+    asked = about.asked_words
+    places = [place for place, word in enumerate(asked) if stem(word) == head and head in RELATIVE_FORMS]
+    return asked[:2] in (("who", "is"), ("who", "was")) and any(asked[p + 1 : p + 2] == ("of",) for p in places)
 
 
 def _asked_for(about: Item, head: str) -> bool:

@@ -74,23 +74,33 @@ _UNSEEN = re.compile(
 _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|textit)\s*\{([^{}]*)\}|\\[,;! ]|\$(?!\d)")
 
 
+_ENTRY = re.compile(r"^\s*(?:\d{1,2}[.)]|[-+*\u2022])\s+", re.MULTILINE)
+
+
 def said(answer: str, question: str) -> str:
     """An answer without what is not said with it: comments, tags, frames, and the question where it is repeated.
 
     >>> said("According to the text, **Ada Collins**.", "Who?"), said("Ada Collins, as the text says.", "Who?")
     ('  **Ada Collins**.', 'Ada Collins,  .')
     """
-    text = plain(_UNSEEN.sub(" ", answer))
-    for _ in range(3):
-        text = _LATEX.sub(lambda found: found[1] or " ", text)
-    text = _unasked(text, plain(question))
+    text = unasked(shown(answer), question)
     for _ in range(2):
         text = _COURTESY.sub(" ", text)
     return _FRAMES.sub(" ", text)
 
 
-def _unasked(text: str, question: str) -> str:
-    asked = re.findall(r"\w+", question)
+def shown(answer: str) -> str:
+    """An answer as its rendered text reads, in plain characters, the entries of a list behind bullets."""
+    text = plain(_UNSEEN.sub(" ", answer))
+    text = _ENTRY.sub(" , ", text) if len(_ENTRY.findall(text)) > 1 else text
+    for _ in range(3):
+        text = _LATEX.sub(lambda found: found[1] or " ", text)
+    return text
+
+
+def unasked(text: str, question: str) -> str:
+    """The text without the question where it is said again."""
+    asked = re.findall(r"\w+", plain(question))
     if len(asked) < 3:
         return text
     return re.sub(r"\W+".join(map(re.escape, asked)) + r"\s*\?*", " ", text, flags=re.IGNORECASE)

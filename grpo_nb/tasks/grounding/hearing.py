@@ -1,18 +1,15 @@
 """An answer as it is heard: which part each of its tokens plays, in which clause, and what is denied."""
 
-import re
-from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 
-from grpo_nb.tasks.grounding.claims import Token, content, related, stem, tokenise
-from grpo_nb.tasks.grounding.framing import said
-from grpo_nb.tasks.grounding.items import Item, Slot, _places
-from grpo_nb.tasks.grounding.lexicon import BENIGN, VARIABLE, words
+from grpo_nb.tasks.grounding.claims import Token, tokenise
+from grpo_nb.tasks.grounding.finding import found, scattered
+from grpo_nb.tasks.grounding.framing import said, shown, unasked
+from grpo_nb.tasks.grounding.items import Item
+from grpo_nb.tasks.grounding.lexicon import BENIGN, CLASSIFIERS, DENIALS, POLES, UNIVERSAL, words
+from grpo_nb.tasks.grounding.stems import stem
+from grpo_nb.tasks.grounding.thesaurus import any_alike, is_adverb, kin, synonyms
 
-LONG = 5
-"""Words of its own from which on a right answer may be given in another order."""
-MOST = 0.7
-"""The share of them that must be there."""
 JOINS = frozenset(("and", "or", ",", ";", "&", "+", "/", " - ", "-", "(", ")", "|", "plus", ":", "\\"))
 
 _BREAKS = frozenset((",", ";", ":", ".", "!", "?", "(", ")", "/", "+", " - ", "|"))
@@ -31,6 +28,7 @@ ARTICLES = frozenset(words("a an the his her its their this that"))
 
 FRAMING = frozenset(stem(word) for word in BENIGN)
 
+_OTHERS = frozenset(words("other others else opposite"))
 _BEING = frozenset(words("was were is are be been being"))
 _AUXILIARIES = _BEING | frozenset(words("had has have did to could would"))
 _HONORIFICS = frozenset(words("mr mrs ms miss dr prof professor"))
@@ -39,16 +37,17 @@ _HONORIFICS = frozenset(words("mr mrs ms miss dr prof professor"))
 class Heard:
     """An answer against its item: the part that each token plays, and the segments that tokens stand in."""
 
-    def __init__(self, answer: str, about: Item) -> None:
+    def __init__(self, answer: str, about: Item, framed: bool = True) -> None:
         self.item = about
-        self.tokens = _unlisted(_declared(tokenise(said(answer, about.question))), about)
+        told = said(answer, about.question) if framed else unasked(shown(answer), about.question)
+        self.tokens = _unlisted(_declared(_common(tokenise(told), about)), about)
         self.segment = _segments(self.tokens)
         self.denied = _denied(self.tokens, self.segment)
-        self.gold = _found(self.tokens, about)
-        scattered = set() if self.gold else _scattered(self.tokens, about)
-        self.scattered = bool(scattered)
+        self.gold = found(self.tokens, about)
+        loose = set() if self.gold else scattered(self.tokens, about)
+        self.scattered = bool(loose)
         """Whether it gives the words of a long right answer in another order."""
-        self.gold |= scattered
+        self.gold |= loose
         self.part = [self._part(place) for place in range(len(self.tokens))]
 
     def _part(self, place: int) -> str:
@@ -57,19 +56,43 @@ class Heard:
             return "gold"
         if not token.claims:
             return token.kind
-        superlative = len(token.word) > 5 and token.word.endswith("est")
-        if token.form in self.item.asked or any(
-            not superlative and related(token.form, form) for form in self.item.asked if len(form) > 4
-        ):
+        if self._again(token):
             return "asked"
         if (
             token.word in _HONORIFICS
             or (token.form == "2" and (self.item.chooses or self.item.yes_no))
             or (token.form in FRAMING and token.kind != "name")
+            or (token.kind == "word" and is_adverb(token.word) and token.word not in DENIALS)
+            or (token.word in CLASSIFIERS and token.kind == "word" and self._word(place + 1) == "of")
             or self._points(place)
+            or (
+                token.kind == "number" and self._word(place + 1) in ("sentence", "paragraph", "line", "passage", "part")
+            )
+            or self._respells(place)
+            or (token.word in UNIVERSAL and self.gold and place > max(self.gold) and token.word not in _OTHERS)
         ):
             return "benign"
         return "new"
+
+    def _respells(self, place: int) -> bool:
+        """Whether a name is the right answer's in another language, with that in brackets: `Lyonese (Lyon)`."""
+        form = self.tokens[place].form
+        glossed = self._word(place + 1) == "" and place + 2 in self.gold and self.tokens[place + 1].form == "("
+        return glossed and len(form) > 5 and self.tokens[place + 2].form[:5] == form[:5]
+
+    def _word(self, place: int) -> str:
+        return self.tokens[place].word if place < len(self.tokens) else ""
+
+    def _again(self, token: Token) -> bool:
+        """Whether a token says a word of the question again, or one of the same meaning."""
+        if token.form in self.item.asked:
+            return True
+        if token.word in POLES or token.word.endswith("est"):
+            return POLES.get(token.word, 0) in [POLES.get(word) for word in self.item.asked_words]
+        if token.kind != "word" or token.form in self.item.others:
+            return False
+        echoes = not kin(token.form).isdisjoint(self.item.asked_claims - self.item.kinds)
+        return echoes or not synonyms(token.form).isdisjoint(self.item.kinds)
 
     def _points(self, place: int) -> bool:
         """Whether a rank stands for one of the two things that a question names: `the first and the second`."""
@@ -118,118 +141,12 @@ class Heard:
         return [token.form for token in self.tokens[first : last + 1] if token.claims]
 
 
-def _found(tokens: Sequence[Token], about: Item) -> set[int]:
-    """The places of the right answer in an answer, in the first of its shapes that is there."""
-    gold_forms = {token.form for token in about.gold}
-    claims = [
-        place
-        for place, token in enumerate(tokens)
-        if token.claims or (token.form in gold_forms and token.kind == "small" and not content(about.gold))
-    ]
-    for shape in about.shapes:
-        if found := _aligned(tokens, claims, shape):
-            return _widened(tokens, found, about)
-    bare = _unbracketed(tokens, claims)
-    if len(bare) < len(claims) and (found := _aligned(tokens, bare, about.shapes[0])):
-        return found
-    return _parts(tokens, claims, about)
-
-
-def _unbracketed(tokens: Sequence[Token], claims: Sequence[int]) -> list[int]:
-    depth, kept = 0, []
-    for place, token in enumerate(tokens):
-        depth += (token.form == "(") - (token.form == ")" and depth > 0)
-        kept += [] if depth else [place]
-    return [place for place in claims if place in set(kept)]
-
-
-def _scattered(tokens: Sequence[Token], about: Item) -> set[int]:
-    """The words of a long right answer in one sentence: most of them, in an order that is mostly its own.
-
-    A name or a number among them must be there; a verb keeps what stands before it and what behind it.
-    """
-    wanted = [token for token in about.gold if token.form not in about.asked]
-    order = list(dict.fromkeys(token.form for token in wanted))
-    if len(order) < LONG or re.search(r",|;", about.right):
-        return set()
-    found = [(place, token.form) for place, token in enumerate(tokens) if token.claims and token.form in order]
-    held = {form for _, form in found}
-    ranks = [order.index(form) for _, form in found]
-    steps = [one < other for one, other in pairwise(ranks) if one != other]
-    if len(held) < MOST * len(order) or not steps or sum(steps) < len(steps) / 2:
-        return set()
-    return set() if _turned(tokens, found, order, _finite(about)) else {place for place, _ in found}
-
-
-def _finite(about: Item) -> set[str]:
-    """The verbs of a right answer that have a subject: `made`, `had cut`."""
-    tokens = [token for token in tokenise(about.right) if token.kind != "mark"]
-    return {
-        token.form
-        for place, token in enumerate(tokens)
-        if token.kind == "word"
-        and (
-            token.word.endswith("ed")
-            or (token.word in VARIABLE and token.word != token.form)
-            or (place and tokens[place - 1].word in _AUXILIARIES)
-        )
-    }
-
-
-def _turned(
-    tokens: Sequence[Token], found: Sequence[tuple[int, str]], order: Sequence[str], verbs: Collection[str]
-) -> bool:
-    """Whether a verb that is not passive has before it what the right answer has behind it."""
-    for (_, one), (place, verb) in pairwise(found):
-        passive = {token.word for token in tokens[max(0, place - 2) : place]} & _BEING
-        if verb in verbs and not passive and order.index(one) > order.index(verb):
-            return True
-    return False
-
-
-def _widened(tokens: Sequence[Token], found: set[int], about: Item) -> set[int]:
-    """The places with small words of the right answer's end: `Doctor Who`."""
-    ends = [token.word for token in tokenise(about.right) if token.kind != "mark"]
-    small = {token.word for token in tokenise(about.right)[-2:] if token.kind in ("small", "not")}
-    if ends and ends[-1] in small:
-        return found | {place + 1 for place in found if place + 1 < len(tokens) and tokens[place + 1].word == ends[-1]}
-    return found
-
-
-def _aligned(tokens: Sequence[Token], claims: Sequence[int], shape: Sequence[Slot]) -> set[int]:
-    found: set[int] = set()
-    for start in range(len(claims)):
-        if matched := _at(tokens, claims[start:], shape):
-            found |= matched
-    return found
-
-
-def _at(tokens: Sequence[Token], claims: Sequence[int], shape: Sequence[Slot]) -> set[int]:
-    matched, next_claim = set(), 0
-    for slot in shape:
-        if next_claim < len(claims) and tokens[claims[next_claim]].form == slot.form:
-            matched.add(claims[next_claim])
-            next_claim += 1
-        elif slot.needed:
-            return set()
-    needed = [slot.form for slot in shape if slot.needed]
-    held = [tokens[place].form for place in matched]
-    return matched if all(form in held for form in needed) else set()
-
-
-def _parts(tokens: Sequence[Token], claims: Sequence[int], about: Item) -> set[int]:
-    """`Stanley Brightwell and his wife Maud` as `Stanley and Maud Brightwell`: all of a list's names, side by side."""
-    names = {token.form for token in about.gold if token.kind in ("name", "number")} - (
-        about.asked if not about.chooses else frozenset()
+def _common(tokens: Sequence[Token], about: Item) -> tuple[Token, ...]:
+    """The tokens, those that only look like names as words: the source has them in lower case, and not as names."""
+    plain = about.passage.common
+    return tuple(
+        token._replace(kind="word") if token.kind == "name" and token.form in plain else token for token in tokens
     )
-    if len(names) < 2 or not re.search(r",|\band\b|&", about.right) or any(_places(about)):
-        return set()
-    everything = {token.form for token in about.gold}
-    found = [place for place in claims if tokens[place].form in everything]
-    if not names <= {tokens[place].form for place in found}:
-        return set()
-    inside = [place for place in claims if found[0] <= place <= found[-1]]
-    return set(found) if inside == found else set()
 
 
 def _declared(tokens: Sequence[Token]) -> tuple[Token, ...]:
@@ -275,7 +192,9 @@ def _segments(tokens: Sequence[Token]) -> list[int]:
     for place, token in enumerate(tokens):
         word, before = token.word, tokens[place - 1] if place else None
         negates = token.kind == "not" and before is not None and (before.kind == "mark" or before.word == "and")
-        if token.form in _BREAKS or word in _BREAKING or negates:
+        following = tokens[place + 1].word if place + 1 < len(tokens) else ""
+        points = word == "that" and following in CLASSIFIERS
+        if token.form in _BREAKS or (word in _BREAKING and not points) or negates:
             number += 1
         numbers.append(number)
     return numbers
@@ -303,9 +222,7 @@ def _denied(tokens: Sequence[Token], segment: Sequence[int]) -> set[int]:
 
 
 def in_source(about: Item, form: str) -> bool:
-    return any(
-        form == other or related(form, other) for place in about.near for other in about.passage.sentences[place].forms
-    )
+    return any(any_alike(form, about.passage.sentences[place].holds) for place in about.near)
 
 
 def singles_out(token: Token, about: Item) -> bool:

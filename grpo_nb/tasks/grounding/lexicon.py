@@ -27,9 +27,11 @@ SMALL = frozenset(
         "of in on at by for from to with into onto as and or but nor so than then if both each also too just "
         "indeed very "
         "upon within while whereas because since although though about around during between among via per amid it's "
-        "yes no i'm well ok okay sure actually specifically namely however therefore thus hence respectively "
+        "yes no only i'm well ok okay ah oh hmm hm hey sure actually specifically namely however therefore thus hence "
+        "respectively "
         "before after until till near over under above below behind beyond outside inside across along "
-        "through against up "
+        "through against up aboard amongst atop beneath beside despite toward towards throughout versus regarding "
+        "concerning alongside prior together jointly due every "
         "out off more most less than again later earlier ago away still already always often "
         # what only points at the answer
         "roughly approximately approx circa "
@@ -52,8 +54,8 @@ UNIVERSAL = frozenset(
 DENIALS = frozenset(
     words(
         "wrong incorrect false untrue mistaken mistake lie liar deny denied denies denying doubt doubts doubtful "
-        "refute refuted disprove disproved impossible unlikely absurd myth fake alleged allegedly supposed supposedly "
-        "so-called pseudo anti ex former would-be never contrary reject rejected excluded ruled"
+        "refute refuted disprove disproved impossible unlikely absurd myth fake allegedly supposedly "
+        "never contrary reject rejected excluded ruled"
     )
 )
 """Words that take an answer back or change whom it names."""
@@ -78,22 +80,85 @@ CLASSIFIERS = frozenset(
     )
 )
 """Heads whose `of X` names X itself: `the city of Delhi`, `the work of Ada Collins`."""
+CLASSES = CLASSIFIERS | frozenset(
+    words(
+        "mount mt peak river creek lake sea bay cape island isle islands valley forest desert mountains university "
+        "college school academy institute museum theatre theater gallery library hospital station airport bridge "
+        "tower castle fort palace abbey church cathedral chapel park garden square street road lane avenue hotel hall "
+        "house building stadium arena company corporation inc ltd co brothers club band orchestra party army prize "
+        "award medal cup trophy league festival album novel book film movie song series magazine newspaper gazette "
+        "journal foundation society association union group port harbour harbor canal dam"
+    )
+)
+"""Words of a name that say of which class the thing is: `Mount Ober` is Ober."""
+PARTICLES = frozenset(words("de van von der den la le du del della di da dos das bin ibn al el ap mac st ten ter zu y"))
+"""Small words inside a person's name."""
 DISPLACERS = frozenset(
     words(
         "like near before after until till outside beyond opposite behind under over above below against despite "
-        "beside beneath past toward towards almost nearly north south east west non half different another"
+        "beside beneath past toward towards almost nearly north south east west non half different another former ex "
+        "least minimum maximum pseudo anti alleged supposed so-called would-be"
     )
 )
 """Words right before an answer that make another thing of it: `after 1932`, `near Delhi`."""
+OPEN = (
+    UNIVERSAL | DENIALS | frozenset(words("none whose whoever whatever whichever somebody someone something ourselves"))
+)
+"""Words that may begin a sentence and are in no dictionary of nouns, verbs and adjectives."""
 TITLES = frozenset(
     words(
         "mr mrs ms miss dr prof professor sir dame lord lady saint st president king queen prince princess pope "
-        "captain capt general colonel major senator governor mayor minister judge chancellor bishop rev reverend jr "
-        "sr hon"
+        "captain capt general gen colonel col major maj lieutenant lt sergeant sgt commander cmdr admiral adm "
+        "commodore marshal senator sen governor gov representative rep mayor minister judge justice chancellor "
+        "bishop archbishop rev reverend jr sr hon inspector sheikh baron baroness "
+        "countess duke duchess earl mme mlle monsieur madame herr frau signor signora don dona"
     )
 )
 """Words of a name that may be left out."""
 HEDGES = frozenset(words("maybe perhaps possibly probably might could either presumably guess"))
+SOURCES = frozenset(
+    words(
+        "text passage context source article paragraph document excerpt quotation snippet reading material story "
+        "description knowledge texts passages paragraphs documents details"
+    )
+)
+"""Words for the text that an answer is from."""
+TELLING = frozenset(
+    words(
+        "say says said saying state states stated stating tell tells told telling mention mentions mentioned "
+        "mentioning give gives gave given giving provide provides provided providing specify specifies specified "
+        "indicate indicates indicated know knows known knowing disclose disclosed discloses name names named describe "
+        "describes described include includes included list lists listed discuss discusses discussed reveal reveals "
+        "revealed cover covers covered address addresses addressed answer answers answered answerable contain "
+        "contains contained record records recorded report reports reported determine determined identify identified "
+        "find finds found see locate located infer inferred conclude concluded establish established clarify "
+        "clarified explain explains explained confirm confirmed appear appears note notes noted offer offers offered "
+        "present show shows shown clear available possible explicit there here"
+    )
+)
+"""Verbs of telling and finding, in the forms that stand in a denial of them."""
+INFORMATION = frozenset(
+    words(
+        "information info detail details mention word enough sufficient way clue hint indication data figure evidence "
+        "reference trace record basis idea"
+    )
+)
+LACKS = frozenset(
+    words(
+        "lack lacks lacking omit omits omitted silent unclear unknown unspecified unstated undisclosed unmentioned "
+        "undetermined unanswerable insufficient fails nowhere"
+    )
+)
+"""Words that deny telling by themselves."""
+REFUSING = frozenset(
+    words("rather prefer help assist advice comply engage discuss participate fulfil fulfill ai ethical")
+)
+"""Words of a refusal to help."""
+DOUBTS = frozenset(
+    words("maybe perhaps possibly probably likely presumably guess assume suppose might could presume suspect bet")
+)
+LATER = frozenset(words("then later earlier afterwards subsequently previously sometimes once again still since not"))
+"""Adverbs between a join and what it joins: `fiddle, and later piano`."""
 BENIGN = frozenset(
     words(
         "answer correct right true text passage context source article paragraph document knowledge information "
@@ -101,7 +166,8 @@ BENIGN = frozenset(
         "call know refer identify consider base locate situate hold happen occur become come go take make do get "
         "person man woman people individual figure actor actress singer writer author artist city town place location "
         "country year date day number title thing object item fact case both two first-named full well-known "
-        "following above given stated mentioned based said listed kind sort type different"
+        "release publish issue include following above given stated mentioned based said listed kind sort type "
+        "different"
     )
 )
 """Words that frame an answer or name its class."""
@@ -123,8 +189,12 @@ VARIABLE = _pairs(
     "keep = kept; grow = grew grown; find = find finds finding; child = children; man = men; woman = women;"
     "person = persons people; foot = feet; die = died dies death dead; film = movie movies films; base = based;"
     "us = u.s usa u.s.a america american americans; uk = britain british u.k; play = played plays playing;"
-    "begin = start started starts starting; large = larger largest big bigger biggest"
+    "begin = start started starts starting; large = larger largest big bigger biggest;"
+    "bus = buses; virus = viruses; campus = campuses; circus = circuses; bonus = bonuses; chorus = choruses;"
+    "january = jan; february = feb; april = apr; august = aug; september = sep sept; october = oct; november = nov;"
+    "december = dec"
 )
+VARIABLE |= {form: form for form in VARIABLE.values()}
 """Irregular forms and names of one thing."""
 WIDE_NAMES = {
     ("united", "states", "of", "america"): "us",
@@ -214,12 +284,15 @@ UNITS = _pairs(
 UNIT_FORMS = frozenset((*UNITS.values(), "celsius", "fahrenheit"))
 SHORT_UNITS = {"m": "metre", "s": "second", "g": "gram", "t": "tonne", "h": "hour", "l": "litre"}
 """Units of one letter, only right behind a number."""
-METRIC = {"kilometre": ("metre", 1000), "kilogram": ("gram", 1000), "kilowatt": ("watt", 1000)}
-"""Units that are read as so many of a smaller one."""
+METRIC = {
+    "kilometre": ("metre", 1000), "centimetre": ("metre", 0.01), "millimetre": ("metre", 0.001),
+    "kilogram": ("gram", 1000), "kilowatt": ("watt", 1000),
+}  # fmt: skip
+"""Units that are read as so many of another one."""
 SYMBOLS = {"$": "dollar", "\u00a3": "pound", "\u20ac": "euro", "%": "percent", "\u00b0": "degree"}
 
 CONVERSIONS: Mapping[str, tuple[str, float]] = {
-    "metre": ("length", 1), "centimetre": ("length", 0.01), "millimetre": ("length", 0.001), "inch": ("length", 0.0254),
+    "metre": ("length", 1), "inch": ("length", 0.0254),
     "foot": ("length", 0.3048), "yard": ("length", 0.9144), "mile": ("length", 1609.344), "gram": ("mass", 1),
     "pound": ("mass", 453.592), "tonne": ("mass", 1e6), "hectare": ("area", 1e4), "acre": ("area", 4046.86),
     "mph": ("speed", 1.609344), "kmh": ("speed", 1), "minute": ("time", 60), "second": ("time", 1),
@@ -257,7 +330,7 @@ OPPOSITES = (
     ("faster quicker", "slower"),
     ("closer nearer", "farther further"),
     ("open opened", "closed shut close"),
-    ("same", "different"),
+    ("same", "different differ differs differed differing distinct"),
     ("won win wins", "lost lose loses"),
     ("born", "died"),
 )  # fmt: skip

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from grpo_nb.tasks.grounding.claims import Token, content, plain, stem, tokenise
+from grpo_nb.tasks.grounding.claims import Token, content, plain, tokenise
 from grpo_nb.tasks.grounding.lexicon import SMALL
+from grpo_nb.tasks.grounding.stems import people, stem
 
-_SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|\n+")
+_SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|(?<=\w);\s+|\n+")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Z]|v|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
 )
@@ -76,6 +77,12 @@ class Passage:
         return frozenset(token.form for sentence in self.sentences for token in sentence.tokens if token.kind == "name")
 
     @cached_property
+    def common(self) -> frozenset[str]:
+        """Forms that it writes in lower case, and never with a capital inside a sentence."""
+        tokens = [token for sentence in self.sentences for token in sentence.tokens]
+        return frozenset(token.form for token in tokens if token.kind == "word") - self.names
+
+    @cached_property
     def squeezed(self) -> str:
         """Its words in lower case, without quotation marks and punctuation, single spaces, a space at both ends."""
         return f" {' '.join(sentence.squeezed for sentence in self.sentences)} "
@@ -108,6 +115,10 @@ class Passage:
             if place - 1 in found and self.sentences[place].continues:
                 found.add(place)
         return frozenset(found)
+
+    def peoples(self, form: str) -> bool:
+        """Whether it has a country or its people, by their endings: `Malian`, `Mali`."""
+        return any(not people(form).isdisjoint(people(name)) for name in self.names)
 
     def preceded(self, word: str, form: str) -> bool:
         """Whether a word stands right before a form, but for articles."""

@@ -1,12 +1,14 @@
 """Answers that give a second candidate beside the right one, or turn roles round. Each check gives a cause, or ''."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from grpo_nb.tasks.grounding.attachment import converts
-from grpo_nb.tasks.grounding.claims import Token, stem, tokenise
+from grpo_nb.tasks.grounding.attachment import differs
+from grpo_nb.tasks.grounding.claims import Token, tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import DEMONYMS, PLACE_PAIRS, PLACES, POLES
+from grpo_nb.tasks.grounding.lexicon import DEMONYMS, LATER, PLACE_PAIRS, PLACES, POLES
+from grpo_nb.tasks.grounding.measures import converts
+from grpo_nb.tasks.grounding.stems import related, stem
 
 _PEOPLES = frozenset(DEMONYMS.values()) | {"us", "uk"}
 
@@ -17,17 +19,39 @@ def chosen(heard: Heard) -> str:
     if not about.chooses:
         return ""
     gold = {token.form for token in about.gold}
-    others = {
-        token.form for token in tokenise(about.question) if token.kind == "name" and token.form not in gold
-    } - _poles_of(about.asked_words, forms_only=True)
+    poles = {stem(word) for word in about.asked_words if word in POLES}
+    names = {token.form for token in tokenise(about.question) if token.kind == "name"}
+    others = names - gold - poles
+    votes = [vote for part in _statements(heard) if (vote := _votes(heard, part, others)) is not None]
+    if votes:
+        return "" if all(votes) else "it turns the order round"
     live = [p for p in range(len(heard.tokens)) if heard.segment[p] not in heard.denied]
     other = [p for p in live if heard.tokens[p].form in others]
-    asked, told = pole(about.asked_words), pole([heard.tokens[p].word for p in live])
-    turned = bool(asked and told and asked[0] == told[0] and asked[1] != told[1])
-    first_gold = min(heard.gold)
-    if other and other[0] < first_gold and not _subordinate(heard, other[0]):
-        return "" if turned else "it names the other candidate"
-    return "it turns the order round" if turned else ""
+    return (
+        "it names the other candidate"
+        if other and other[0] < min(heard.gold) and not _subordinate(heard, other[0])
+        else ""
+    )
+
+
+def _statements(heard: Heard) -> list[list[int]]:
+    """The places of each clause that is asserted; what follows `than` or `before` is still of the clause before it."""
+    parts: dict[int, list[int]] = {}
+    for place, number in enumerate(heard.segment):
+        if number not in heard.denied:
+            parts.setdefault(number, []).append(place)
+    return list(parts.values())
+
+
+def _votes(heard: Heard, part: Sequence[int], others: Collection[str]) -> bool | None:
+    """Whether a clause says of the right candidate what is asked, or of the other one its opposite; None: neither."""
+    said, asked = pole([heard.tokens[p].word for p in part]), pole(heard.item.asked_words)
+    subject = next((p for p in part if p in heard.gold or heard.tokens[p].form in others), None)
+    if said is None or asked is None or said[0] != asked[0] or subject is None:
+        return None
+    if _subordinate(heard, subject) and subject > next(p for p in part if heard.tokens[p].word in POLES):
+        return None
+    return (subject in heard.gold) == (said[1] == asked[1])
 
 
 def _subordinate(heard: Heard, place: int) -> bool:
@@ -39,10 +63,6 @@ def _subordinate(heard: Heard, place: int) -> bool:
 
 def pole(words: Sequence[str]) -> tuple[int, int] | None:
     return next((POLES[word] for word in words if word in POLES), None)
-
-
-def _poles_of(words: Sequence[str], forms_only: bool) -> set[str]:
-    return {stem(word) for word in words if word in POLES}
 
 
 def reversed_roles(heard: Heard) -> str:
@@ -71,7 +91,7 @@ def reversed_roles(heard: Heard) -> str:
 def listed(heard: Heard) -> str:
     """A second candidate beside the right answer: names of the question, or anything new, joined to it."""
     for first, last in heard.blocks:
-        if cause := _listed_behind(heard, last) or _listed_before(heard, first):
+        if cause := _listed_behind(heard, last) or _listed_before(heard, first) or _accompanies(heard, first):
             return cause
     return ""
 
@@ -79,10 +99,7 @@ def listed(heard: Heard) -> str:
 def _listed_behind(heard: Heard, last: int) -> str:
     place = last + 1
     join: list[str] = []
-    while place < len(heard.tokens) and (heard.tokens[place].word or heard.tokens[place].form) in JOINS | {
-        "the",
-        "also",
-    }:
+    while place < len(heard.tokens) and _continues(heard, place, join):
         join.append(heard.tokens[place].word or heard.tokens[place].form)
         place += 1
     if place >= len(heard.tokens) or heard.segment[place] in heard.denied or heard.part[place] not in ("new", "asked"):
@@ -93,6 +110,20 @@ def _listed_behind(heard: Heard, last: int) -> str:
     if all(part == "asked" for part in heard.part[place : end + 1]):
         return _listed_asked(heard, place, end, join)
     return _listed_new(heard, last, place, end, join)
+
+
+def _continues(heard: Heard, place: int, join: list[str]) -> bool:
+    """Whether a token only joins: a mark or conjunction, then articles and adverbs: `and later the`."""
+    token = heard.tokens[place]
+    spoken = [t.word for t in heard.tokens[place : place + 3]]
+    if spoken[:2] in (["together", "with"], ["along", "with"]) or spoken == ["as", "well", "as"]:
+        join.append("and")
+        return True
+    if "and" in join and token.word in ("with", "well", "as"):
+        return True
+    if (token.word or token.form) in JOINS | {"the", "also"} or (token.word in ("a", "an") and not heard.item.named):
+        return True
+    return bool(set(join) & JOINS) and token.word in LATER
 
 
 def _same_kind(heard: Heard, one: int, other: int) -> bool:
@@ -129,16 +160,22 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
     if not run:
         return ""
     named = heard.tokens[place].kind in ("name", "number") or (run[0] in about.passage.names)
-    if not named and (about.named or not join or "the" in join):
-        return (
-            ""
-            if not join or about.named
-            else ("" if _follows(about, heard.tokens[last].form, run) else "it lists another answer")
-        )
-    if not named and len(run) > 1 and acts(heard.tokens[place]) and _follows(about, heard.tokens[last].form, run):
+    if named and _described(heard, place, end):
+        return ""
+    if not named and (about.named or not join):
+        return ""
+    if not named and (_follows(about, heard.tokens[last].form, run) and "the" in join):
+        return ""
+    if (
+        not named
+        and len(run) > 1
+        and "," not in join
+        and acts(heard.tokens[place])
+        and _follows(about, heard.tokens[last].form, run)
+    ):
         return ""
     if not named:
-        return "it lists another answer"
+        return "" if "," in join and begins_clause(heard, end) else "it lists another answer"
     beside = _follows(about, heard.tokens[last].form, run) and heard.tokens[last].form not in _PEOPLES
     hard = {"and", "or", "&", "+", "/", "plus", ";"} & set(join)
     if (
@@ -147,12 +184,23 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
         and ("(" in join or not join or " ".join(run) in PLACES | PLACE_PAIRS or _numbers(heard, place, end))
     ):
         return ""
-    if _clause(heard, end):
+    if begins_clause(heard, end) and ("," in join or not hard - {";"}):
         return ""
     own = about.passage.thread(about.evidence)
-    if "(" in join and _numbers(heard, place, end) and (about.passage.spoken(run, own) or converts(about, run)):
+    if "(" in join and _numbers(heard, place, end) and (about.passage.spoken(run, own) or converts(run, about.lines)):
+        return ""
+    if _numbers(heard, place, end) and differs(heard, place, run):
         return ""
     return "it lists another answer"
+
+
+def _described(heard: Heard, place: int, end: int) -> bool:
+    """Whether what looks like a second name is said of the right answer: `X, the Brazilian driver`, `Koral's album`."""
+    before = heard.tokens[place - 1].word
+    following = heard.tokens[end + 1] if end + 1 < len(heard.tokens) else None
+    if following is None or not following.claims or following.kind == "name":
+        return False
+    return before in ("the", "a", "an") or any(token.owns for token in heard.tokens[place : end + 1])
 
 
 def acts(token: Token) -> bool:
@@ -160,10 +208,13 @@ def acts(token: Token) -> bool:
     return token.word.endswith("ed") or (token.word != token.form and not token.word.endswith("ss"))
 
 
-def _clause(heard: Heard, end: int) -> bool:
+def begins_clause(heard: Heard, end: int) -> bool:
     """Whether a verb follows: what looked like a second candidate begins a clause of its own."""
-    following = heard.tokens[end + 1].word if end + 1 < len(heard.tokens) else ""
-    return following in ("is", "was", "were", "are", "has", "had", "did")
+    following = heard.tokens[end + 1] if end + 1 < len(heard.tokens) else None
+    if following is None:
+        return False
+    verb = following.kind == "word" and acts(following) and not following.word.endswith("s")
+    return verb or following.word in ("is", "was", "were", "are", "has", "had", "did")
 
 
 def _numbers(heard: Heard, first: int, last: int) -> bool:
@@ -187,10 +238,13 @@ def _listed_before(heard: Heard, first: int) -> str:
     article = start > 0 and heard.tokens[start - 1].word in ARTICLES
     if not singles_out(heard.tokens[place], heard.item) and (
         article
+        or (heard.item.named and "," in join)
         or heard.part[place] == "asked"
         or not join
         or (heard.item.named and in_source(heard.item, heard.tokens[place].form))
     ):
+        return ""
+    if _holds(heard, start, place, first, join):
         return ""
     if not [word for word in join if word != "the"]:
         acts = "the" in join and not singles_out(heard.tokens[place], heard.item)
@@ -206,6 +260,30 @@ def _listed_before(heard: Heard, first: int) -> str:
     ):
         return ""
     return "" if ":" in join or (heard.part[place] == "asked" and "(" in join) else "it lists another name"
+
+
+def _holds(heard: Heard, start: int, place: int, first: int, join: Sequence[str]) -> bool:
+    """Whether a name before the right one is a place in it, `Lyon, France`, or its spelling, `Lyonnais (Lyon)`."""
+    about, run = heard.item, heard.forms(start, place)
+    wide = bool({"where", "country", "state", "county", "province", "region", "continent"} & set(about.asked_words))
+    gold = heard.tokens[first].form
+    if join == [","] and wide and about.passage.spoken((run[-1], gold), about.evidence):
+        return True
+    return join == ["("] and run[-1][:4] == gold[:4] and len(gold) > 4
+
+
+def _accompanies(heard: Heard, first: int) -> str:
+    """Whether the right answer only comes with what opens the answer: `The Mill, followed by X`."""
+    words = [token.word or token.form for token in heard.tokens[:first]]
+    comma = next((p for p in range(len(words) - 1, -1, -1) if words[p] == ","), 0)
+    opened = [p for p in range(comma) if heard.tokens[p].claims]
+    joins = words[-1:] in (["by"], ["with"]) and first - comma == 3 and heard.tokens[comma + 1].claims
+    finite = {"is", "was", "are", "were", "by", "had", "has"} & set(words[:comma])
+    return (
+        "it names another first"
+        if joins and opened and not finite and any(heard.part[p] == "new" for p in opened)
+        else ""
+    )
 
 
 def _titled(heard: Heard, end: int) -> bool:
@@ -227,3 +305,20 @@ def _extends(heard: Heard, start: int, end: int, first: int) -> str:
     if about.passage.spoken((run[-1], heard.tokens[first].form), about.near):
         return ""
     return "it names somebody else"
+
+
+def of_one_alone(heard: Heard) -> str:
+    """Whether an answer says of both what the source says of one: `both are folk bands`."""
+    passage = heard.item.passage
+    about = [p for p in heard.item.evidence if heard.item.subject[0] & passage.sentences[p].holds]
+    for place, token in enumerate(heard.tokens):
+        if heard.part[place] != "new" or heard.segment[place] in heard.denied or len(about) < 2:
+            continue
+        if not any(
+            t.word in ("both", "they") for p, t in enumerate(heard.tokens) if heard.segment[p] == heard.segment[place]
+        ):
+            continue
+        held = [p for p, s in enumerate(passage.sentences) if any(related(token.form, form) for form in s.forms)]
+        if len(held) == 1 and not any("same" in s.squeezed.split() for s in passage.sentences):
+            return f"'{token.word}' is said of one of them alone"
+    return ""

@@ -14,12 +14,15 @@ they are as many as the answer's own claims, rules cannot decide, and the verdic
 import re
 from collections.abc import Sequence
 
-from grpo_nb.tasks.grounding.attachment import converts, differs, held_in, misattached
-from grpo_nb.tasks.grounding.claims import content, stem, tokenise
+from grpo_nb.tasks.grounding.attachment import differs, held_in, misattached
+from grpo_nb.tasks.grounding.claims import content, tokenise
 from grpo_nb.tasks.grounding.denials import RELATIVE_FORMS, left_open, moved, taken_back
 from grpo_nb.tasks.grounding.hearing import ARTICLES, FRAMING, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item, Verdict
-from grpo_nb.tasks.grounding.rivals import acts, chosen, listed, reversed_roles
+from grpo_nb.tasks.grounding.measures import converts
+from grpo_nb.tasks.grounding.rivals import acts, begins_clause, chosen, listed, of_one_alone, reversed_roles
+from grpo_nb.tasks.grounding.stems import stem
+from grpo_nb.tasks.grounding.thesaurus import synonyms
 
 
 def judge_short(answer: str, about: Item) -> Verdict:
@@ -33,7 +36,7 @@ def judge_short(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it says what only the hallucinated answer says")
     if not heard.gold:
         return Verdict("absent", "it does not give the right answer")
-    checks = (taken_back, left_open, moved, chosen, reversed_roles, listed)
+    checks = (taken_back, left_open, moved, chosen, reversed_roles, listed, of_one_alone)
     for check in checks[:2] if heard.scattered else checks:
         if cause := check(heard):
             return Verdict("wrong", cause)
@@ -76,10 +79,10 @@ def added(heard: Heard, slack: int = 1) -> Verdict:
             continue
         if any(singles_out(heard.tokens[p], about) for p in range(first, last + 1)):
             return Verdict("wrong", f"'{' '.join(run)}' is not in the source near the answer")
-        new = [form for form in run if not in_source(about, form)]
+        new = [form for form in run if not (told if _hangs(heard, first) else in_source)(about, form)]
         if _apposed(heard, first) and not new:
             return Verdict("wrong", f"'{' '.join(run)}' is said in the source of another thing")
-        if new and (_detail(heard, first) or _joined(heard, first)):
+        if (new and _hangs(heard, first)) or _joined(heard, first):
             return Verdict("wrong", f"'{' '.join(run)}' adds to the answer what is not in the source")
         strange += new
     if any(form in RELATIVE_FORMS for form in strange):
@@ -88,11 +91,17 @@ def added(heard: Heard, slack: int = 1) -> Verdict:
         return Verdict("undecided", f"'{' '.join(strange)}' may say otherwise what the right answer says")
     if len(strange) == 1 and _acts_otherwise(heard):
         return Verdict("undecided", f"'{strange[0]}' may say otherwise what the source says, or another thing")
-    if len(strange) <= max(2 if _closes(heard) else slack, known):
+    if len(strange) <= max(slack, 2 if _closes(heard) or not about.named else 0, known):
         return Verdict("correct")
     if len(strange) - known > 2:
         return Verdict("wrong", f"'{' '.join(strange)}' is not in the source")
     return Verdict("undecided", f"'{' '.join(strange)}' may paraphrase the source or add to it")
+
+
+def told(about: Item, form: str) -> bool:
+    """Whether the source has a form or a synonym near the right answer."""
+    held = synonyms(form) | {form}
+    return any(not held.isdisjoint(about.passage.sentences[place].holds) for place in about.near)
 
 
 def _acts_otherwise(heard: Heard) -> bool:
@@ -129,15 +138,20 @@ def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
         if _apposed(heard, first):
             own = about.passage.thread(about.evidence)
             return held_in(about, run[0], own) and all(in_source(about, form) for form in run)
-        return all(in_source(about, form) for form in run)
+        close = _joined(heard, first) or _hangs(heard, first)
+        return all((told if close else in_source)(about, form) for form in run)
     following = next((t.form for t in heard.tokens[last + 1 :] if t.claims), "")
     ranks = re.fullmatch(r"\d+th", run[-1]) and following
     places = about.passage.spoken([*run, following] if ranks else run, about.near)
     if _detail(heard, first):
         beside = bool(ranks) or heard.tokens[first - 1].word in ARTICLES | {"a", "an", "the"}
-        told = about.evidence if beside else about.passage.thread(about.evidence)
-        return bool(places & told) or converts(about, run) or differs(heard, first, run)
-    return bool(places) or converts(about, run) or _told_elsewhere(heard, first, run)
+        where = about.evidence if beside else about.passage.thread(about.evidence if about.named else about.near)
+        return bool(places & where) or converts(run, about.lines) or differs(heard, first, run)
+    if first == last and heard.tokens[first].kind == "name" and about.passage.peoples(run[0]):
+        return True
+    return (
+        bool(places) or converts(run, about.lines) or differs(heard, first, run) or _told_elsewhere(heard, first, run)
+    )
 
 
 def _apposed(heard: Heard, first: int) -> bool:
@@ -177,16 +191,45 @@ def _detail(heard: Heard, first: int) -> bool:
         link.append(heard.tokens[place].word or heard.tokens[place].form)
         place -= 1
     if place < 0 or heard.part[place] != "gold":
+        return _relative(heard, first)
+    if place + 1 == first and heard.tokens[first].word.endswith("ed"):
+        return any(token.word == "by" for token in heard.tokens[first + 1 : first + 2])
+    edge = place + 1
+    if heard.tokens[place].kind == "number":  # `11 million viewers, a record`: what is counted belongs to the number
+        counted = next((p for p in range(edge, first) if heard.part[p] not in ("asked", "benign")), edge)
+        edge = counted if heard.tokens[counted].form == "," else edge
+        link = link[: first - edge]
+    if ";" in link and begins_clause(heard, first):
         return False
     if link == [","] and _apposition(heard, place) and acts(heard.tokens[first]):
         return False
-    if any(part in ("asked", "benign") for part in heard.part[place:first]):
+    if any(part in ("asked", "benign") for part in heard.part[edge:first]):
         return link[-1] == "," and len(link) > 1 and link[-2] in ("a", "an", "the")
     return (
         bool(set(link) & LINKS)
         or ("," in link and bool(set(link) & {"a", "an", "the"}))
         or bool(link and set(link) <= JOINS | ARTICLES)
     )
+
+
+def _hangs(heard: Heard, first: int) -> bool:
+    """Whether a claim is a detail of the right answer, or goes on with one: `X, for the Danish national team`."""
+    if _detail(heard, first):
+        return True
+    verbs = {"is", "was", "are", "were", "has", "had", "did", "does"}
+    for place in range(first - 1, -1, -1):
+        if heard.segment[place] != heard.segment[first] or heard.tokens[place].word in verbs:
+            return False
+        if heard.part[place] == "new" and (not place or heard.part[place - 1] != "new") and _detail(heard, place):
+            return True
+    return False
+
+
+def _relative(heard: Heard, first: int) -> bool:
+    """Whether a claim stands in a relative clause of the right answer: `X, who built the mint`."""
+    opens = heard.segment.index(heard.segment[first])
+    before = next((p for p in range(opens - 1, -1, -1) if heard.tokens[p].kind != "mark"), None)
+    return heard.tokens[opens].word in ("who", "which", "whose", "where") and before in heard.gold
 
 
 def _apposition(heard: Heard, place: int) -> bool:

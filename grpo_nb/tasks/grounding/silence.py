@@ -1,66 +1,98 @@
-"""Answers that say that the text does not tell, and whether they name something all the same."""
+"""Answers that say that the text does not tell, and whether they name something all the same.
+
+A clause is silent where it denies, and what it denies is telling: a verb of telling or finding, a word for information,
+or the text itself. Everything else in it, whatever its words, is what is not told.
+"""
 
 import re
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
-from grpo_nb.tasks.grounding.claims import content, plain, stem, tokenise
+from grpo_nb.tasks.grounding.claims import Token, content, tokenise
+from grpo_nb.tasks.grounding.framing import shown
 from grpo_nb.tasks.grounding.hearing import FRAMING, Heard
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import CLASSIFIERS, words
+from grpo_nb.tasks.grounding.lexicon import CLASSIFIERS, DOUBTS, INFORMATION, LACKS, REFUSING, SOURCES, TELLING, words
+from grpo_nb.tasks.grounding.stems import stem
+from grpo_nb.tasks.grounding.thesaurus import is_adverb
 
-_SILENCE = frozenset(
-    stem(word)
-    for word in words(
-        "enough insufficient detail clear unclear unknown possible impossible determine specify find contain include "
-        "anywhere explicitly directly clearly available unavailable uncertain sufficient answerable unanswerable "
-        "undetermined unspecified unstated mention sorry unable unfortunately reason whether silent nowhere exactly "
-        "ask inform context only just merely simply any"
-    )
-)
 _KINDS = frozenset(("1th", *(stem(word) for word in CLASSIFIERS)))
 """What says of which kind something is, or that it came first."""
 _ASKING = frozenset(("which", "who", "whose", "what", "where", "when", "why", "how", "whether", "if"))
-
-_SPEAKS = (
-    r"(?:mention|stat|giv|sa(?:y|id)|t(?:ell|old)|provid|specif|indicat|know|disclos|nam|describ|includ|list|discuss|"
-    r"reveal|cover|address|answer|contain|record|report|clear|information)"
-)
-_SILENT = re.compile(
-    rf"\b(?:not|no|nothing|never|nowhere|without|\w+n't|cannot)\s+(?:\w+\s+){{0,3}}{_SPEAKS}\w*"
-    r"|\b(?:text|passage|context|source|article|paragraph)\s+(?:\w+\s+){0,2}(?:no|nothing|not|\w+n't|omits|lacks|silent)\b"
-    rf"|\b(?:text|passage|context|source|article|paragraph)\s+only\s+{_SPEAKS}\w*",
-    re.IGNORECASE,
-)
+_SPEAKERS = frozenset(words("i we you me my us your our"))
+_SURE = frozenset(words("sure certain confident positive convinced"))
+_LIMITS = frozenset(words("only just merely"))
+_NOTHING = (["null"], ["n", "a"], ["none"], ["nil"])
+_ENDS = frozenset(".!?;")
+_PLAIN = FRAMING | frozenset(stem(word) for word in (*TELLING, *INFORMATION, *SOURCES, *LACKS, *_SURE, "ai", "access"))
 
 
-def tells_nothing(answer: str) -> bool:
-    """Whether an answer says, anywhere in its first sentence, that the text does not tell.
+def tells_nothing(answer: str, limits: bool = True) -> bool:
+    """Whether a clause of an answer says that the text does not tell, or, with `limits`, that it tells only so much.
 
     >>> tells_nothing("The name of her husband isn't mentioned in the text."), tells_nothing("No, it is red.")
     (True, False)
+    >>> tells_nothing("It gives no figure for that."), tells_nothing("I'm not quite sure, but it is red.")
+    (True, False)
     """
-    return _SILENT.search(re.split(r"(?<=\w[.!?])\s", plain(answer.strip()))[0]) is not None
-
-
-def falls_silent(answer: str, about: Item) -> bool:
-    """Whether a clause beside the right answer says that the text does not tell: `X, not stated`."""
-    if not any(token.kind == "not" for token in tokenise(answer)):
-        return False
-    heard = Heard(answer, about)
-    for number in heard.denied - {heard.segment[place] for place in heard.gold}:
-        claims = [place for place, where in enumerate(heard.segment) if where == number and heard.tokens[place].claims]
-        if claims and all(heard.tokens[place].form in FRAMING | _SILENCE for place in claims):
+    clauses = _clauses(tokenise(shown(answer)))
+    named = False
+    for clause in clauses:
+        spoken = {token.word for token in clause}
+        if named and clause[0].word == "not" and len(spoken) <= 4:
             return True
-    return False
+        named = named or bool(spoken & SOURCES and spoken & TELLING)
+    told = (clause for clause in clauses if len(clause) > 1 or len(clauses) == 1)
+    return any(_silent(clause) or (limits and _limited(clause)) for clause in told)
+
+
+def ends_silent(answer: str) -> bool:
+    """Whether the last that an answer says is that the text does not tell: not where `but` leads on to an answer.
+
+    >>> ends_silent("Ada Collins, not stated"), ends_silent("It is not named at first, but it was Ada Collins.")
+    (True, False)
+    """
+    parts = re.split(r"[,;.]\s*but\b", answer)
+    return tells_nothing(parts[-1], limits=False)
+
+
+def says_nothing(answer: str, about: Item) -> bool:
+    """Whether an answer only asks, or says the same words over and over."""
+    tokens = Heard(answer, about).tokens
+    spoken = [token.word for token in tokens if token.kind != "mark"]
+    again = sum(one == other for one, other in pairwise(spoken))
+    if not any(token.claims for token in tokens):
+        return not {"yes", "no"} & set(spoken)
+    asks = spoken[0] in _ASKING and all(token.form in about.asked for token in tokens if token.claims)
+    return asks or again >= len(spoken) / 3 > 1
+
+
+def refuses(answer: str) -> bool:
+    """Whether an answer refuses to help.
+
+    >>> refuses("I'm sorry, but I can't assist with that."), refuses("I cannot find it in the text.")
+    (True, False)
+    """
+    return any(_refuses([token.word for token in clause]) for clause in _clauses(tokenise(shown(answer))))
 
 
 def names_something(answer: str, about: Item) -> bool:
     """Whether an answer that says that the text does not tell gives an answer all the same."""
-    heard = Heard(answer, about)
+    heard = Heard(answer, about, framed=False)
     asked = {token.form for token in tokenise(about.question)}
-    bad = {token.form for token in content(tokenise(about.hallucinated))} - asked - FRAMING - _SILENCE
+    bad = {token.form for token in content(tokenise(about.hallucinated))} - asked - _PLAIN - _KINDS
+    if _leaves_open(heard):
+        return True
+    live = {t.form for p, t in enumerate(heard.tokens) if heard.segment[p] not in heard.denied}
+    if bad & live - about.passage.holds:
+        return True
     for first, last in heard.runs(denied=True):
-        run = [form for form in heard.forms(first, last) if form not in _SILENCE | _KINDS or form in bad]
-        if not run or (heard.segment[first] in heard.denied and not _outside_denial(heard, first)):
+        run = [
+            form for form in heard.forms(first, last) if (form not in _PLAIN | _KINDS and len(form) > 1) or form in bad
+        ]
+        if not run or (_reports(heard, first) and set(run) <= about.passage.holds):
+            continue
+        if heard.segment[first] in heard.denied and not _outside_denial(heard, first, bad):
             continue
         if bad & set(run):
             return True
@@ -68,26 +100,100 @@ def names_something(answer: str, about: Item) -> bool:
             continue
         held = [form for form in run if form in about.passage.holds]
         kinds = {heard.tokens[p].kind for p in range(first, last + 1)}
-        if len(held) < len(run) or (kinds <= {"name", "number"} and not _clause_of(heard, first)):
+        if kinds & {"name", "number"}:
+            if len(held) < len(run) or not (_reports(heard, first) or _clause_of(heard, first)):
+                return True
+        elif _bare(heard, first) and not _reports(heard, first):
             return True
     return False
 
 
-def _outside_denial(heard: Heard, place: int) -> bool:
+def _leaves_open(heard: Heard) -> bool:
+    """Whether silence is one of two choices: `either a medal or not stated`."""
+    return any(
+        token.word == "or" and any(t.kind == "not" for t in heard.tokens[place + 1 : place + 3])
+        for place, token in enumerate(heard.tokens)
+    )
+
+
+def _clauses(tokens: tuple[Token, ...]) -> list[list[Token]]:
+    found: list[list[Token]] = [[]]
+    for token in tokens:
+        if token.form in _ENDS or token.form in (",", ":", " - ", "(", ")") or token.word in ("but", "though", "so"):
+            found.append([])
+        else:
+            found[-1].append(token)
+    return [clause for clause in found if clause]
+
+
+def _silent(clause: list[Token]) -> bool:
+    """Whether a clause denies that something is told."""
+    spoken = [token.word for token in clause if token.kind != "mark"]
+    clause = [token for token in clause if token.kind != "mark"]
+    lacks = next((place for place, word in enumerate(spoken) if word in LACKS), None)
+    negation = next((place for place, token in enumerate(clause) if token.kind == "not"), lacks)
+    if spoken in _NOTHING:
+        return True
+    if negation is None or set(spoken) & DOUBTS or _refuses(spoken):
+        return False
+    if set(spoken) & SOURCES or spoken[negation] in LACKS:
+        return spoken[negation] in LACKS or not _about_source(spoken)
+    behind = spoken[negation + 1 :]
+    near = [word for word in behind if not is_adverb(word)][:4]
+    return bool(set(near) & (TELLING | INFORMATION)) or (spoken[negation] == "nothing" and "about" in near)
+
+
+def _limited(clause: list[Token]) -> bool:
+    """Whether a clause says what alone is told: `the passage only gives the year`."""
+    spoken = {token.word for token in clause}
+    return bool(_LIMITS & spoken and (SOURCES | {"it"}) & spoken and TELLING & spoken)
+
+
+def _refuses(spoken: Sequence[str]) -> bool:
+    """Whether a clause is a refusal: `I cannot assist with that`, `I'm just an AI`."""
+    return bool(_SPEAKERS & set(spoken) and REFUSING & set(spoken)) and bool({"not", "unable", "ai"} & set(spoken))
+
+
+def _about_source(spoken: list[str]) -> bool:
+    """Whether the text is only named as where something is said: `according to the text, X did not stay`."""
+    place = next(place for place, word in enumerate(spoken) if word in SOURCES)
+    return bool({"according", "based"} & set(spoken[max(0, place - 4) : place]))
+
+
+def _outside_denial(heard: Heard, place: int, bad: Collection[str]) -> bool:
     """Whether a word of a clause that denies is not denied: `Lunt, not stated`, `not stated or Lunt`."""
     here = [p for p, number in enumerate(heard.segment) if number == heard.segment[place]]
     negation = next((p for p in here if heard.tokens[p].kind == "not"), place)
     between = range(min(place, negation), max(place, negation))
     apart = heard.part[negation - 1] == "new" or any(heard.part[p] in ("benign", "gold") for p in between)
-    return (place < negation and apart) or any(heard.tokens[p].word == "or" for p in between)
+    named = heard.tokens[place].kind != "word" or heard.tokens[place].form in bad
+    return (place < negation and apart and named) or any(heard.tokens[p].word == "or" for p in between)
 
 
 def _asks_indirectly(heard: Heard, first: int, last: int) -> bool:
     """Whether a run of common words stands in what is said not to be told: `it is not clear which arena they use`."""
     here = heard.segment[first]
     opens = heard.segment.index(here)
-    plain = all(heard.tokens[p].kind == "word" for p in range(first, last + 1))
-    return plain and here - 1 in heard.denied and heard.tokens[opens].word in _ASKING
+    common = all(heard.tokens[p].kind == "word" for p in range(first, last + 1))
+    return common and here - 1 in heard.denied and heard.tokens[opens].word in _ASKING
+
+
+def _reports(heard: Heard, place: int) -> bool:
+    """Whether the sentence of a place reports what the text does tell: `it does mention that ...`."""
+    begin = next((p + 1 for p in range(place - 1, -1, -1) if heard.tokens[p].form in _ENDS), 0)
+    own = heard.segment[place] if heard.segment[place] in heard.denied else None
+    spoken = {heard.tokens[p].word for p in range(begin, place) if heard.segment[p] != own}
+    return bool(spoken & TELLING) and not spoken & DOUBTS
+
+
+def _bare(heard: Heard, place: int) -> bool:
+    """Whether common words stand alone, as an answer would: `not stated, but a painter`."""
+    number = heard.segment[place]
+    here = [token for token, where in zip(heard.tokens, heard.segment, strict=True) if where == number]
+    spoken, claims = {token.word for token in here}, [token for token in here if token.claims]
+    known = any(token.form in heard.item.passage.holds for token in claims)
+    short = len(claims) <= 2 and all(token.kind == "word" for token in claims)
+    return known and (bool(spoken & DOUBTS) or (short and not spoken & (_SPEAKERS | TELLING | SOURCES)))
 
 
 def _clause_of(heard: Heard, place: int) -> bool:

@@ -2,17 +2,20 @@
 
 import re
 
-from grpo_nb.tasks.grounding.claims import content, forms, related, tokenise
+from grpo_nb.tasks.grounding.claims import content, forms, tokenise
 from grpo_nb.tasks.grounding.hearing import Heard
 from grpo_nb.tasks.grounding.items import Item, Verdict
 from grpo_nb.tasks.grounding.lexicon import POLES, words
-from grpo_nb.tasks.grounding.rivals import pole
-from grpo_nb.tasks.grounding.short import added, holds_whole
+from grpo_nb.tasks.grounding.rivals import of_one_alone, pole
+from grpo_nb.tasks.grounding.short import added, holds_whole, told
 
 _YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
 
 _NO = frozenset(words("no nope false incorrect negative not neither"))
 
+_SHARED = frozenset(words("same both share shared common alike"))
+SLACK = 8
+"""Common words that the source lacks, around a yes or a no: they claim nothing."""
 _TURNS = frozenset(["wait", "actually", "correction"])
 
 
@@ -28,9 +31,11 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it says the other of yes and no")
     if _contradicts(heard, says):
         return Verdict("wrong", "it contradicts its own yes or no")
-    if cause := _of_one_alone(heard):
+    if cause := of_one_alone(heard):
         return Verdict("wrong", cause)
-    return added(heard, slack=3)
+    if cause := _of_the_other(heard) or _other_kind(heard):
+        return Verdict("wrong", cause)
+    return added(heard, slack=SLACK)
 
 
 def _polarity(heard: Heard) -> bool | None:
@@ -71,8 +76,10 @@ def _restated(heard: Heard) -> bool | None:
     )
     again = {heard.tokens[p].form for p in said_again}
     all_again = bool(claims) and all(heard.tokens[p].form in about.asked for p in claims)
+    alike = bool(_SHARED & set(about.asked_words)) and "both" in words
     enough = (
-        (all_again and bool({"both", "they"} & set(words)))
+        alike
+        or (all_again and bool({"both", "they"} & set(words)))
         or (bool(again) and len(again) * 2 >= len(asked))
         or turned
         or (not claims and bool({"both", "they"} & set(words)))
@@ -80,18 +87,44 @@ def _restated(heard: Heard) -> bool | None:
     return (not heard.denied) != turned if enough else None
 
 
-def _of_one_alone(heard: Heard) -> str:
-    """Whether an answer says of both what the source says of one: `both are folk bands`."""
-    passage = heard.item.passage
-    about = [p for p in heard.item.evidence if heard.item.subject[0] & passage.sentences[p].holds]
+def _of_the_other(heard: Heard) -> str:
+    """Whether a clause on one name of the question says what the source only says of the other: roles turned round."""
+    names, sentences = heard.item.subject[0], heard.item.passage.sentences
+    parts: dict[int, list[int]] = {}
+    for place, number in enumerate(heard.segment):
+        if number not in heard.denied:
+            parts.setdefault(number, []).append(place)
+    for part in parts.values():
+        subject: set[str] = set()
+        last = part[0]
+        for p in part:
+            token = heard.tokens[p]
+            if token.form in names:
+                beside = bool({"and", "both"} & set(heard.between(last, p))) and not _said_since(heard, last, p)
+                joined = p - last <= 2 or beside
+                subject = subject | {token.form} if joined else {token.form}
+                last = p
+            elif subject and token.kind in ("name", "number") and token.form not in heard.item.asked:
+                mine = {n for n, sentence in enumerate(sentences) if subject & sentence.holds}
+                where = {n for n, sentence in enumerate(sentences) if token.form in sentence.holds}
+                others = {n for n in where if (names - subject) & sentences[n].holds}
+                if where and where == others and not where & heard.item.passage.thread(mine):
+                    return f"'{token.word}' is said in the source of the other one"
+    return ""
+
+
+def _said_since(heard: Heard, last: int, place: int) -> bool:
+    return any(heard.tokens[p].claims for p in range(last + 1, place))
+
+
+def _other_kind(heard: Heard) -> str:
+    """Whether an answer calls a thing what the source does not: `no, it is a drama`."""
     for place, token in enumerate(heard.tokens):
-        if heard.part[place] != "new" or heard.segment[place] in heard.denied or len(about) < 2:
-            continue
-        if not any(t.word == "both" for p, t in enumerate(heard.tokens) if heard.segment[p] == heard.segment[place]):
-            continue
-        held = [p for p, s in enumerate(passage.sentences) if any(related(token.form, form) for form in s.forms)]
-        if len(held) == 1:
-            return f"'{token.word}' is said of one of them alone"
+        before = [t.word for t in heard.tokens[max(0, place - 2) : place]]
+        calls = before[-1:] in (["a"], ["an"]) and set(before) & {"is", "was", "it", "are", "were"}
+        known = token.form in heard.item.asked or heard.part[place] not in ("new", "asked")
+        if calls and not known and not told(heard.item, token.form):
+            return f"'{token.word}' is not what the source calls it"
     return ""
 
 
@@ -107,7 +140,7 @@ def _contradicts(heard: Heard, says: bool) -> bool:
         again = {heard.tokens[p].form for p in places if heard.part[p] == "asked"}
         if says and number in heard.denied and not new and not words & {"no", "only", "just"}:
             return True
-        whole = words & {"both", "they"} or len({f for f in again if f not in asked}) > 1
+        whole = words & {"both", "they"} or all(again & group for group in about.candidates)
         if (
             not says
             and number not in heard.denied
