@@ -8,20 +8,31 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grpo_nb import lines, schema
 from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
 from grpo_nb.lines import Place, Sought
 from grpo_nb.regular import opened, refuse_irregular
 
+if TYPE_CHECKING:
+    from grpo_nb.index import Index, LogRows
+
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+_COLUMNS: Mapping[str, Collection[str] | None] = {
+    "metrics.jsonl": None,
+    "sft.jsonl": None,
+    "samples.jsonl": ("step", "objective"),
+    "events.jsonl": ("kind",),
+    "evaluations.jsonl": ("stage", "step", "split", "mode", "objective"),
+}
+"""Keys that get columns, by log; None: all that its rows have."""
 
 
 class Journal:
@@ -35,12 +46,13 @@ class Journal:
         """With `remember`, what was parsed stays in memory, and reading again costs only what is new."""
         self.path = path
         self.bad_lines = 0
-        """Lines that the last `read` left out: no JSON object, or no row of this log (a torn last one not counted)."""
+        """Lines that the newest reader of all rows left out: no row of this log (a torn last one not counted)."""
         self.bad_because = ""
         """Why, for the first of them."""
         self._warned = False
         self._remember = remember
         self._reading = threading.Lock()
+        self._index: Index | None = None
         self._seen = _Seen()
 
     def append(self, *rows: Mapping[str, Any]) -> None:
@@ -75,6 +87,24 @@ class Journal:
             self._report(self._seen.bad)
             torn, _ = self._row(last, end + len(last))
             return self._seen.rows + ([] if torn is None else [torn])
+
+    def stored(self) -> "LogRows":
+        """All rows, oldest first, of which only those that are looked at are parsed; and their columns by key."""
+        rows = self._indexed().rows()
+        self.bad_because = rows.bad_because
+        self._report(rows.bad_lines)
+        return rows
+
+    def unindexed(self) -> int:
+        """Bytes that `stored` would have to parse."""
+        return self._indexed().lacks()
+
+    def _indexed(self) -> "Index":
+        if self._index is None:
+            from grpo_nb.index import Index  # numpy: 0.1 s, and most readers need none of it
+
+            self._index = Index(self.path, self._row, _COLUMNS.get(self.path.name, ()))
+        return self._index
 
     def backwards(self) -> Iterator[Row]:
         """Rows, newest first, read from the end as far as they are asked for; what is no row is left out."""

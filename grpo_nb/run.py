@@ -42,8 +42,10 @@ from grpo_nb.standing import State as State
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from grpo_nb.index import LogRows
 else:  # half a second to import, and only whoever asks for a table needs it
-    DataFrame = Any
+    DataFrame = LogRows = Any
 
 logger = logging.getLogger(__name__)
 
@@ -229,6 +231,10 @@ class Run:
         """The rows of one log as they were written, oldest first; what is no row of that log (`schema`) is left out."""
         return self._logs[log].read()
 
+    def stored(self, log: Log) -> LogRows:
+        """The rows of one log, of which only those that are looked at are parsed; what is long is read by column."""
+        return self._logs[log].stored()
+
     def oldest_first(self, log: Log) -> Iterator[Row]:
         """The rows of one log, read one by one: none of them stays in memory."""
         return self._logs[log].forwards()
@@ -351,10 +357,10 @@ class Run:
         self._logs[log].append(*rows)
 
     def _table(self, log: Log, *columns: str) -> DataFrame:
-        import pandas
+        from grpo_nb.index.frames import frame
 
-        rows = schema.narrow(self.rows(log))
-        return pandas.DataFrame(rows) if rows else pandas.DataFrame(columns=list(columns))
+        rows = self.stored(log)
+        return frame(rows if log in schema.STEPWISE else [*rows], *columns)
 
     def _discard_after(self, log: Log, step: int) -> int:
         discarded = Journal(self.path / f"{log}.discarded.jsonl")

@@ -64,6 +64,27 @@ class Index:
                 if fd >= 0:
                     os.close(fd)
 
+    def lacks(self) -> int:
+        """Bytes of the log that are in no chunk that is kept, by its size alone."""
+        with clear_errors("read", self._path):
+            try:
+                fd = opened(self._path)
+            except FileNotFoundError:
+                return 0
+            try:
+                size = os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+        with self._lock:
+            if size <= CHUNK_BYTES:
+                return size
+            try:
+                self._store = self._store or store_of(self._path)
+                heads = self._store.heads()
+            except Damaged:
+                return size
+            return size - (heads[-1].stop if heads and heads[-1].stop <= size else 0)
+
     def _log(self, fd: int, tail: Chunk | None) -> Log:
         heads = self._heads if fd >= 0 else []
         remade, restored = functools.partial(self._remade, fd), functools.partial(self._restored, fd)

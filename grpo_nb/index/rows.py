@@ -4,7 +4,7 @@ import logging
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from grpo_nb.index.chunks import Chunk, Head, Kind, Parse, Row
-from grpo_nb.index.packing import Numbers, Texts
+from grpo_nb.index.packing import Numbers, Places, Texts
 from grpo_nb.index.store import Damaged, Outdated, Store
 from grpo_nb.regular import RunError
 
@@ -158,6 +158,26 @@ class LogRows(Sequence[Row]):
     def texts(self, key: str) -> Texts:
         """The texts of a key with the places of their rows."""
         return self._log.texts(key, self._first, self._last)
+
+    def places(self, key: str, texts: Collection[str]) -> Places:
+        """Places of the rows that have one of these texts under a key."""
+        found = self.texts(key)
+        wanted = np.array([word in texts for word in found.words], bool)
+        return found.at[wanted[found.codes]] if len(found.at) else found.at
+
+    def equal(self, key: str, number: float) -> Places:
+        """Places of the rows that have this number under a key."""
+        found = self.numbers(key)
+        places: Places = found.at[found.values == number]
+        return places
+
+    def having(self, key: str, texts: Collection[str]) -> Iterator[Row]:
+        """The rows that have one of these texts under a key, oldest first."""
+        return self.at(self.places(key, texts))
+
+    def at(self, places: Iterable[int] | Places) -> Iterator[Row]:
+        """The rows at these places."""
+        return (self[int(place)] for place in places)
 
     def __len__(self) -> int:
         return self._last - self._first
