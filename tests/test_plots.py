@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 
 from grpo_nb import plots, presets
 from grpo_nb.config import Config
-from grpo_nb.plots import canvas
+from grpo_nb.plots import canvas, thinning
 from tests.made_rows import ill
 
 CONFIG = presets.demo().replace(
@@ -434,13 +434,13 @@ def test_a_long_line_is_smoothed_over_its_faint_raw_values() -> None:
 def test_thousands_of_steps_are_thinned_but_keep_the_newest_and_the_skipped() -> None:
     rows = pd.DataFrame({"step": range(1, 9002), "status": "ok", "grad/norm": 0.5})
     rows.loc[4321, "status"] = "skipped"
-    kept = canvas.ordered(rows)
-    assert len(kept) < 2 * canvas.MOST_POINTS and {1, 4322, 9001} <= set(kept["step"])
+    kept = thinning.ordered(rows)
+    assert len(kept) < 2 * thinning.MOST_POINTS and {1, 4322, 9001} <= set(kept["step"])
 
 
 def test_rows_out_of_order_and_twice_are_put_right() -> None:
     rows = pd.DataFrame({"step": [3, 1, 2, 2], "loss": [3.0, 1.0, 9.0, 2.0]})
-    assert list(canvas.ordered(rows)["loss"]) == [1.0, 2.0, 3.0]
+    assert list(thinning.ordered(rows)["loss"]) == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(("last", "total", "end"), [(0, 60, 10), (8, 60, 10), (47, 60, 50), (60, 60, 60), (70, 60, 70)])

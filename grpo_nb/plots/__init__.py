@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from grpo_nb.config import Config
+from grpo_nb.index import LogRows
 from grpo_nb.plots import canvas, pages, panels
 from grpo_nb.plots.canvas import (
     FAINT,
@@ -31,6 +32,7 @@ from grpo_nb.plots.canvas import (
 )
 from grpo_nb.plots.exhibits import arrows, curves
 from grpo_nb.plots.fronts import pareto
+from grpo_nb.plots.thinning import ordered
 
 __all__ = [
     "RENDER_LOCK",
@@ -51,8 +53,12 @@ __all__ = [
 ]
 
 
+MOST_MARKS = 200
+"""Of one kind in a panel: more would be a grey field."""
+
+
 def dashboard(
-    metrics: pd.DataFrame,
+    metrics: pd.DataFrame | LogRows,
     config: Config,
     events: pd.DataFrame | None = None,
     *,
@@ -62,7 +68,7 @@ def dashboard(
     """Reward, KL, beta; length, cut answers and dead groups, gradient norm: the run at a glance.
 
     Args:
-        metrics: rows of metrics.jsonl; may be empty.
+        metrics: rows of metrics.jsonl, as a table or as `run.stored("metrics")`; may be empty.
         events: rows of events.jsonl, for the marks of knob turns and resumes.
         name: of the run, for the header.
         updated: time of the newest row, for the header.
@@ -71,7 +77,7 @@ def dashboard(
 
 
 def rewards(
-    metrics: pd.DataFrame,
+    metrics: pd.DataFrame | LogRows,
     config: Config,
     events: pd.DataFrame | None = None,
     *,
@@ -84,7 +90,7 @@ def rewards(
 
 
 def machinery(
-    metrics: pd.DataFrame,
+    metrics: pd.DataFrame | LogRows,
     config: Config,
     events: pd.DataFrame | None = None,
     *,
@@ -98,14 +104,14 @@ def machinery(
 def _page(
     drawn: Sequence[pages.Panel],
     across: int,
-    metrics: pd.DataFrame,
+    metrics: pd.DataFrame | LogRows,
     config: Config,
     events: pd.DataFrame | None,
     name: str,
     updated: datetime | None,
 ) -> Picture:
     """Panels under the header, all pages of one size so that turning them moves nothing."""
-    rows, resumed = canvas.ordered(metrics), _steps_of(events, "resume")
+    rows, resumed = ordered(metrics), _steps_of(events, "resume")
     total = _goal(rows, config, events)
     with RENDER_LOCK:
         figure = canvas.new(*canvas.PAGE)
@@ -120,9 +126,9 @@ def _page(
         return figure
 
 
-def reward_curves(metrics: pd.DataFrame, config: Config) -> Picture:
+def reward_curves(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
     """The mean reward of each objective with the spread inside its groups, and how far it came."""
-    rows = canvas.ordered(metrics)
+    rows = ordered(metrics)
     with RENDER_LOCK:
         figure = canvas.new(9, 4)
         axis = figure.subplots()
@@ -135,9 +141,9 @@ def reward_curves(metrics: pd.DataFrame, config: Config) -> Picture:
         return figure
 
 
-def answers(metrics: pd.DataFrame, config: Config) -> Picture:
+def answers(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
     """What the sampled answers were: the share of each label over the steps, one panel per objective."""
-    rows = canvas.ordered(metrics)
+    rows = ordered(metrics)
     with RENDER_LOCK:
         figure = canvas.new(5.4 * len(config.objectives) + 0.8, 3.6)
         axes = figure.subplots(1, len(config.objectives), squeeze=False)[0]
@@ -149,9 +155,9 @@ def answers(metrics: pd.DataFrame, config: Config) -> Picture:
         return figure
 
 
-def sft(rows: pd.DataFrame) -> Picture:
+def sft(rows: pd.DataFrame | LogRows) -> Picture:
     """Loss, learning rate and gradient norm of the warm-up."""
-    rows = canvas.ordered(rows)
+    points = ordered(rows)
     drawn = (
         ("Loss", "nats per completion token", "loss"),
         ("Learning rate", "of AdamW, as used in each step", "lr"),
@@ -165,11 +171,11 @@ def sft(rows: pd.DataFrame) -> Picture:
             canvas.dress(axis)
             canvas.title(axis, title, unit)
             if key == "lr":  # a schedule has no noise to smooth
-                axis.plot(rows["step"], canvas.column(rows, key), color=PALETTE[0], linewidth=2)
+                axis.plot(points["step"], canvas.column(points, key), color=PALETTE[0], linewidth=2)
             else:
-                canvas.line(axis, rows, canvas.column(rows, key), PALETTE[0])
+                canvas.line(axis, points, canvas.column(points, key), PALETTE[0])
             axis.set_ylim(bottom=0)
-            canvas.step_axis(axis, rows)
+            canvas.step_axis(axis, points)
         return figure
 
 
@@ -284,4 +290,5 @@ def _last(rows: pd.DataFrame) -> int:
 def _steps_of(events: pd.DataFrame | None, kind: str) -> list[int]:
     if events is None or not {"kind", "step"} <= set(events.columns):
         return []
-    return sorted({int(step) for step in events[events["kind"] == kind]["step"].dropna()})
+    steps = sorted({int(step) for step in events[events["kind"] == kind]["step"].dropna()})
+    return steps[:: max(1, len(steps) // MOST_MARKS)]

@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from grpo_nb.plots.thinning import extremes
 from grpo_nb.terminal import printable
 
 # Made once for the process: a reload of this module must not make a second lock beside one that is held.
@@ -27,7 +28,6 @@ INK, MUTED, FAINT, GRID, PAPER, ALARM = "#1F2328", "#656D76", "#AEB5BD", "#E7EAE
 DOTS, DASHES, SHORT_DASHES = (0, (1, 2)), (0, (4, 3)), (0, (4, 2))
 PAGE, STRIP = (12.6, 7.1), (12.6, 3.4)
 """Inches of a page of panels, and of a single row of them."""
-MOST_POINTS = 2000
 KEPT_DPI, KEPT_COLOURS = 72, 32
 LONG = 30
 """From so many steps on, the raw line steps back behind a smoothed one."""
@@ -99,16 +99,6 @@ def colours(objectives: Iterable[str]) -> dict[str, str]:
 
 
 # Rows
-
-
-def ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows by step, the last of each, thinned to MOST_POINTS or so; skipped steps and the newest row stay."""
-    if frame.empty or "step" not in frame:
-        return pd.DataFrame({"step": pd.Series(dtype=float)})
-    frame = frame.sort_values("step", kind="stable").drop_duplicates("step", keep="last").reset_index(drop=True)
-    stride = math.ceil(len(frame) / MOST_POINTS)
-    keep = (frame.index % stride == 0) | (frame.index == len(frame) - 1) | (status(frame) == "skipped")
-    return frame if stride == 1 else frame[keep].reset_index(drop=True)
 
 
 def column(rows: pd.DataFrame, key: str) -> pd.Series:
@@ -203,9 +193,23 @@ def line(
 ) -> None:
     """One curve; when long, the raw values stay faint behind a smoothed line."""
     if len(rows) >= LONG:
+        reach(axis, rows, values, colour)
         axis.plot(rows["step"], values, color=colour, linewidth=0.8, alpha=0.3)
     dot = "o" if len(rows) == 1 else None
     axis.plot(rows["step"], smooth(values, how), color=colour, linewidth=2, marker=dot, markersize=5)
+
+
+def reach(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> None:
+    """From the lowest to the highest value behind each point, where several steps share one."""
+    low, high = extremes(rows, values)
+    if low is not values:
+        axis.fill_between(rows["step"], low, high, color=colour, alpha=0.18, linewidth=0.4)
+
+
+def seen(rows: pd.DataFrame, values: pd.Series) -> list[float]:
+    """What a panel must have room for: each value, and the extremes behind it."""
+    low, high = extremes(rows, values)
+    return [*low.dropna(), *high.dropna()]
 
 
 def dashed(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> None:

@@ -24,7 +24,9 @@ from grpo_nb.plots.canvas import (
     line,
     log_axis,
     percent_axis,
+    reach,
     scientific,
+    seen,
     smooth,
     title,
 )
@@ -75,17 +77,17 @@ def labels(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame 
 def gradients(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Norm of each objective's own gradient and of its terms, where the gradient report was logged."""
     title(axis, "Gradient by objective", "norm; solid: whole, dashed: policy term, dotted: KL term")
-    seen: list[float] = []
+    norms: list[float] = []
     for name, colour in colours(config.objectives).items():
         for key, look in ((f"{name}", "-"), (f"{name}/policy", SHORT_DASHES), (f"{name}/kl", DOTS)):
             values = column(rows, f"grad/norm/{key}").dropna()
             _sparse(axis, rows, values, colour, look, 2 if look == "-" else 1.3)
-            seen += list(values[values > 0])
-    if not seen:
+            norms += list(values[values > 0])
+    if not norms:
         return _missing(axis, rows, "not logged in this run: set\nalgorithm.gradient_report_every")
-    if max(seen) > WIDE * min(seen):
-        return log_axis(axis, min(seen) / 2, 2 * max(seen))
-    axis.set_ylim(0, 1.2 * max(seen))
+    if max(norms) > WIDE * min(norms):
+        return log_axis(axis, min(norms) / 2, 2 * max(norms))
+    axis.set_ylim(0, 1.2 * max(norms))
 
 
 def cosines(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
@@ -110,7 +112,7 @@ def entropy(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame
     for name, colour in colours(config.objectives).items():
         values = column(rows, f"entropy/{name}")
         line(axis, rows, values, colour)
-        top = max([top, *values.dropna()])
+        top = max([top, *seen(rows, values)])
     axis.set_ylim(0, 1.15 * top or 1.0)
 
 
@@ -120,7 +122,9 @@ def clipped(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame
     high, low = column(rows, "clip/high"), column(rows, "clip/low")
     axis.plot(rows["step"], smooth(high), color=INK, linewidth=2)
     axis.plot(rows["step"], smooth(low), color=MUTED, linewidth=1.3, linestyle=SHORT_DASHES)
-    axis.set_ylim(-0.002, max(0.02, 1.2 * max([0.0, *high.dropna(), *low.dropna()])))
+    for values, colour in ((high, INK), (low, MUTED)):
+        reach(axis, rows, values, colour)
+    axis.set_ylim(-0.002, max(0.02, 1.2 * max([0.0, *seen(rows, high), *seen(rows, low)])))
 
 
 def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
@@ -129,11 +133,12 @@ def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     limit = config.algorithm.learning_rate
     title(axis, "Learning rate", "as used" + (f"; temperature {newest.iloc[-1]:g} now" if len(newest) else ""))
     used = column(rows, "lr")
+    reach(axis, rows, used, INK)
     axis.plot(
         rows["step"], used, drawstyle="steps-post", color=INK, linewidth=2, marker="o" if len(rows) == 1 else None
     )
     limit_line(axis, limit, f"configured {scientific(limit)}", right=True)
-    axis.set_ylim(0, 1.25 * max([limit, *used.dropna()]))
+    axis.set_ylim(0, 1.25 * max([limit, *seen(rows, used)]))
     axis.yaxis.set_major_formatter(FuncFormatter(scientific))
 
 

@@ -20,6 +20,8 @@ from grpo_nb.plots.canvas import (
     log_axis,
     marks,
     percent_axis,
+    reach,
+    seen,
     smooth,
     status,
     title,
@@ -53,8 +55,8 @@ def kl(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | No
             axis.axhline(edge, color=colour, alpha=0.45, linewidth=0.8, linestyle=DASHES)
     for name, colour in colours(config.objectives).items():
         line(axis, rows, column(rows, f"kl/{name}"), colour)
-    seen = [v for name in config.objectives for v in column(rows, f"kl/{name}").dropna()]
-    axis.set_ylim(min(0.0, *seen, 0.0), 1.12 * max([high for _, high in bands.values()] + seen, default=0.1) or 0.1)
+    values = [v for name in config.objectives for v in seen(rows, column(rows, f"kl/{name}"))]
+    axis.set_ylim(min(0.0, *values, 0.0), 1.12 * max([high for _, high in bands.values()] + values, default=0.1) or 0.1)
 
 
 def beta(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
@@ -63,7 +65,8 @@ def beta(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     values = [o.beta for o in config.objectives.values()]
     for name, colour in colours(config.objectives).items():
         used = column(rows, f"beta/{name}")
-        values += list(used.dropna())
+        values += seen(rows, used)
+        reach(axis, rows, used, colour)
         dot = "o" if len(rows) == 1 else None
         axis.plot(rows["step"], used, drawstyle="steps-post", color=colour, linewidth=2, marker=dot, markersize=5)
         turned = _turned_by_hand(rows, events, name)
@@ -105,10 +108,12 @@ def gradient(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFram
     title(axis, "Gradient norm", f"raw, limit {limit:g} dotted; tick: clipped, cross: skipped")
     line(axis, rows, taken, INK, how="median")
     limit_line(axis, limit)  # named above: the curve runs along it
-    seen = [v for v in taken if v > 0]  # 0 where no group taught anything: such a step has no place on a log axis
-    usual, top = float(taken.dropna().median()), max([limit, *seen])
-    if seen and top > 30 * max(usual, 1e-12):
-        log_axis(axis, min(seen) / 2, 3 * top)
+    values = [
+        v for v in seen(rows, taken) if v > 0
+    ]  # 0 where no group taught anything: such a step has no place on a log axis
+    usual, top = float(taken.dropna().median()), max([limit, *values])
+    if values and top > 30 * max(usual, 1e-12):
+        log_axis(axis, min(values) / 2, 3 * top)
     else:
         axis.set_ylim(0, 1.25 * top)
     marks(axis, rows["step"][status(rows) == "clipped"], "|", MUTED, height=0.025, width=1)
