@@ -61,9 +61,10 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(USER_READY) ## time the phases of a training step, and what the dashboard costs, on this machine
+bench: $(USER_READY) ## time a training step by phase, what the dashboard costs, and what a long run costs to look at
 	$(BIN)/python -m grpo_nb.bench --steps $(STEPS)
 	$(BIN)/python -m grpo_nb.live_bench
+	$(BIN)/python -m grpo_nb.growth_bench
 
 docs: $(USER_READY) ## pages that need no network: the notebooks executed afresh, and the reference, in build/docs
 	$(BIN)/python -m grpo_nb.docs $(BUILD)/docs $(NOTEBOOKS)

@@ -234,7 +234,8 @@ def cluster_of(example: Example) -> str:
 
 
 def _measured_on_shared(run: Run, objective: str) -> bool:
-    own = (row for row in run.rows("evaluations") if row.get("objective") == objective and row.get("split") == "test")
+    rows = run.oldest_first("evaluations")
+    own = (row for row in rows if row.get("objective") == objective and row.get("split") == "test")
     return any(row.get("mode") != "probe" and APART not in row for row in own)
 
 

@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 from grpo_nb.config import Config
 from grpo_nb.findings import BASELINE, Finding, Row, keys_below, number
+from grpo_nb.index import LogRows
+from grpo_nb.index.packing import Floats, Places
 
 KEPT = 20
 """Newest rows that are kept: no rule looks further back."""
@@ -143,6 +148,23 @@ class Curve:
             if point.begins or any(point is undecided for undecided in self._newest):
                 point.around = around(point.place)
 
+    def fill(self, values: Floats, steps: Floats, places: Places) -> None:
+        """Do as if these were added one by one, of which the last are kept; none may be added afterwards."""
+        count, ended = len(values), max(len(values) - LATEST, 0)
+        self._count = count
+        self._values.extend(values[-2 * MEDIAN_OF :].tolist())
+        for jump in np.abs(np.diff(values[-NOISE_ROWS - 1 :])).tolist():
+            self._jumps.add(jump)
+        if count >= 2 * MEDIAN_OF:
+            stretches = sliding_window_view(values[:-MEDIAN_OF], MEDIAN_OF)
+            self._best = float(np.median(stretches, axis=1).max())
+        later = np.maximum.accumulate(values[:ended][::-1])[::-1]
+        for at in np.flatnonzero(values[:ended] > np.append(later[1:], -math.inf)).tolist():
+            after = Point(float(values[at + 1]), int(steps[at + 1]), int(places[at + 1]), begins=True)
+            self._highs.append((float(values[at]), after))
+        if len(self._highs) > MOST_HIGHS:
+            self._highs = _spaced(self._highs)
+
     def fall(self) -> Fall | None:
         """The fall from the best running median to that of the end, if it is more than noise."""
         if self._count < SHORTEST:
@@ -199,6 +221,22 @@ class Past:
         """The newest rows with `_keys` alone."""
         self._place = -1
         """Of the newest row."""
+        self._stored: LogRows | None = None
+
+    def fill(self, rows: LogRows) -> None:
+        """Do as if these rows were added one by one; none may be added afterwards."""
+        steps, (_, kl), (_, spread) = (
+            rows.numbers("step").values,
+            _measured(rows, self._kl),
+            _measured(rows, self._spread),
+        )
+        self.kls.extend(kl[-ABOVE_ROWS:].tolist())
+        self.kl_count, self.kl_above = len(kl), int((kl > self._highest).sum())
+        for value in spread[-NOISE_ROWS:].tolist():
+            self.spread.add(value)
+        for curve, (at, values) in ((self.reward, _measured(rows, self._reward)), (self.correct, self._shares(rows))):
+            curve.fill(values, steps[at], at)
+        self._stored = rows
 
     def add(self, row: Row) -> None:
         if (kl := _finite(row, self._kl)) is not None:
@@ -208,7 +246,7 @@ class Past:
         if (spread := _finite(row, self._spread)) is not None:
             self.spread.add(spread)
         self._place += 1
-        self._recent.append({key: row[key] for key in self._keys if key in row})
+        self._recent.append(self._kept(row))
         for curve, value in ((self.reward, _finite(row, self._reward)), (self.correct, self._share(row))):
             if value is not None:
                 curve.add(Point(value, int(row["step"]), self._place))
@@ -221,14 +259,31 @@ class Past:
         return point.around or self._around(point.place)
 
     def _around(self, place: int) -> Around:
+        if self._stored is not None:
+            first = max(place - LOOK_BACK, 0)
+            rows = [self._kept(row) for row in self._stored[first : place + LOOK_AHEAD]]
+            return Around(rows[: place - first], rows[place - first :])
         at = place - self._place + len(self._recent) - 1
         return Around(self._recent[max(at - LOOK_BACK, 0) : at], self._recent[at : at + LOOK_AHEAD])
 
+    def _kept(self, row: Row) -> Row:
+        return {key: row[key] for key in self._keys if key in row}
+
+    def _shares(self, rows: LogRows) -> tuple[Places, Floats]:
+        """Of right answers in the rows that have a label, as `_share`."""
+        values, right = np.full(len(rows), np.nan), rows.numbers(self._correct)
+        for key in rows.keys:
+            if key.startswith(self._labels):
+                values[rows.numbers(key).at] = 0.0
+        values[right.at] = right.values
+        at = np.flatnonzero(np.isfinite(values))
+        return at, values[at]
+
     def _share(self, row: Row) -> float | None:
         """Of right answers; 0 where other labels were counted."""
-        if self._correct in row:
+        if row.get(self._correct) is not None:
             return _finite(row, self._correct)
-        return 0.0 if keys_below(row, self._labels) else None
+        return 0.0 if any(row[key] is not None for key in keys_below(row, self._labels)) else None
 
 
 class History:
@@ -245,6 +300,16 @@ class History:
         """The keys of what the rules found, and as of which number of rows."""
         for row in rows:
             self.append(row)
+
+    @classmethod
+    def of(cls, config: Config, rows: LogRows) -> "History":
+        """What adding all rows of a long log one by one would give, from its columns; none may be added afterwards."""
+        history = cls(config)
+        history._first, history._newest, history._count = [*rows[:BASELINE]], [*rows[-KEPT:]], len(rows)
+        history.cosines.extend(_measured(rows, "grad/cosine")[1][-CONFLICT_ROWS:].tolist())
+        for past in history.objectives.values():
+            past.fill(rows)
+        return history
 
     def append(self, row: Row) -> None:
         """Add the next row."""
@@ -298,6 +363,13 @@ def _median(values: list[float]) -> float:
     """Of a few values, at least one."""
     ordered, n = sorted(values), len(values)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def _measured(rows: LogRows, key: str) -> tuple[Places, Floats]:
+    """The finite numbers of a key, with the places of their rows."""
+    found = rows.numbers(key)
+    finite = np.isfinite(found.values)
+    return found.at[finite], found.values[finite]
 
 
 def _finite(row: Row, key: str) -> float | None:

@@ -121,7 +121,7 @@ async def turn(session: Session, times: int) -> list[int]:
 async def flood(path: str, steps: int = MANY) -> None:
     """Log `steps` rows to a run that nobody trains, as fast as no model does, while its dashboard follows."""
     run = Run.open(path)
-    like, first = dict(run.metric_rows()[-1]), (run.last_step() or 0) + 1
+    like, first = dict(next(run.newest_first("metrics"))), (run.last_step() or 0) + 1
     with run.lock():
         run.log_event("resume", step=first - 1)
         for step in range(first, first + steps):

@@ -4,10 +4,11 @@ Rows of one pool, split and mode hold bootstrap values that were drawn in step (
 difference of two stages is bootstrapped in pairs: the same resampled questions, put to both.
 """
 
+import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,31 @@ CHANGE = "dependency_accepted"
 """Kind of the event that a change of what the run depends on was accepted; `dependency` says of what kind."""
 
 STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
+
+
+class Measured(Mapping[str, Any]):
+    """A row of evaluations.jsonl of which what is large, `LARGE`, is read again where it is looked at."""
+
+    LARGE = frozenset({"resamples", "items"})
+
+    def __init__(self, row: Row, again: Callable[[], Row]) -> None:
+        self._row = {key: None if key in self.LARGE else value for key, value in row.items()}
+        self._again = again
+
+    def __getitem__(self, key: str) -> Any:
+        return self._again()[key] if key in self.LARGE and key in self._row else self._row[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+
+def measurements(run: Run) -> list[Measured]:
+    """All evaluations, oldest first, in little memory."""
+    rows = run.stored("evaluations")
+    return [Measured(row, functools.partial(rows.__getitem__, place)) for place, row in enumerate(rows)]
 
 
 def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.DataFrame:
@@ -165,9 +191,8 @@ def _refuse_other_questions(rows: Sequence[Row], before: Stage, after: Stage) ->
 
 
 def _questions_changed(run: Run) -> bool:
-    return any(
-        event.get("kind") == CHANGE and event.get("dependency") in ("data", "prompt") for event in run.rows("events")
-    )
+    accepted = run.stored("events").having("kind", {CHANGE})
+    return any(event.get("dependency") in ("data", "prompt") for event in accepted)
 
 
 def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before: str, after: str) -> Row:

@@ -57,7 +57,7 @@ def open_run(
     run = Run.open(path)
     if needs == "sft" and not _finished(run):
         raise NotReady(f"SFT of run {run.name} is not finished: run notebook 02_sft first, with RUN = {str(name)!r}")
-    if needs == "grpo" and run.metrics().empty:
+    if needs == "grpo" and run.last_step() is None:
         raise NotReady(f"run {run.name} has no GRPO steps yet: run notebook 03_grpo first, with RUN = {str(name)!r}")
     return run
 

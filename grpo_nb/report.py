@@ -2,23 +2,28 @@
 
 import logging
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from grpo_nb import plots, preflight, tables
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
+from grpo_nb.index import LogRows
 from grpo_nb.markup import Markup, html
 from grpo_nb.paired import Stage, three
 from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
+from grpo_nb.schema import narrow
+from grpo_nb.standing import MILESTONES
 from grpo_nb.tables import Table, cell, interval, words
 from grpo_nb.tasks import SPLITS, Task, selfcheck
 from grpo_nb.types import Example, Prompt
@@ -54,7 +59,7 @@ class Report:
 
 def report(run: Run) -> Report:
     """The dashboard's picture, and per objective the first and the newest numbers of the log."""
-    rows, status = run.metrics(), run.status()
+    rows, status = run.stored("metrics"), run.status()
     caption = f"{run.name}: {status.state}, step {status.step} of {status.steps}"
     return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
 
@@ -63,7 +68,7 @@ def page(run: Run) -> str:
     """All that the files say as one HTML page, which needs neither kernel nor network."""
     parts: dict[str, Callable[[], list[Any]]] = {
         "Training": lambda: [report(run)],
-        "Findings": lambda: [tables.findings(diagnose(run))],
+        "Findings": lambda: [tables.findings(diagnose(run, quick=True))],
         "Before and after": lambda: [comparison(run)],
         "Which checkpoint": lambda: [] if (found := pareto(run)).empty else [plots.pareto(found), front(found)],
         "Answers": lambda: [samples(run, objective=name) for name in run.config.objectives],
@@ -86,22 +91,28 @@ PAGES = {"overview": plots.dashboard, "rewards": plots.rewards, "machinery": plo
 """Pictures that the dashboard turns between."""
 
 
-def picture(run: Run, rows: pd.DataFrame | None = None, page: str = "overview") -> Figure:
+def picture(run: Run, rows: LogRows | pd.DataFrame | None = None, page: str = "overview") -> Figure:
     """One page of the dashboard, of the run's log as it is now."""
-    rows = run.metrics() if rows is None else rows
+    rows = run.stored("metrics") if rows is None else rows
     updated = run.status().updated
     time = datetime.fromtimestamp(updated) if updated else None
-    return PAGES[page](rows, run.config, run.events(), name=run.name, updated=time)
+    marked = pd.DataFrame(narrow([*run.stored("events").having("kind", _MARKED)]))
+    return PAGES[page](rows, run.config, marked, name=run.name, updated=time)
 
 
-def first_and_last(rows: pd.DataFrame, objectives: Iterable[str], window: int = 5) -> pd.DataFrame:
+_MARKED = MILESTONES | {"knob"}
+"""Kinds of the events that a picture shows."""
+
+
+def first_and_last(rows: LogRows, objectives: Iterable[str], window: int = 5) -> pd.DataFrame:
     """Mean of the first and of the last `window` steps, for what a run is judged by."""
     table = []
     for name in objectives:
         for title, key in _HEADLINES.items():
-            values = _series(rows, key.format(name))
+            values = rows.numbers(key.format(name)).values
+            values = values[~np.isnan(values)]
             if len(values):
-                first, last = values.head(window).mean(), values.tail(window).mean()
+                first, last = values[:window].mean(), values[-window:].mean()
                 table.append({"objective": name, "mean of": title, "first steps": first, "last steps": last})
     return pd.DataFrame(table, columns=["objective", "mean of", "first steps", "last steps"])
 
@@ -157,27 +168,44 @@ def front(stages: pd.DataFrame) -> Table:
 
 
 def samples(run: Run, *, objective: str | None = None, step: int | None = None, limit: int = 4) -> Table:
-    """What the model wrote, newest first, no answer twice; at `step`, or whenever it was logged last."""
-    rows = [
-        {"step": row["step"]} | {name: _text(row.get(name)) for name in _SAMPLE_COLUMNS}
-        for row in reversed(run.rows("samples"))
-        if objective in (None, row.get("objective")) and step in (None, row.get("step"))
-    ]
-    different = {(row["prompt"], row["completion"]): row for row in reversed(rows)}  # of equal ones the newest stays
-    shown = sorted(different.values(), key=lambda row: -row["step"])[:limit]
+    """What the model wrote, newest first, no answer twice; at `step`, or whenever it was logged last.
+
+    Of a log longer than NEWEST_ROWS that many are looked through, and the caption says so where they were too few.
+    """
+    rows = islice(run.newest_first("samples"), NEWEST_ROWS) if step is None else _samples_at(run, step)
+    shown: dict[tuple[Any, Any], dict[str, Any]] = {}
+    looked = 0
+    for row in rows:
+        looked += 1
+        if objective in (None, row.get("objective")):
+            line = {"step": row["step"]} | {name: _text(row.get(name)) for name in _SAMPLE_COLUMNS}
+            shown.setdefault((line["prompt"], line["completion"]), line)
+        if len(shown) == limit:
+            break
     title = objective or run.name
-    return Table(pd.DataFrame(shown), f"{title}: the newest answers" if shown else f"{title}: no samples in the log")
+    what = f"{title}: the newest answers" if shown else f"{title}: no samples in the log"
+    cut = len(shown) < limit and looked == NEWEST_ROWS
+    lines = sorted(shown.values(), key=lambda row: -row["step"])
+    return Table(pd.DataFrame(lines), what + (f" (of the newest {looked:,} rows)" if cut else ""))
 
 
+def _samples_at(run: Run, step: int) -> Iterator[Mapping[str, Any]]:
+    rows = run.stored("samples")
+    return rows.at(rows.equal("step", step)[::-1])
+
+
+NEWEST_ROWS = 5_000
+"""Rows of a long log that a page looks through for what it shows of the newest."""
 _SAMPLE_COLUMNS = ("prompt", "completion", "label", "reward", "advantage", "stop_reason")
 
 
 def events(run: Run, limit: int = 20) -> Table:
     """The newest events, latest first; checkpoints as a matter of routine are left out."""
-    found = [event for event in run.rows("events") if event.get("kind") != "checkpoint"][-limit:]
+    newest = islice(run.newest_first("events"), NEWEST_ROWS)
+    found = [*islice((event for event in newest if event.get("kind") != "checkpoint"), limit)]
     rows = [
         {"time": words(e.get("time"), "time"), "step": e.get("step"), "kind": e.get("kind"), "what": _details(e)}
-        for e in reversed(found)
+        for e in found
     ]
     caption = f"{run.name}: the newest {len(rows)} events" if rows else f"{run.name}: no events"
     return Table(pd.DataFrame(rows), caption)
@@ -185,7 +213,7 @@ def events(run: Run, limit: int = 20) -> Table:
 
 def starts(run: Run) -> Table:
     """Every start and resume of GRPO in the log, and how each ended."""
-    found = [event for event in run.rows("events") if event.get("kind") in _STARTS]
+    found = run.stored("events").having("kind", _STARTS.keys())
     rows = [{"step": e.get("step"), "what": _STARTS[e["kind"]]} for e in found]
     return Table(pd.DataFrame(rows), f"{run.name}: starts and ends" if rows else f"{run.name} was not started yet")
 
@@ -203,15 +231,17 @@ _STARTS = {
 
 def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
     """The rows of the metrics on both sides of step `around`: what was in use before and after a knob was turned."""
-    rows = run.metrics()
-    near = rows[rows["step"].between(around - window + 1, around + window)]
-    columns = [name for name in ("step", key, key.replace("/", "_mode/", 1)) if name in near]
-    return Table(near[columns], f"{key} in use, step by step")
+    rows = run.stored("metrics")
+    steps = rows.numbers("step")
+    near = rows.at(steps.at[(steps.values > around - window) & (steps.values <= around + window)])
+    columns = ("step", key, key.replace("/", "_mode/", 1))
+    table = pd.DataFrame([{name: row[name] for name in columns if name in row} for row in near])
+    return Table(table, f"{key} in use, step by step")
 
 
 def sft_losses(run: Run) -> Table:
     """Loss on held-out pairs before and after SFT, nats per token."""
-    found = [event for event in run.rows("events") if event.get("kind") == "sft_eval"]
+    found = run.stored("events").having("kind", {"sft_eval"})
     rows = [{"SFT step": e.get("step"), "loss": e.get("loss"), "pairs": e.get("n")} for e in found]
     return Table(
         pd.DataFrame(rows), "loss on held-out pairs, nats per token" if rows else "SFT has measured no loss yet"
@@ -322,7 +352,3 @@ def _details(event: Mapping[str, Any]) -> str:
     known = {"kind", "step", "time", "traceback"}
     pairs = ((key, value) for key, value in event.items() if key not in known and value is not None)
     return ", ".join(f"{key} {words(value, key)}" for key, value in pairs)
-
-
-def _series(rows: pd.DataFrame, key: str) -> pd.Series:
-    return pd.to_numeric(rows[key], errors="coerce").dropna() if key in rows else pd.Series(dtype=float)

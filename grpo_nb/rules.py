@@ -8,7 +8,7 @@ numbers in numeric_rules.py; here are those about numbers, weights, KL and beta.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -59,7 +59,7 @@ STATIC_STEPS, STATIC_KL_SHARE, STATIC_REWARD = 30, 0.1, 0.02
 def non_finite(rows: Rows, config: Config) -> Finding | None:
     """Loss, KL or gradient is nan or infinite: applying it would poison every weight at once."""
     row = rows[-1]
-    bad = {k: str(v) for k in _watched(tuple(row)) if (v := number(row, k)) is not None and not math.isfinite(v)}
+    bad = {k: str(v) for k in must_be_finite(tuple(row)) if (v := number(row, k)) is not None and not math.isfinite(v)}
     if not bad:
         return None
     return Finding(
@@ -76,7 +76,8 @@ def non_finite(rows: Rows, config: Config) -> Finding | None:
 
 
 @lru_cache(maxsize=32)
-def _watched(keys: tuple[str, ...]) -> tuple[str, ...]:
+def must_be_finite(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some keys whose nan or infinity would reach the weights."""
     return tuple(key for key in keys if key == "loss" or key.startswith(("grad/norm", "kl/", "loss/")))
 
 
@@ -376,10 +377,20 @@ def post_mortem(rows: Iterable[Row], config: Config, history: History | None = N
     for row in rows:
         history.append(row)
         for rule in (*SKIP_RULES, *MOMENT_RULES):
-            if found := rule(history, config):
-                moments.setdefault(found.rule, Moment(found)).steps.append(newest(history))
+            note(moments, rule(history, config))
+    return summed_up(history, config, moments)
+
+
+def summed_up(history: History, config: Config, moments: "Mapping[str, Moment]") -> list[Finding]:
+    """The findings of a log whose moments are known; worst first."""
     levels = {f.key: f for f in check(history, config)}
     return worst_first([*(levels | {m.first.key: m.summary() for m in moments.values()}).values()])
+
+
+def note(moments: "dict[str, Moment]", found: Finding | None) -> None:
+    """Add a finding of a step to those of its rule."""
+    if found:
+        moments.setdefault(found.rule, Moment(found)).steps.append(int(found.step or 0))
 
 
 @dataclass

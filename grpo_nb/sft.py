@@ -198,7 +198,7 @@ class Sft(loop.Stage):
 
     def _measure(self) -> None:
         run, step = self.progress.run, self.progress.step
-        if self.held_out and not any(e.get("kind") == "sft_eval" and e.get("step") == step for e in run.rows("events")):
+        if self.held_out and not any(e.get("step") == step for e in run.stored("events").having("kind", {"sft_eval"})):
             loss = evaluate_loss(self.policy, self.held_out, run.config.sft.micro_batch)
             run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
 

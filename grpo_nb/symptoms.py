@@ -330,9 +330,9 @@ def reward_without_accuracy(
 
 def forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Finding | None:
     """The newest probe of general ability is below the base's, more than chance: the paired interval is below 0."""
-    rows = [dict(e) for e in evaluations if e.get("mode") == "probe"]
-    before = next((row for row in reversed(rows) if row["stage"] == "base"), None)
-    after = next((row for row in reversed(rows) if row["stage"] != "base"), None)
+    rows = [e for e in evaluations if e.get("mode") == "probe"]
+    before = next((dict(row) for row in reversed(rows) if row["stage"] == "base"), None)
+    after = next((dict(row) for row in reversed(rows) if row["stage"] != "base"), None)
     found = change(before, after, "accuracy") if before and after else None
     if before is None or after is None or found is None or not found[2] < 0:
         return None

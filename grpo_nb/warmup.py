@@ -4,10 +4,11 @@ As in rules.py a rule is a function to a Finding or None. It reads the rows of s
 pairs (events of kind `sft_eval`, oldest first); `check` asks them all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from grpo_nb.config import Config
 from grpo_nb.findings import BASELINE, WINDOW, Finding, Row, Rows, level, newest, number, series, spans, start
+from grpo_nb.index import LogRows
 from grpo_nb.rules import FROZEN_STEPS, SKIPS_TO_STOP
 
 SKIPPED_BADLY = 0.1
@@ -20,7 +21,7 @@ RISEN_SHARE = 1.05
 
 def skipped(rows: Rows, losses: Rows, config: Config) -> Finding | None:
     """Updates were left out because their gradient was nan or infinite."""
-    steps = [row["step"] for row in rows if row.get("status") == "skipped"]
+    steps = [row["step"] for row in _having(rows, "status", "skipped")]
     if not steps:
         return None
     bad = len(steps) >= max(SKIPS_TO_STOP, SKIPPED_BADLY * len(rows))
@@ -36,7 +37,7 @@ def skipped(rows: Rows, losses: Rows, config: Config) -> Finding | None:
 
 def frozen(rows: Rows, losses: Rows, config: Config) -> Finding | None:
     """There was a gradient, but the weights did not change."""
-    steps = [row["step"] for row in rows if _lost(row)]
+    steps = [row["step"] for row in _having(rows, "grad/update", 0.0) if _lost(row)]
     if len(steps) < FROZEN_STEPS:
         return None
     return Finding(
@@ -94,6 +95,13 @@ def by_heart(rows: Rows, losses: Rows, config: Config) -> Finding | None:
 def check(rows: Rows, losses: Rows, config: Config) -> list[Finding]:
     """Everything these rules find in SFT's log."""
     return [finding for rule in RULES if rows and (finding := rule(rows, losses, config))]
+
+
+def _having(rows: Rows, key: str, value: str | float) -> Iterator[Row]:
+    """The rows with this value under a key; of a long log only these are parsed."""
+    if not isinstance(rows, LogRows):
+        return (row for row in rows if row.get(key) == value)
+    return rows.having(key, {value}) if isinstance(value, str) else rows.at(rows.equal(key, value))
 
 
 def _lost(row: Row) -> bool:

@@ -46,7 +46,7 @@ FLOORS = (
         "metrics",
     }
     | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "history", "symptoms", "judge_rules"}
-    | {"numeric_rules", "regressions"}
+    | {"numeric_rules", "regressions", "hindsight"}
     | {"warmup", "doctor", "orders", "preflight", "dependencies"},
     {
         "session",
@@ -62,7 +62,7 @@ FLOORS = (
         "render",
     }
     | {"widgets", "cli", "__main__"}
-    | {"project", "bench", "live_bench", "promise", "docs"},
+    | {"project", "bench", "live_bench", "growth_bench", "promise", "docs"},
 )
 """Rooms by floor: a room is a file, or a folder with all that is in it. A new room gets its line here."""
 LEVEL = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -9,12 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from grpo_nb import frozen, regressions, rules, symptoms, warmup
+import numpy as np
+
+from grpo_nb import frozen, hindsight, regressions, rules, symptoms, warmup
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
-from grpo_nb.findings import Finding, Rows, missing_steps, spans
+from grpo_nb.findings import FIRST_STEP, FURTHEST, Finding, Rows, spans
+from grpo_nb.index import LogRows
+from grpo_nb.index.packing import Floats
 from grpo_nb.journal import Journal
+from grpo_nb.paired import measurements
 from grpo_nb.regular import Irregular, opened
 from grpo_nb.run import Run, RunError, RunStatus
 from grpo_nb.schema import LONGEST_LINE
@@ -22,16 +27,25 @@ from grpo_nb.schema import LONGEST_LINE
 __all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
 
 
-def diagnose(run: Run) -> list[Finding]:
-    """Everything the rules find in a run's log, and what is wrong with its files; worst first."""
-    rows, events, status = run.rows("metrics"), run.rows("events"), run.status()
-    found = rules.post_mortem(rows, run.config)
+UNREAD = 32 << 20
+"""Bytes of a log without an index that a quick diagnosis reads: a fraction of a second."""
+
+
+def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
+    """Everything the rules find in a run's log, and what is wrong with its files; worst first.
+
+    Args:
+        quick: leave out the search for damaged lines in a log whose index lacks more than UNREAD bytes, which a
+            finding of its own names.
+    """
+    rows, events, status = run.stored("metrics"), run.stored("events"), run.status()
+    found = hindsight.post_mortem(rows, run.config)
     found += _measured(run, rows)
-    found += warmup.check(run.rows("sft"), [e for e in events if e.get("kind") == "sft_eval"], run.config)
+    found += warmup.check(run.stored("sft"), [*events.having("kind", {"sft_eval"})], run.config)
     found += _ending(run, status, events)
     found += _checkpoints(run, status)
     found += _settings(run)
-    found += _logs(run, status)
+    found += _logs(run, status, quick)
     found += _holes(run)
     found += _knobs(run)
     found += _code(events)
@@ -40,7 +54,7 @@ def diagnose(run: Run) -> list[Finding]:
 
 def _measured(run: Run, rows: Rows) -> list[Finding]:
     """What the evaluations say that the metrics do not."""
-    evaluations = run.rows("evaluations")
+    evaluations = measurements(run)
     asked, names = [symptoms.forgetting(evaluations)], run.config.objectives
     asked += [regressions.accuracy_fell(rows, run.config, name, evaluations) for name in names]
     if rows:
@@ -48,7 +62,7 @@ def _measured(run: Run, rows: Rows) -> list[Finding]:
     return [finding for finding in asked if finding]
 
 
-def _ending(run: Run, status: RunStatus, events: Rows) -> Iterator[Finding]:
+def _ending(run: Run, status: RunStatus, events: LogRows) -> Iterator[Finding]:
     """How training ended, where it did not end well."""
     where, newest = _progress(run, status)
     if status.state == "dead":
@@ -61,8 +75,9 @@ def _ending(run: Run, status: RunStatus, events: Rows) -> Iterator[Finding]:
             "start it again: it takes the lock over and goes on from the checkpoint. If it keeps dying, look at the "
             "machine's memory",
         )
-    failure = next((e for e in reversed(events) if e.get("kind") == "failed"), None)
-    if status.state == "failed" and failure is not None:
+    failures = events.places("kind", {"failed"})
+    if status.state == "failed" and len(failures):
+        failure = events[int(failures[-1])]
         text = str(failure.get("error", "an error that was not recorded"))
         yield Finding(
             "failed",
@@ -77,7 +92,7 @@ def _ending(run: Run, status: RunStatus, events: Rows) -> Iterator[Finding]:
 def _progress(run: Run, status: RunStatus) -> tuple[str, int]:
     """How far it came and where it would go on, in words; and the step of that checkpoint. SFT's before GRPO began."""
     warm = status.step == 0 and not run.checkpoints.steps()
-    rows = run.rows("sft") if warm else []
+    rows = run.stored("sft") if warm else []
     step, total = (len(rows), run.config.sft.steps) if warm else (status.step, status.steps)
     whole, _ = (run.sft_checkpoints if warm else run.checkpoints).latest()
     newest = whole.step if whole else 0
@@ -134,12 +149,16 @@ def _settings(run: Run) -> Iterator[Finding]:
         )
 
 
-def _logs(run: Run, status: RunStatus) -> Iterator[Finding]:
+def _logs(run: Run, status: RunStatus, quick: bool) -> Iterator[Finding]:
     """Lines of the logs that cannot be read."""
     for path in sorted(run.path.glob("*.jsonl")):
         journal = Journal(path)
         try:
-            journal.read()
+            unread = journal.unindexed() if quick else 0
+            if unread <= UNREAD:
+                journal.stored()
+            else:
+                yield _unread(path, unread)
         except Irregular as error:
             yield Finding("log_damaged", "error", None, f"{error}.", {"file": path.name}, "see above: nothing reads it")
             continue
@@ -166,14 +185,28 @@ def _logs(run: Run, status: RunStatus) -> Iterator[Finding]:
             )
 
 
+def _unread(path: Path, size: int) -> Finding:
+    return Finding(
+        "log_unread",
+        "info",
+        None,
+        f"{path.name} has {size >> 20:,} MiB that were not searched for damaged lines, which takes a while the first "
+        "time.",
+        {"file": path.name, "bytes": size},
+        "run diagnose(run), or grpo-nb diagnose, which search them",
+        "none",
+    )
+
+
 def _holes(run: Run) -> Iterator[Finding]:
     """Steps that were trained and are in no row; rows may be fewer than what is saved, never more."""
     stages: tuple[tuple[Literal["metrics", "sft"], Checkpoints], ...]
     stages = (("metrics", run.checkpoints), ("sft", run.sft_checkpoints))
     for log, folder in stages:
-        rows = run.rows(log)
-        last = max([row["step"] for row in rows] + folder.steps(), default=0)
-        if missing := missing_steps(rows, last):
+        rows = run.stored(log)
+        steps = rows.numbers("step").values
+        last = max([int(steps.max(initial=0)), *folder.steps()])
+        if missing := _missing(steps, last):
             yield Finding(
                 "log_hole",
                 "warning",
@@ -183,6 +216,15 @@ def _holes(run: Run) -> Iterator[Finding]:
                 {"file": f"{log}.jsonl", "missing": missing, "steps": last},
                 "only an editor or a damaged disk takes rows out; restore the file from a copy if they matter",
             )
+
+
+def _missing(steps: Floats, last: int) -> list[int]:
+    """Steps from the first to `last` that are not among `steps`; of a `last` far beyond all rows only those near."""
+    near = min(last, FURTHEST + 10 * len(steps))
+    absent = np.ones(near + 1, bool)
+    absent[steps[steps <= near].astype(np.int64)] = False
+    found: list[int] = (np.flatnonzero(absent[FIRST_STEP:]) + FIRST_STEP).tolist()
+    return found
 
 
 def _torn(path: Path) -> bool:
@@ -206,9 +248,9 @@ def _knobs(run: Run) -> Iterator[Finding]:
         )
 
 
-def _code(events: Rows) -> Iterator[Finding]:
+def _code(events: LogRows) -> Iterator[Finding]:
     """The package's sources changed between two starts of the run."""
-    starts = [e for e in events if e.get("kind") in ("start", "resume") and e.get("fingerprint")]
+    starts = [e for e in events.having("kind", {"start", "resume"}) if e.get("fingerprint")]
     changed = [e for before, e in pairwise(starts) if before["fingerprint"] != e["fingerprint"]]
     if changed:
         steps = [e.get("step") for e in changed]

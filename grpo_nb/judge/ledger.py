@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ class Store(Protocol):
 
     def append(self, *rows: Mapping[str, Any]) -> None: ...
 
-    def read(self) -> Sequence[Mapping[str, Any]]: ...
+    def forwards(self) -> Iterator[Mapping[str, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Ledger:
         self._objective, self._config, self._store = objective, config, store
         self._known: dict[str, Verdict] = {}
         self.tokens, self.usd = 0, 0.0
-        for row in store.read():
+        for row in store.forwards():
             if row.get("objective") == objective:
                 self._take(row)
 

@@ -1,0 +1,81 @@
+"""The findings of a stored log of any length: its columns show where a rule can fire, and the rule is asked there.
+
+What a rule finds is decided by the rule alone, on the rows themselves; a suspicion that it does not share is nothing.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo_nb import numeric_rules, rules
+from grpo_nb.config import Config
+from grpo_nb.findings import FIRST_STEP, Finding
+from grpo_nb.history import KEPT, History
+from grpo_nb.index import LogRows
+from grpo_nb.index.packing import Floats, Places
+from grpo_nb.rules import Moment, MomentRule
+
+FEW_ROWS = 5_000
+"""Up to so many rows, each is read."""
+REACH = max(rules.SKIPS_TO_STOP, rules.FROZEN_STEPS)
+"""Rows by which a rule of moments decides; of the first it finds, it shows more."""
+
+Suspects = Callable[[LogRows, Config], Places]
+"""Places of all rows at which a rule can fire, and of others."""
+
+
+def post_mortem(rows: LogRows, config: Config) -> list[Finding]:
+    """What `rules.post_mortem` finds in all rows; worst first."""
+    if len(rows) <= FEW_ROWS:
+        return rules.post_mortem(rows, config)
+    moments: dict[str, Moment] = {}
+    for rule, suspects in SUSPECTS.items():
+        for place in np.unique(suspects(rows, config)).tolist():
+            reach = REACH if moments.keys() & {rule.__name__} else KEPT
+            rules.note(moments, rule(rows[max(place + 1 - reach, 0) : place + 1], config))
+    return rules.summed_up(History.of(config, rows), config, moments)
+
+
+def _where(rows: LogRows, key: str, suspicious: Callable[[Floats], NDArray[np.bool_]]) -> Places:
+    found = rows.numbers(key)
+    places: Places = found.at[suspicious(found.values)]
+    return places
+
+
+def _not_finite(rows: LogRows, config: Config) -> Places:
+    found = [_where(rows, key, lambda values: ~np.isfinite(values)) for key in rules.must_be_finite((*rows.keys,))]
+    return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _large_gradient(rows: LogRows, config: Config) -> Places:
+    limit = config.algorithm.skip_grad_norm
+    return _where(rows, "grad/norm", lambda norm: ~(norm <= (np.inf if limit is None else limit)))
+
+
+def _skipped(rows: LogRows, config: Config) -> Places:
+    return rows.places("status", {"skipped"})
+
+
+def _no_update(rows: LogRows, config: Config) -> Places:
+    return _where(rows, "grad/update", lambda moved: moved == 0)
+
+
+def _first_step(rows: LogRows, config: Config) -> Places:
+    return _where(rows, "step", lambda step: step == FIRST_STEP)
+
+
+def _wide_gap(rows: LogRows, config: Config) -> Places:
+    wide = _where(rows, "sampler_gap", lambda gap: ~(gap <= numeric_rules.SAMPLER_NATS))
+    return np.concatenate([wide, _first_step(rows, config)])
+
+
+SUSPECTS: Mapping[MomentRule, Suspects] = {
+    rules.non_finite: _not_finite,
+    rules.grad_spike: _large_gradient,
+    rules.repeated_skips: _skipped,
+    rules.params_frozen: _no_update,
+    rules.step_one: _first_step,
+    numeric_rules.sampler_broken: _wide_gap,
+}
+"""Of each rule of moments."""
