@@ -26,6 +26,20 @@ ROOT = Path(__file__).resolve().parents[1]
 collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
+LONGEST = (
+    *("browser", "executed", "kernel", "train", "workers", "kill", "script", "experience", "session", "plots"),
+    *("kernel_session", "cli_train", "kernel_matrix", "project", "damage", "loop", "quick", "notebooks", "demo"),
+    *("checkpoints", "combine", "judge_run", "sft"),
+)
+"""Test files by their time, the longest first; the others take a few seconds each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: the processes of `make test` then end at about the same time."""
+    place = {f"test_{name}": n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 def pytest_runtest_setup() -> None:
     checker.begin()
 

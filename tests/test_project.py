@@ -23,7 +23,7 @@ from grpo_nb import docs, presets
 from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config, parse
-from tests.conftest import ROOT
+from tests.conftest import LONGEST, ROOT
 from tests.lowest import constraints
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -278,3 +278,7 @@ def test_settings_are_what_replace_takes() -> None:
     found = settings(config)
     assert len(found) > 50 and all(s.meaning for s in found)
     assert config.replace(**{s.key: s.value for s in found}) == config
+
+
+def test_the_files_that_begin_exist() -> None:
+    assert all((ROOT / "tests" / f"test_{name}.py").is_file() for name in LONGEST)
