@@ -75,24 +75,30 @@ class Rubric:
             )
 
 
-def score(
-    rubric: Rubric,
-    examples_B: Sequence[Example],
-    texts_B: Sequence[str],
-    completion_ids_B: Sequence[Sequence[int]],
-    notes: Notes | None = None,
-    marked_B: Sequence[str] | None = None,
-) -> list[Score]:
-    """The verdicts on B completions, in order; `examples_B[i]` is what completion i answers.
+@dataclass(frozen=True)
+class Completions:
+    """B completions to score."""
 
-    What reward functions log goes into `notes`; without, it is checked and forgotten. The task reads `marked_B`
-    (`Rollouts.scored_texts`), or `texts_B` without; reward functions get `texts_B`.
+    examples: Sequence[Example]
+    """[B] what each answers."""
+    texts: Sequence[str]
+    """[B] what reward functions get."""
+    ids: Sequence[Sequence[int]]
+    """[B] token ids."""
+    marked: Sequence[str] | None = None
+    """[B] what the task reads (`Rollouts.scored_texts`); None: `texts`."""
+    notes: Notes | None = None
+    """Where it goes what reward functions log; None: it is checked and forgotten."""
+
+
+def score(rubric: Rubric, completions: Completions) -> list[Score]:
+    """The verdicts on completions, in order.
 
     Raises:
         RewardError: a reward function, or the task, raised or gave something that is no reward.
     """
     with Scoring() as scoring:
-        scoring.add(rubric, examples_B, texts_B, completion_ids_B, notes, marked_B)
+        scoring.add(rubric, completions)
         return scoring.scores()
 
 
@@ -133,30 +139,18 @@ class Scoring:
             if inspect.iscoroutine(unwanted):
                 unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
 
-    def add(
-        self,
-        rubric: Rubric,
-        examples_B: Sequence[Example],
-        texts_B: Sequence[str],
-        completion_ids_B: Sequence[Sequence[int]],
-        notes: Notes | None = None,
-        marked_B: Sequence[str] | None = None,
-    ) -> None:
-        """Take the completions of an objective, as `score` does, and start the functions that only wait.
+    def add(self, rubric: Rubric, completions: Completions) -> None:
+        """Take the completions of an objective, and start the functions that only wait.
 
         Raises:
             RewardError: such a function cannot be called.
         """
-        told = (notes or Notes(len(texts_B))).arguments()
-        told[AFTER_THINKING] = [after_thinking(text) for text in marked_B or texts_B]
-        part = _Part(
-            rubric,
-            examples_B,
-            marked_B or texts_B,
-            lambda: _arguments(examples_B, texts_B, completion_ids_B) | told,
-        )
+        examples, texts, read = completions.examples, completions.texts, completions.marked or completions.texts
+        told = (completions.notes or Notes(len(texts))).arguments()
+        told[AFTER_THINKING] = [after_thinking(text) for text in read]
+        part = _Part(rubric, examples, read, lambda: _arguments(examples, texts, completions.ids) | told)
         self._parts.append(part)
-        for entry in rubric.functions if texts_B else ():
+        for entry in rubric.functions if texts else ():
             if getattr(entry.function, "only_waits", False):
                 part.waiting[entry.name] = self._background.start(_call(entry, part.arguments()))
 

@@ -22,7 +22,7 @@ from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.model import Policy
 from grpo_nb.objectives import Objective
 from grpo_nb.reward_notes import Notes, TrainerState
-from grpo_nb.rewards import Scoring
+from grpo_nb.rewards import Completions, Scoring
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run
@@ -221,14 +221,14 @@ def _score(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scorin
         rows = [i for i in range(len(drawn_P) * group) if drawn_P[i // group].objective == name]
         epoch = state.step * state.config.prompts_per_objective / len(objective.examples)
         objective.notes = Notes(len(rows), TrainerState(state.step, state.goal, epoch))
-        scoring.add(
-            objective.rubric,
+        completions = Completions(
             [drawn_P[i // group].example for i in rows],
             [rollouts.texts[i] for i in rows],
             [rollouts.completion_ids[i] for i in rows],
-            objective.notes,
             [rollouts.scored_texts[i] for i in rows],
+            objective.notes,
         )
+        scoring.add(objective.rubric, completions)
     scoring.settle()
 
 

@@ -17,7 +17,7 @@ from grpo_nb.experience import reward_matrix, shape
 from grpo_nb.findings import Finding
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.objectives import Objective, Rewards, load_objectives
-from grpo_nb.rewards import TASK, score
+from grpo_nb.rewards import TASK, Completions, score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rules import worst_first
@@ -93,7 +93,7 @@ def scored(objective: Objective, answers: Sequence[Answer], config: Config) -> p
     """The answers with rewards, labels, parts and ranks, prompt by prompt, the best paid first."""
     texts, ids = [a.text for a in answers], [a.ids for a in answers]
     marked = [a.text if a.marked is None else a.marked for a in answers]
-    scores = score(objective.rubric, [a.example for a in answers], texts, ids, marked_B=marked)
+    scores = score(objective.rubric, Completions([a.example for a in answers], texts, ids, marked))
     rows = [_row(objective.name, answer, verdict) for answer, verdict in zip(answers, scores, strict=True)]
     frame = pd.DataFrame(rows)
     frame["reward"] = frame["reward"].astype(float)

@@ -7,7 +7,7 @@ from typing import Any
 from grpo_nb.config import JudgeConfig
 from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE, Judge
-from grpo_nb.rewards import Rubric, score
+from grpo_nb.rewards import Completions, Rubric, score
 from grpo_nb.types import Example, Score
 from tests.judge_server import JudgeServer
 from tests.tiny import small_tasks
@@ -35,7 +35,7 @@ def ask(function: Judge, examples: Sequence[Example], texts: Sequence[str]) -> l
     """What the judge says of each text, through the rubric, as training asks it."""
     objective = function._objective
     rubric = Rubric(small_tasks()[objective], [(function, function.config.weight)])
-    return score(rubric, examples, texts, [[1]] * len(texts))
+    return score(rubric, Completions(examples, texts, [[1]] * len(texts)))
 
 
 def given_by(server: JudgeServer) -> dict[str, float]:

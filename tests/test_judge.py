@@ -15,7 +15,7 @@ from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE, Judge, prompts
 from grpo_nb.judge.prompts import RUBRICS, UnreadableVerdict, evidence_of, fence, messages, parse_verdict
 from grpo_nb.judge.tally import Tally, quantile, spearman
-from grpo_nb.rewards import Rubric, score
+from grpo_nb.rewards import Completions, Rubric, score
 from grpo_nb.tasks.halueval import FORMS
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
@@ -82,7 +82,7 @@ def test_replies_and_summaries_are_judged_beside_their_source_and_both_reference
     config = JudgeConfig.model_validate({"providers": [provider(server.url)], "retries": 0})
     function = Judge(H, name, config, Journal(tmp_path / FILE))
     function.check([item])
-    (verdict,) = score(Rubric(task, [(function, 0.04)]), [item], ["Answer: It says so."], [[1]])
+    (verdict,) = score(Rubric(task, [(function, 0.04)]), Completions([item], ["Answer: It says so."], [[1]]))
     parts, form = parts_of(server.bodies[-1]), FORMS[kind]
     titles = {"KNOWLEDGE": form.source, "CONVERSATION": form.asked} if form.asked else {"DOCUMENT": form.source}
     titles |= {"RIGHT REFERENCE": form.right, "HALLUCINATED REFERENCE": form.hallucinated}

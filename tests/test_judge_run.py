@@ -48,9 +48,9 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
     seen: list[tuple[str, Score]] = []
 
     class Spy(rewards.Scoring):
-        def add(self, rubric: Any, examples: Any, texts: Any, *more: Any) -> None:
-            super().add(rubric, examples, texts, *more)
-            self.texts = [*getattr(self, "texts", []), *texts]
+        def add(self, rubric: Any, completions: Any) -> None:
+            super().add(rubric, completions)
+            self.texts = [*getattr(self, "texts", []), *completions.texts]
 
         def scores(self) -> list[Score]:
             scores = super().scores()

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_nb.config import SamplingConfig
 from grpo_nb.model import Policy
-from grpo_nb.rewards import Rubric, score
+from grpo_nb.rewards import Completions, Rubric, score
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.scoring import score_bbq
 from grpo_nb.tasks import BBQ
@@ -19,7 +19,7 @@ from grpo_nb.tasks.bbq import judge
 from grpo_nb.tasks.reading import abstains, read, yes_or_no
 from grpo_nb.tasks.thinking import after_thinking, ends_open, left_open
 from grpo_nb.types import Example, Score
-from tests import answer_report
+from tests import answer_report, confusion
 from tests import tiny_models as tiny
 from tests.answers import rows
 
@@ -153,7 +153,7 @@ def test_a_task_reads_marked_texts_and_functions_trls_and_what_follows_the_think
         return [0.0, 0.0]
 
     task, example, marked = Shown(), Example(id="1", prompt="?"), ["<think>a</think>b", "<think>c"]
-    score(Rubric(task, [noting]), [example] * 2, ["ab", "c"], [[1], [2]], marked_B=marked)
+    score(Rubric(task, [noting]), Completions([example] * 2, ["ab", "c"], [[1], [2]], marked))
     assert task.read == marked
     assert seen == {"completions": ["ab", "c"], "after": ["b", ""]}
 
@@ -333,7 +333,7 @@ def test_answers_that_were_read_otherwise_than_a_person_reads_them(item: dict[st
 def test_the_labelled_answers_are_read_as_a_person_reads_them() -> None:
     """Targets: 97% agreement; misread (a wrong option, or one where there is none) 0.5%; unread 2%."""
     table = answer_report.counted(rows("bbq"))
-    found = answer_report.shares(table["all"])
+    found = confusion.shares(table["all"], answer_report.VERDICTS)
     assert found["agree"] >= 0.97 and found["misread"] <= 0.005 and found["unread"] <= 0.02, table
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grpo_nb.reward_notes import BESIDES, Notes, TrainerState
-from grpo_nb.rewards import RewardError, Rubric, Scoring, _weighted, function_name, score, task_scores
+from grpo_nb.rewards import Completions, RewardError, Rubric, Scoring, _weighted, function_name, score, task_scores
 from grpo_nb.types import Example, Score
 
 
@@ -52,7 +52,7 @@ IDS = [[5, 2], [6, 7, 2]]
 
 
 def run(*functions: Any, examples: Sequence[Example] = EXAMPLES) -> list[Score]:
-    return score(Rubric(Fixed(), functions), examples, TEXTS, IDS)
+    return score(Rubric(Fixed(), functions), Completions(examples, TEXTS, IDS))
 
 
 def lengths(completions: list[Any]) -> list[float]:
@@ -146,7 +146,7 @@ def test_async_functions_of_two_objectives_run_side_by_side_and_what_only_waits_
     waits.only_waits = True  # type: ignore[attr-defined]
     with Scoring() as scoring:
         for mine in (0, 1):
-            scoring.add(Rubric(Fixed(), [meets(mine), waits]), pair, ["a", "b"], [[1], [2]])
+            scoring.add(Rubric(Fixed(), [meets(mine), waits]), Completions(pair, ["a", "b"], [[1], [2]]))
         assert over.wait(5), "before anything is settled"
         scoring.settle()
         scores = scoring.scores()
@@ -161,7 +161,7 @@ def test_what_only_waits_may_fail_and_is_named() -> None:
 
     waits.only_waits = True  # type: ignore[attr-defined]
     with pytest.raises(RewardError, match="'waits' raised OSError: no disk"):
-        score(Rubric(Fixed(), [waits]), [Example(id="e", prompt="p")], ["a"], [[1]])
+        score(Rubric(Fixed(), [waits]), Completions([Example(id="e", prompt="p")], ["a"], [[1]]))
 
 
 def test_async_functions_work_inside_a_running_loop_as_in_a_notebook_cell() -> None:
@@ -376,7 +376,7 @@ def test_names() -> None:
 
 
 def test_no_completions_no_scores() -> None:
-    assert score(Rubric(Fixed(), [lengths]), [], [], []) == []
+    assert score(Rubric(Fixed(), [lengths]), Completions([], [], [])) == []
 
 
 # ---- what TRL hands over besides
@@ -401,7 +401,7 @@ def test_what_trl_also_hands_over_goes_to_whoever_names_it() -> None:
         return [0.0] * len(completions)
 
     notes = Notes(2, TrainerState(global_step=1, max_steps=4, epoch=0.5))
-    found = score(Rubric(Fixed(), [by_name, by_keywords, neither]), EXAMPLES, TEXTS, IDS, notes)
+    found = score(Rubric(Fixed(), [by_name, by_keywords, neither]), Completions(EXAMPLES, TEXTS, IDS, notes=notes))
     assert [verdict.parts["by_name"] for verdict in found] == [0.5, 0.5]
     assert {"trainer_state", "log_metric", "log_extra"} <= seen.keys() and seen["trainer_state"] is notes.state
     assert notes.row("fairness") == {"rewards/fairness/share": 0.5, "rewards/fairness/size": 2.0}
