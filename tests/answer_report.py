@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb.tasks.bbq import judge
+from tests import confusion
 
 HERE = Path(__file__).parent / "answers"
 VERDICTS = ("agree", "misread", "unread")
@@ -36,16 +37,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 def counted(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
     """Verdicts by kind, and of all."""
-    table: dict[str, Counter[str]] = {}
-    for row in rows:
-        for kind in (row["kind"], "all"):
-            table.setdefault(kind, Counter())[verdict(row)] += 1
-    return table
-
-
-def shares(table: Counter[str]) -> dict[str, float]:
-    """Each verdict as a share of all answers."""
-    return {name: table[name] / table.total() for name in VERDICTS}
+    return confusion.counted(rows, verdict)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -68,13 +60,7 @@ def main() -> None:
     """Print the table, and with --errors each answer that is read otherwise."""
     folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("--")]
     rows = rows_of(folders[0] if folders else HERE)
-    table = counted(rows)
-    kinds = [*sorted(kind for kind in table if kind != "all"), "all"]
-    print(f"{'kind':22}{'n':>5}" + "".join(f"{name:>9}" for name in VERDICTS) + f"{'agree %':>9}")
-    for kind in kinds:
-        counts = table[kind]
-        cells = "".join(f"{counts[name]:>9}" for name in VERDICTS)
-        print(f"{kind:22}{counts.total():>5}{cells}{100 * counts['agree'] / counts.total():>9.1f}")
+    confusion.show(counted(rows), VERDICTS)
     if "--errors" in sys.argv:
         for row in rows:
             if (found := verdict(row)) != "agree":

@@ -17,6 +17,7 @@ from typing import Any
 from grpo_nb.tasks.halueval import UNDECIDED, judge
 from grpo_nb.tasks.reading import abstains
 from grpo_nb.types import Score
+from tests import confusion
 
 HERE = Path(__file__).parent / "answers"
 VERDICTS = ("agree", "paid", "missed", "undecided", "other")
@@ -40,16 +41,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 def counted(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
     """Verdicts by kind, and of all."""
-    table: dict[str, Counter[str]] = {}
-    for row in rows:
-        for kind in (row["kind"], "all"):
-            table.setdefault(kind, Counter())[verdict(row)] += 1
-    return table
-
-
-def shares(table: Counter[str]) -> dict[str, float]:
-    """Each verdict as a share of all answers."""
-    return {name: table[name] / table.total() for name in VERDICTS}
+    return confusion.counted(rows, verdict)
 
 
 def rows_of(folder: Path, name: str = "qa") -> list[dict[str, Any]]:
@@ -61,12 +53,7 @@ def main() -> None:
     """Print the table, and with --errors each answer that is judged otherwise."""
     folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("--")]
     rows = rows_of(folders[0] if folders else HERE, "qa_held" if "--held" in sys.argv else "qa")
-    table = counted(rows)
-    print(f"{'kind':22}{'n':>5}" + "".join(f"{name:>11}" for name in VERDICTS) + f"{'agree %':>9}")
-    for kind in [*sorted(kind for kind in table if kind != "all"), "all"]:
-        counts = table[kind]
-        cells = "".join(f"{counts[name]:>11}" for name in VERDICTS)
-        print(f"{kind:22}{counts.total():>5}{cells}{100 * counts['agree'] / counts.total():>9.1f}")
+    confusion.show(counted(rows), VERDICTS)
     if "--errors" in sys.argv:
         for row in rows:
             if (found := verdict(row)) != "agree":

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_nb.tasks.halueval import GROUNDED, UNDECIDED, HaluEvalQA, judge
 from grpo_nb.types import Score
-from tests import qa_hacks, qa_report
+from tests import confusion, qa_hacks, qa_report
 
 BRIDGE = (
     "The Brennford Bridge was designed by Ada Collins and opened on 4 May 1932. It is 512 metres long and cost 2.4 "
@@ -315,7 +315,7 @@ def test_undecided_never_falls_on_gold_an_abstention_or_a_quotation_of_them(name
 
 def test_labelled_answers() -> None:
     rows = qa_report.rows_of(qa_report.HERE)
-    shares = qa_report.shares(qa_report.counted(rows)["all"])
+    shares = confusion.shares(qa_report.counted(rows)["all"], qa_report.VERDICTS)
     assert shares["agree"] >= 0.97, qa_report.counted(rows)
     assert shares["paid"] <= 0.005
     assert shares["undecided"] <= 0.03
@@ -323,7 +323,7 @@ def test_labelled_answers() -> None:
 
 def test_labelled_answers_of_the_sets_that_were_held_out_once() -> None:
     table = qa_report.counted(qa_report.rows_of(qa_report.HERE, "qa_held"))
-    shares = qa_report.shares(table["all"])
+    shares = confusion.shares(table["all"], qa_report.VERDICTS)
     assert shares["agree"] >= 0.986, table
     assert shares["paid"] == shares["undecided"] == 0
 
