@@ -102,7 +102,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
         raise
     finally:
         if not lock.mine():
-            log.error("%s was not saved at step %d: its lock is no longer held here", at.run.name, at.step)
+            _log_lost(stage)
         elif at.torn:
             at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
         elif at.saved < at.step:
@@ -137,6 +137,15 @@ def _save_at_last(stage: Stage) -> None:
         save(stage)
     except TrainingError as error:
         log.error("%s", error)
+
+
+def _log_lost(stage: Stage) -> None:
+    """Log whether the newest step boundary is saved, once nothing more may be written."""
+    at = stage.progress
+    if at.saved < at.step:
+        log.error("%s was not saved at step %d: its lock is no longer held here", at.run.name, at.step)
+    else:
+        log.warning("%s is saved at step %d; its lock is no longer held here", at.run.name, at.step)
 
 
 def _obey(stage: Stage) -> KnobSnapshot:

@@ -166,6 +166,21 @@ def test_who_lost_the_lock_writes_nothing_more(
     assert not own, "its own unfinished checkpoint is gone"
 
 
+@pytest.mark.parametrize(("steps", "level"), [(1, "ERROR"), (2, "WARNING")])  # saved every second step
+def test_a_lost_lock_is_an_error_where_a_step_is_lost_with_it(
+    steps: int, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, "sft")
+    for _ in range(steps):
+        next(walk)
+    taken_over(run)
+    with pytest.raises(RunLocked):
+        next(walk)
+    (record,) = [record for record in caplog.records if record.name == "grpo_nb.loop"]
+    assert (record.levelname, record.args) == (level, (run.name, steps))
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_training_left_open_is_ended_with_one_line(stage: str, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **EVERY)
