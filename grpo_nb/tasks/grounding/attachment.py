@@ -136,7 +136,7 @@ def _dated_otherwise(heard: Heard, first: int, last: int) -> str:
     bracket = opens is not None and heard.tokens[opens].form == "("
     since = heard.segment[opens] if bracket and opens is not None else segment
     others = [p for p, part in enumerate(heard.part) if part == "new" and since <= heard.segment[p] <= segment]
-    if len(others) > 1 or _of_noun(heard, last) or about.yes_no or about.chooses:
+    if len(others) > 1 or of_noun(heard, last) or about.yes_no or about.chooses:
         return ""
     verbs = about.subject[1]
     dated = {
@@ -148,10 +148,13 @@ def _dated_otherwise(heard: Heard, first: int, last: int) -> str:
         if _YEAR.fullmatch(token.form)
     }
     year = heard.tokens[first].form
+    before = next((t.form for t in heard.tokens[first - 1 :: -1] if t.claims), "") if first else ""
+    if before and heard.item.passage.spoken((before, year), about.near):
+        return ""
     return f"'{year}' is not when, in the source" if dated and year not in dated else ""
 
 
-def _of_noun(heard: Heard, last: int) -> bool:
+def of_noun(heard: Heard, last: int) -> bool:
     """Whether a year is an adjective that the source could give: `the 1964 film`."""
     following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
     if following is None or following.kind != "word":
@@ -176,10 +179,10 @@ def _agent_as_place(heard: Heard, first: int, last: int) -> str:
     run = heard.forms(first, last)
     following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
     describes = following is not None and following.kind == "word"
-    if heard.tokens[first].kind != "name" or describes or _governor(heard.tokens, first) not in ("in", "at", "near"):
+    if heard.tokens[first].kind != "name" or describes or governor(heard.tokens, first) not in ("in", "at", "near"):
         return ""
     found = [
-        _governor(sentence.tokens, place)
+        governor(sentence.tokens, place)
         for sentence in heard.item.passage.sentences
         for place, token in enumerate(sentence.tokens)
         if token.form == run[0]
@@ -187,7 +190,7 @@ def _agent_as_place(heard: Heard, first: int, last: int) -> str:
     return f"'{' '.join(run)}' is no place in the source" if found and set(found) == {"by"} else ""
 
 
-def _governor(tokens: Sequence[Token], place: int) -> str:
+def governor(tokens: Sequence[Token], place: int) -> str:
     """The word that a name hangs on, past names, articles, joins and `city of`."""
     for token in reversed(tokens[:place]):
         past = token.kind == "name" or token.word in ARTICLES or token.word in ("the", "a", "an", "of", "and")

@@ -29,7 +29,7 @@ from grpo_nb.tasks.grounding.lexicon import (
     words,
 )
 from grpo_nb.tasks.grounding.stems import stem
-from grpo_nb.tasks.grounding.thesaurus import is_word
+from grpo_nb.tasks.grounding.thesaurus import is_adverb, is_word
 
 Kind = Literal["name", "number", "word", "small", "not", "mark"]
 
@@ -64,6 +64,7 @@ _SLASHED = re.compile(r"\b(\d{1,2})[/.](\d{1,2})[/.](\d{4})\b")
 _SHORT_RANGE = re.compile(r"\b(\d\d)(\d\d)-(\d\d)\b(?!-)")
 _RANKED = re.compile(r"(?:\b(?:[Nn]o\.|[Nn]umber|[Nn]r\.)|#) ?(\d{1,3})\b(?![.,]\d)")
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?: \d{3})+(?![\w,]|\.\d)")
+_KIN = re.compile(r"\b(?:great|half|step|grand)-(?=[a-z])(?:grand-?)?[a-z]+|\b[a-z]+-in-law\b", re.IGNORECASE)
 _NOT = re.compile(r"\b(?:ca(?:n't|nnot)|(\w+)n't)\b", re.IGNORECASE)
 _TOKEN = re.compile(
     r"(?P<initials>(?<![^\W\d_])(?:[^\W\d_]\.){1,}[^\W\d_](?![^\W\d_])\.?)"
@@ -95,6 +96,7 @@ def tokenise(text: str) -> tuple[Token, ...]:
     bare = _SLASHED.sub(_day_first, _ISO.sub(_spelt_date, bare))
     bare = _SHORT_RANGE.sub(r"\1\2-\1\3", bare)
     bare = _SPACED.sub(lambda found: found[0].replace(" ", ""), _RANKED.sub(r"\1th", bare))
+    bare = _KIN.sub(lambda found: found[0].replace("-", ""), bare)
     bare = _NOT.sub(lambda found: f"{found[1] or 'can'} not ", bare)
     return tuple(_dated(_wide(_metric(_counted(_initials(_split(bare)))))))
 
@@ -172,7 +174,8 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
     owns = raw.lower().endswith("'s") or raw.endswith("'")
     raw = re.sub(r"'(?:s|re|ll|ve|d|m)?$", "", raw, flags=re.IGNORECASE)
     word = raw.lower()
-    capital = raw[:1].isupper() and (not begins or (ahead[:1] == " " and ahead[1:2].isupper()) or _strange(word))
+    opens = begins and ahead[:1] == " " and ahead[1:2].isupper() and not is_adverb(word)
+    capital = raw[:1].isupper() and (not begins or opens or _strange(word))
     if initials:
         return Token(VARIABLE.get(word, word), "name", word, owns)
     if raw.isupper() and len(raw) > 1 and word not in SMALL | NEGATIONS and word not in UNITS:
@@ -180,7 +183,7 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
     if raw == "US":
         return Token("us", "name", word, owns)
     if word in NEGATIONS:
-        return Token(word, "not", word)
+        return Token(word, "name" if raw[0].isupper() and not begins and ahead[1:2].isupper() else "not", word)
     if word in SMALL:
         return Token(word, "small", word, owns)
     if word in UNITS:

@@ -1,12 +1,14 @@
 """Answers that take the right one back, leave it open, or name another thing by it. Each check gives a cause, or ''."""
 
 import re
+from itertools import pairwise
 
 from grpo_nb.tasks.grounding.claims import tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard
 from grpo_nb.tasks.grounding.items import Item
 from grpo_nb.tasks.grounding.lexicon import (
     CLASSIFIERS,
+    COLLECTIVES,
     DENIALS,
     DISPLACERS,
     HEDGES,
@@ -18,11 +20,16 @@ from grpo_nb.tasks.grounding.lexicon import (
 from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import any_alike
 
+_ORDERS = frozenset(words("after before like against over above over under below behind"))
 _WH = frozenset(words("who whom whose what which where when how"))
 
 _CLASSIFIERS = frozenset(stem(word) for word in CLASSIFIERS)
 
-RELATIVE_FORMS = frozenset(stem(word) for word in RELATIVES)
+RELATIVE_FORMS = frozenset(
+    stem(form)
+    for word in RELATIVES
+    for form in (word, f"{word}inlaw", *(f"{before}{word}" for before in ("great", "half", "step")))
+)
 
 
 def taken_back(heard: Heard) -> str:
@@ -75,9 +82,23 @@ def left_open(heard: Heard) -> str:
     if "or" in re.findall(r"\w+", heard.item.right.lower()):
         return ""
     for place, token in enumerate(heard.tokens):
-        if token.word == "or" and ({heard.segment[place], heard.segment[place] + 1, heard.segment[place] - 1} & around):
+        if (
+            token.word == "or"
+            and not _told_choice(heard, place)
+            and ({heard.segment[place], heard.segment[place] + 1, heard.segment[place] - 1} & around)
+        ):
             return "it leaves a choice"
     return ""
+
+
+def _told_choice(heard: Heard, place: int) -> bool:
+    """Whether the source has what stands around an `or` so: `two or three species`."""
+    before = next((t.form for t in heard.tokens[place - 1 :: -1] if t.claims), "") if place else ""
+    behind = next((t.form for t in heard.tokens[place + 1 :] if t.claims), "")
+    return any(
+        (before, behind) in pairwise(sentence.forms) and any(t.word == "or" for t in sentence.tokens)
+        for sentence in heard.item.passage.sentences
+    )
 
 
 def moved(heard: Heard) -> str:
@@ -126,10 +147,9 @@ def _moved_before(heard: Heard, first: int) -> str:
     right = {t.word for t in tokenise(about.right)}
     if (
         token.word in DISPLACERS
-        and (fixed or token.word not in ("after", "before", "like", "against"))
+        and not (_follows_claims(heard, place) and (about.chooses or not fixed) and token.word in _ORDERS)
         and token.word not in about.asked_words
         and token.word not in right
-        and not about.chooses
         and not about.passage.preceded(token.word, heard.tokens[first].form)
     ):
         return f"'{token.word}' names another thing"
@@ -138,6 +158,10 @@ def _moved_before(heard: Heard, first: int) -> str:
     if token.word in ("of", "to", "for", "with", "from"):
         return _headed(heard, place, token.word)
     return ""
+
+
+def _follows_claims(heard: Heard, place: int) -> bool:
+    return any(token.claims for token in heard.tokens[:place])
 
 
 def _headed(heard: Heard, link: int, word: str) -> str:
@@ -161,15 +185,26 @@ def _headed(heard: Heard, link: int, word: str) -> str:
         return "" if subject and heard.part[link - 1] == "asked" else f"'{head.word} {word}' names another thing"
     told = any_alike(head.form, {form for place in about.evidence for form in about.passage.sentences[place].holds})
     opens = len(before) <= 1 and not subject and not told
-    counts = about.gold[0].kind == "number"
+    if head.kind == "number" and word == "of" and opens_answer(heard, link - 1):
+        return f"'{head.word} of' names a part"
+    counts = (
+        head.word in COLLECTIVES
+        and about.gold[0].kind == "number"
+        and re.fullmatch(r"\d{4}", about.gold[0].form) is None
+    )
     idiom = link > 1 and heard.tokens[link - 2].word in ("in", "on", "at", "by")
     if word == "of" and opens and head.kind == "word" and not counts and not idiom:
         return f"'{head.word} of' names another thing"
     return ""
 
 
+def opens_answer(heard: Heard, place: int) -> bool:
+    """Whether nothing that claims stands before a place."""
+    return not _follows_claims(heard, place)
+
+
 def _inverts(about: Item, head: str) -> bool:
-    """Whether the question asks who is the head of something, `who is the father of Ann`, not whose head one is."""
+    """Whether the question asks for the head of something, `who is the father of Ann`, not whose head somebody is."""
     asked = about.asked_words
     places = [place for place, word in enumerate(asked) if stem(word) == head and head in RELATIVE_FORMS]
     return asked[:2] in (("who", "is"), ("who", "was")) and any(asked[p + 1 : p + 2] == ("of",) for p in places)

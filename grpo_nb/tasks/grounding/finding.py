@@ -1,7 +1,7 @@
 """Where an answer gives the right one: word by word, its members in any order, or a phrase in other words."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from grpo_nb.tasks.grounding.claims import Token, content, tokenise
@@ -34,7 +34,7 @@ def found(tokens: Sequence[Token], about: Item) -> set[int]:
     ]
     for shape in about.shapes:
         if places := _aligned(tokens, claims, shape, about):
-            if _ranged(tokens, places, about):
+            if _ranged(tokens, places, about) or _acts_on(tokens, places, about):
                 return set()
             return _widened(tokens, _turned_name(tokens, places, gold_forms), about)
     bare = _unbracketed(tokens, claims)
@@ -71,12 +71,13 @@ def scattered(tokens: Sequence[Token], about: Item) -> set[int]:
         placed = _nearly(tokens, placed, slots, about)
     matched = [(place, form) for place, form in placed if form]
     if len(order) < LONG:
-        return _near(tokens, placed, slots, about) if len(order) > 1 else _compound(tokens, about)
+        near = _near(tokens, placed, slots, about) if len(order) > 1 else _compound(tokens, about)
+        return set() if _acts_on(tokens, near, about) else near
     ranks = [order.index(form) for _, form in matched]
     steps = [one < other for one, other in pairwise(ranks) if one != other]
     if len({form for _, form in matched}) < MOST * len(order) or not steps or sum(steps) < len(steps) / 2:
         return set()
-    return set() if _turned(tokens, matched, order, _finite(about)) else {place for place, _ in matched}
+    return set() if _turned(tokens, matched, order, about) else {place for place, _ in matched}
 
 
 def _nearly(
@@ -90,7 +91,8 @@ def _nearly(
         token = tokens[place]
         acts = token.word.endswith("ed") or token.word in VARIABLE
         free = not form and token.kind == "word" and not acts and token.form not in about.others
-        if free and not opposed(token.form, missing[0]) and kin(token.form) & kin(missing[0]):
+        wider = token.form in kin(missing[0]) or missing[0] in kin(token.form)
+        if free and wider and not opposed(token.form, missing[0]):
             return [*placed[:number], (place, missing[0]), *placed[number + 1 :]]
     return list(placed)
 
@@ -99,6 +101,7 @@ def _near(tokens: Sequence[Token], placed: Sequence[tuple[int, str]], slots: dic
     """All words of a short phrase within one stretch of a sentence."""
     order = list(slots)
     named = not any(slot.common for slot in slots.values())
+    linked = any(token.word in ("of", "for") for token in tokenise(about.right))
     most = len(order) + (0 if named else APART)
     for start in range(len(placed)):
         window = placed[start : start + most]
@@ -108,8 +111,8 @@ def _near(tokens: Sequence[Token], placed: Sequence[tuple[int, str]], slots: dic
             if {form for _, form in part} == set(order):
                 inside = tokens[part[0][0] : part[-1][0]]
                 apart = any(token.form in ".;!" or token.kind == "not" for token in inside)
-                joined = named and not any(token.form == "," for token in inside)
-                if apart or joined or _turned(tokens, part, order, _finite(about)):
+                joined = named and not linked and not any(token.form == "," for token in inside)
+                if apart or joined or _turned(tokens, part, order, about):
                     break
                 return {place for place, _ in part}
     return set()
@@ -139,6 +142,22 @@ def _unbracketed(tokens: Sequence[Token], claims: Sequence[int]) -> list[int]:
     return [place for place in claims if place in set(kept)]
 
 
+def _acts_on(tokens: Sequence[Token], places: set[int], about: Item) -> bool:
+    """Whether an answer makes an object of the right one's agent: `it crushed ice` for `crushed by ice`."""
+    agents = {agent for _, agent in _agents(about)}
+    return any(tokens[p].form in agents and p - 1 in places and tokens[p - 1].kind == "word" for p in places)
+
+
+def _agents(about: Item) -> set[tuple[str, str]]:
+    """The passive verbs of a right answer, each with what is behind its `by`."""
+    right = [token for token in tokenise(about.right) if token.kind != "mark" and token.word not in ("a", "an", "the")]
+    return {
+        (one.form, agent.form)
+        for one, by, agent in zip(right, right[1:], right[2:], strict=False)
+        if by.word == "by" and (one.word.endswith("ed") or (one.word in VARIABLE and one.word != one.form))
+    }
+
+
 def _finite(about: Item) -> set[str]:
     """The verbs of a right answer that have a subject: `made`, `had cut`."""
     tokens = [token for token in tokenise(about.right) if token.kind != "mark"]
@@ -154,13 +173,14 @@ def _finite(about: Item) -> set[str]:
     }
 
 
-def _turned(
-    tokens: Sequence[Token], matched: Sequence[tuple[int, str]], order: Sequence[str], verbs: Collection[str]
-) -> bool:
+def _turned(tokens: Sequence[Token], matched: Sequence[tuple[int, str]], order: Sequence[str], about: Item) -> bool:
     """Whether a verb that is not passive has before it what the right answer has behind it."""
+    passives = {verb for verb, _ in _agents(about)}
     for (_, one), (place, verb) in pairwise(matched):
+        if verb in passives:
+            continue
         passive = {token.word for token in tokens[max(0, place - 2) : place]} & _BEING
-        if verb in verbs and not passive and order.index(one) > order.index(verb):
+        if verb in _finite(about) and not passive and order.index(one) > order.index(verb):
             return True
     return False
 

@@ -19,7 +19,7 @@ _TEXT = _any(
     )
 )
 _SOURCE = (
-    rf"(?:(?:the|this|these|that|your|our) )?(?:{_KIND} )*{_TEXT}s?"
+    rf"(?:what (?:i|we) (?:read|see|know|have)|(?:(?:the|this|these|that|your|our) )?(?:{_KIND} )*{_TEXT}s?)"
     r"(?: (?:above|below|given|provided|here|you (?:gave|provided)|that (?:is|was) (?:given|provided)))*"
 )
 _SAYS = _any(
@@ -48,6 +48,7 @@ _FRAME = _any(
         r"(?:so|thus|therefore|hence|clearly|obviously|certainly|of course|sure|in short|in other words)(?=,)",
         rf"(?:(?:and|so|thus|therefore|hence) )?(?:(?:the|my|your|our) )?{_RANK}{_REPLY}"
         r"(?: (?:is|was|would be|must be|should be|=))?(?: that)?",
+        r"(?:that )?you(?: a|')re (?:looking|asking) (?:for|about)",
         rf"i (?:think|believe|would say|am {_SURE})(?: that)?",
         rf"i'm {_SURE}(?: that)?",
     )
@@ -60,6 +61,7 @@ _CHAT = _any(
         r"(?:i'd|i would|i'm|i am) (?:be )?(?:happy|glad|pleased)[^.!?\n]*",
         r"(?:please )?(?:let me know|feel free|i hope|if you (?:have|need)|is there anything) ?[^.!?\n]*",
         r"here(?: is|'s) [^.!?:\n]*(?=:)",
+        r"have a [^.!?\n]*|good luck[^.!?\n]*",
     )
 )
 """Sentences of courtesy."""
@@ -74,6 +76,7 @@ _UNSEEN = re.compile(
 _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|textit)\s*\{([^{}]*)\}|\\[,;! ]|\$(?!\d)")
 
 
+_LABEL = re.compile(r"(?:^|\n)\s*[QA]\s*:")
 _ENTRY = re.compile(r"^\s*(?:\d{1,2}[.)]|[-+*\u2022])\s+", re.MULTILINE)
 
 
@@ -86,7 +89,7 @@ def said(answer: str, question: str) -> str:
     text = unasked(shown(answer), question)
     for _ in range(2):
         text = _COURTESY.sub(" ", text)
-    return _FRAMES.sub(" ", text)
+    return _FRAMES.sub(" ", _LABEL.sub(" ", text))
 
 
 def shown(answer: str) -> str:

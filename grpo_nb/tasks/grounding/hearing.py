@@ -6,7 +6,7 @@ from grpo_nb.tasks.grounding.claims import Token, tokenise
 from grpo_nb.tasks.grounding.finding import found, scattered
 from grpo_nb.tasks.grounding.framing import said, shown, unasked
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import BENIGN, CLASSIFIERS, DENIALS, POLES, UNIVERSAL, words
+from grpo_nb.tasks.grounding.lexicon import BENIGN, CLASSES, CLASSIFIERS, DENIALS, POLES, UNIVERSAL, words
 from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import any_alike, is_adverb, kin, synonyms
 
@@ -28,6 +28,7 @@ ARTICLES = frozenset(words("a an the his her its their this that"))
 
 FRAMING = frozenset(stem(word) for word in BENIGN)
 
+_DEFINITE = frozenset(words("the this that its"))
 _OTHERS = frozenset(words("other others else opposite"))
 _BEING = frozenset(words("was were is are be been being"))
 _AUXILIARIES = _BEING | frozenset(words("had has have did to could would"))
@@ -48,6 +49,7 @@ class Heard:
         self.scattered = bool(loose)
         """Whether it gives the words of a long right answer in another order."""
         self.gold |= loose
+        self._gold_forms = {token.form for token in about.gold}
         self.part = [self._part(place) for place in range(len(self.tokens))]
 
     def _part(self, place: int) -> str:
@@ -56,20 +58,24 @@ class Heard:
             return "gold"
         if not token.claims:
             return token.kind
+        if token.word in UNIVERSAL and self.gold and place > max(self.gold) and token.word not in _OTHERS:
+            return "small"
+        if token.kind == "word" and is_adverb(token.word) and token.word not in DENIALS:
+            return "small"
         if self._again(token):
             return "asked"
         if (
             token.word in _HONORIFICS
             or (token.form == "2" and (self.item.chooses or self.item.yes_no))
             or (token.form in FRAMING and token.kind != "name")
-            or (token.kind == "word" and is_adverb(token.word) and token.word not in DENIALS)
             or (token.word in CLASSIFIERS and token.kind == "word" and self._word(place + 1) == "of")
             or self._points(place)
+            or (token.kind == "word" and token.word in CLASSES and place and self.tokens[place - 1].word in _DEFINITE)
+            or (token.form in self._gold_forms and {place - 1, place + 1} & self.gold)
             or (
                 token.kind == "number" and self._word(place + 1) in ("sentence", "paragraph", "line", "passage", "part")
             )
             or self._respells(place)
-            or (token.word in UNIVERSAL and self.gold and place > max(self.gold) and token.word not in _OTHERS)
         ):
             return "benign"
         return "new"

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
+from grpo_nb.tasks.grounding.lexicon import PEOPLES
 from grpo_nb.tasks.grounding.passages import Passage, passage
 from grpo_nb.tasks.grounding.shapes import Asked, Shape, gold_of, members, shapes
 
@@ -102,9 +103,26 @@ class Item:
         return tuple(frozenset(group) for group in groups if group)
 
     @cached_property
+    def compared(self) -> tuple[frozenset[str], ...]:
+        """The names of the question that a conjunction or a comparison joins; empty where none are."""
+        groups: list[set[str]] = [set()]
+        joins: list[set[str]] = [set()]
+        for token in tokenise(self.question):
+            if token.kind == "name" and token.form not in PEOPLES:
+                if groups[-1] and joins[-1]:
+                    groups.append(set())
+                    joins.append(set())
+                groups[-1].add(token.form)
+            elif groups[-1]:
+                joins[-1].add(token.word or token.form)
+        pairs = (place for place in range(len(groups) - 1) if joins[place] & _COMPARING)
+        first = next(pairs, None)
+        return () if first is None else (frozenset(groups[first]), frozenset(groups[first + 1]))
+
+    @cached_property
     def near(self) -> frozenset[int]:
         """Those sentences, their neighbours, and the sentences that the question is about or that speak on of it."""
-        return self.passage.near(self.evidence) | self.passage.thread(_about_question(self))
+        return self.passage.near(self.evidence) | self.passage.thread(_about_question(self), loose=True)
 
     @cached_property
     def against(self) -> Asked:
@@ -140,6 +158,9 @@ class Item:
     def named(self) -> bool:
         """Whether the right answer is a name."""
         return any(token.kind == "name" for token in self.gold) or any(t.form in self.passage.names for t in self.gold)
+
+
+_COMPARING = frozenset(("and", "or", "than", "before", "after", "with"))
 
 
 @lru_cache(maxsize=1024)

@@ -31,7 +31,7 @@ SMALL = frozenset(
         "respectively "
         "before after until till near over under above below behind beyond outside inside across along "
         "through against up aboard amongst atop beneath beside despite toward towards throughout versus regarding "
-        "concerning alongside prior together jointly due every "
+        "concerning alongside prior together jointly due every get gets got getting vs "
         "out off more most less than again later earlier ago away still already always often "
         # what only points at the answer
         "roughly approximately approx circa "
@@ -91,6 +91,13 @@ CLASSES = CLASSIFIERS | frozenset(
     )
 )
 """Words of a name that say of which class the thing is: `Mount Ober` is Ober."""
+COLLECTIVES = frozenset(
+    words(
+        "fleet trio pair group total scenes scene series set collection forces force army troops men soldiers part "
+        "parts"
+    )
+)
+"""Heads whose `of X` or `from X` is said by `X`: `the forces of X burned it`."""
 PARTICLES = frozenset(words("de van von der den la le du del della di da dos das bin ibn al el ap mac st ten ter zu y"))
 """Small words inside a person's name."""
 DISPLACERS = frozenset(
@@ -166,8 +173,8 @@ BENIGN = frozenset(
         "call know refer identify consider base locate situate hold happen occur become come go take make do get "
         "person man woman people individual figure actor actress singer writer author artist city town place location "
         "country year date day number title thing object item fact case both two first-named full well-known "
-        "release publish issue include following above given stated mentioned based said listed kind sort type "
-        "different"
+        "live lived release publish issue include following above given stated mentioned based said listed kind sort "
+        "type different"
     )
 )
 """Words that frame an answer or name its class."""
@@ -221,6 +228,7 @@ DEMONYMS = _pairs(
     "californian = california; texan = texas; hawaiian = hawaii; alaskan = alaska; liberian = liberia"
 )
 """A country and its people are one word: `from Hungary` says Hungarian."""
+PEOPLES = frozenset(DEMONYMS.values()) | {"us", "uk"}
 PLACES = frozenset(
     words(
         "alabama alaska arizona arkansas california colorado connecticut delaware florida georgia hawaii idaho "

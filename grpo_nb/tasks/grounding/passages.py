@@ -16,6 +16,10 @@ _ABBREVIATION = re.compile(
 )
 
 PRONOUNS = frozenset(("it", "he", "she", "they"))
+_REFERS = re.compile(
+    r"(?:It|He|She|They|Its|His|Her|Their)\b"
+    r"|[A-Z][a-z]*,?(?: [a-z0-9][\w,]*){0,5}? (?:it|he|she|they|his|her|its|their)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class Sentence:
     def continues(self) -> bool:
         """Whether it begins with a pronoun, and so speaks on of what the sentence before is about."""
         return self.squeezed.split(" ", 1)[0] in PRONOUNS
+
+    @cached_property
+    def refers(self) -> bool:
+        """Whether it names nothing before a pronoun: `After the war she ...`, `Her brother ...`."""
+        return _REFERS.match(self.text) is not None
 
     def follows(self, first: str, second: str, within: int) -> bool:
         """Whether one form comes at most `within` claims behind another."""
@@ -104,21 +113,27 @@ class Passage:
         """These sentences and their neighbours."""
         return frozenset(i for place in places for i in (place - 1, place, place + 1) if 0 <= i < len(self.sentences))
 
-    def thread(self, places: Collection[int]) -> frozenset[int]:
-        """These sentences and those that speak on of the same thing: each one that begins with a pronoun, and so on."""
+    def thread(self, places: Collection[int], loose: bool = False) -> frozenset[int]:
+        """These sentences and those that speak on of the same thing: each one that begins with a pronoun, and so on.
+
+        With `loose` also those that refer to something before without naming anything first.
+        """
         found = set(places)
         for place in places:
-            while place and self.sentences[place].continues:
+            while place and self._goes_on(place, loose):
                 place -= 1
                 found.add(place)
         for place in range(1, len(self.sentences)):
-            if place - 1 in found and self.sentences[place].continues:
+            if place - 1 in found and self._goes_on(place, loose):
                 found.add(place)
         return frozenset(found)
 
     def peoples(self, form: str) -> bool:
         """Whether it has a country or its people, by their endings: `Malian`, `Mali`."""
         return any(not people(form).isdisjoint(people(name)) for name in self.names)
+
+    def _goes_on(self, place: int, loose: bool) -> bool:
+        return self.sentences[place].continues or (loose and self.sentences[place].refers)
 
     def preceded(self, word: str, form: str) -> bool:
         """Whether a word stands right before a form, but for articles."""

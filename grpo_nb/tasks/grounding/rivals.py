@@ -6,11 +6,9 @@ from grpo_nb.tasks.grounding.attachment import differs
 from grpo_nb.tasks.grounding.claims import Token, tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import DEMONYMS, LATER, PLACE_PAIRS, PLACES, POLES
+from grpo_nb.tasks.grounding.lexicon import LATER, PEOPLES, PLACE_PAIRS, PLACES, POLES
 from grpo_nb.tasks.grounding.measures import converts
 from grpo_nb.tasks.grounding.stems import related, stem
-
-_PEOPLES = frozenset(DEMONYMS.values()) | {"us", "uk"}
 
 
 def chosen(heard: Heard) -> str:
@@ -175,18 +173,25 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
     ):
         return ""
     if not named:
-        return "" if "," in join and begins_clause(heard, end) else "it lists another answer"
-    beside = _follows(about, heard.tokens[last].form, run) and heard.tokens[last].form not in _PEOPLES
+        predicate = acts(heard.tokens[place]) and any(heard.part[p] == "asked" for p in range(last))
+        clause = "," in join and begins_clause(heard, end)
+        return "" if predicate or clause else "it lists another answer"
+    beside = _follows(about, heard.tokens[last].form, run) and heard.tokens[last].form not in PEOPLES
     hard = {"and", "or", "&", "+", "/", "plus", ";"} & set(join)
     if (
         beside
         and not hard
-        and ("(" in join or not join or " ".join(run) in PLACES | PLACE_PAIRS or _numbers(heard, place, end))
+        and (
+            "(" in join
+            or not join
+            or " ".join(t.word for t in heard.tokens[place : end + 1]) in PLACES | PLACE_PAIRS
+            or _numbers(heard, place, end)
+        )
     ):
         return ""
     if begins_clause(heard, end) and ("," in join or not hard - {";"}):
         return ""
-    own = about.passage.thread(about.evidence)
+    own = about.near if about.chooses else about.passage.thread(about.evidence)
     if "(" in join and _numbers(heard, place, end) and (about.passage.spoken(run, own) or converts(run, about.lines)):
         return ""
     if _numbers(heard, place, end) and differs(heard, place, run):
@@ -275,15 +280,10 @@ def _holds(heard: Heard, start: int, place: int, first: int, join: Sequence[str]
 def _accompanies(heard: Heard, first: int) -> str:
     """Whether the right answer only comes with what opens the answer: `The Mill, followed by X`."""
     words = [token.word or token.form for token in heard.tokens[:first]]
-    comma = next((p for p in range(len(words) - 1, -1, -1) if words[p] == ","), 0)
-    opened = [p for p in range(comma) if heard.tokens[p].claims]
-    joins = words[-1:] in (["by"], ["with"]) and first - comma == 3 and heard.tokens[comma + 1].claims
-    finite = {"is", "was", "are", "were", "by", "had", "has"} & set(words[:comma])
-    return (
-        "it names another first"
-        if joins and opened and not finite and any(heard.part[p] == "new" for p in opened)
-        else ""
-    )
+    joins = first > 2 and words[-1] in ("by", "with") and words[-2].endswith("ed") and heard.part[first - 2] != "asked"
+    opened = {heard.part[p] for p in range(first - 2) if heard.tokens[p].kind == "name"}
+    finite = {"is", "was", "are", "were", "by", "had", "has"} & set(words[:-2])
+    return "it names another first" if joins and "new" in opened and not finite else ""
 
 
 def _titled(heard: Heard, end: int) -> bool:

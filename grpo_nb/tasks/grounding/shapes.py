@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
-from grpo_nb.tasks.grounding.lexicon import CLASSES, PARTICLES, PLACE_PAIRS, PLACES, TITLES, UNIT_FORMS
+from grpo_nb.tasks.grounding.lexicon import CLASSES, COLLECTIVES, PARTICLES, PLACE_PAIRS, PLACES, TITLES, UNIT_FORMS
 from grpo_nb.tasks.grounding.passages import Passage
 from grpo_nb.tasks.grounding.thesaurus import is_word
 
@@ -80,6 +80,7 @@ def _shapes(right: str, asked: Asked) -> Iterator[Shape]:
     yield from _without_class(gold, asked)
     yield from _surname(right, gold, asked)
     yield from _head(right, gold, asked)
+    yield from _whole(right, gold)
     yield from _short_name(right, asked)
 
 
@@ -140,7 +141,7 @@ def _surname(right: str, gold: Sequence[Token], asked: Asked) -> Iterator[Shape]
     if before & asked.passage.names - given:
         return
     if len(first.form) > 1:
-        yield (Slot(first.form[0]), Slot(last.form))
+        yield (Slot(first.form[0]), *(Slot(t.form, False) for t in gold[1:-1]), Slot(last.form))
     alone = bool(before - given) or titled or bool({"who", "whom", "whose"} & set(asked.words))
     chosen = {token.form for token in gold} <= asked.forms
     if (alone or chosen or _acts(names, asked) or not is_word(first.word)) and (chosen or last.form not in asked.forms):
@@ -161,6 +162,13 @@ def _head(right: str, gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
     ]
     if before and all(form == gold[-2].form for form in before):
         yield tuple(Slot(token.form, token is gold[-1], True) for token in gold)
+
+
+def _whole(right: str, gold: Sequence[Token]) -> Iterator[Shape]:
+    """`scenes from the harvest` as `the harvest`, `the forces of Ober` as `Ober`."""
+    tokens = [token for token in tokenise(right) if token.word not in ("a", "an", "the")]
+    if len(gold) > 1 and tokens[0].word in COLLECTIVES and tokens[1].word in ("of", "from"):
+        yield tuple(Slot(token.form, place > 0, token.kind == "word") for place, token in enumerate(gold))
 
 
 def _acts(names: Sequence[Token], asked: Asked) -> bool:

@@ -14,12 +14,13 @@ they are as many as the answer's own claims, rules cannot decide, and the verdic
 import re
 from collections.abc import Sequence
 
-from grpo_nb.tasks.grounding.attachment import differs, held_in, misattached
+from grpo_nb.tasks.grounding.attachment import differs, held_in, misattached, of_noun
 from grpo_nb.tasks.grounding.claims import content, tokenise
 from grpo_nb.tasks.grounding.denials import RELATIVE_FORMS, left_open, moved, taken_back
 from grpo_nb.tasks.grounding.hearing import ARTICLES, FRAMING, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item, Verdict
 from grpo_nb.tasks.grounding.measures import converts
+from grpo_nb.tasks.grounding.owners import of_the_other, stray
 from grpo_nb.tasks.grounding.rivals import acts, begins_clause, chosen, listed, of_one_alone, reversed_roles
 from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import synonyms
@@ -36,7 +37,7 @@ def judge_short(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it says what only the hallucinated answer says")
     if not heard.gold:
         return Verdict("absent", "it does not give the right answer")
-    checks = (taken_back, left_open, moved, chosen, reversed_roles, listed, of_one_alone)
+    checks = (taken_back, left_open, moved, chosen, reversed_roles, listed, of_one_alone, of_the_other, stray)
     for check in checks[:2] if heard.scattered else checks:
         if cause := check(heard):
             return Verdict("wrong", cause)
@@ -143,12 +144,17 @@ def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
     following = next((t.form for t in heard.tokens[last + 1 :] if t.claims), "")
     ranks = re.fullmatch(r"\d+th", run[-1]) and following
     places = about.passage.spoken([*run, following] if ranks else run, about.near)
+    if places and of_noun(heard, last):
+        return True
     if _detail(heard, first):
         beside = bool(ranks) or heard.tokens[first - 1].word in ARTICLES | {"a", "an", "the"}
         where = about.evidence if beside else about.passage.thread(about.evidence if about.named else about.near)
+        if about.asked_words[:1] == ("who",):  # `it` is no person
+            things = frozenset(p for p in where if about.passage.sentences[p].squeezed.startswith("it "))
+            where -= things - about.evidence
         return bool(places & where) or converts(run, about.lines) or differs(heard, first, run)
-    if first == last and heard.tokens[first].kind == "name" and about.passage.peoples(run[0]):
-        return True
+    if all(token.kind == "name" for token in heard.tokens[first : last + 1]) and all(map(about.passage.peoples, run)):
+        return bool(places) or first == last or not set(run) <= about.passage.names
     return (
         bool(places) or converts(run, about.lines) or differs(heard, first, run) or _told_elsewhere(heard, first, run)
     )
@@ -183,6 +189,8 @@ def _joined(heard: Heard, first: int) -> bool:
 
 def _detail(heard: Heard, first: int) -> bool:
     """Whether a new claim hangs on the right answer as its detail: `X of zanzibar`, `X, a plumber`."""
+    if _relative(heard, first):
+        return True
     place = first - 1
     link: list[str] = []
     while (
@@ -191,7 +199,7 @@ def _detail(heard: Heard, first: int) -> bool:
         link.append(heard.tokens[place].word or heard.tokens[place].form)
         place -= 1
     if place < 0 or heard.part[place] != "gold":
-        return _relative(heard, first)
+        return False
     if place + 1 == first and heard.tokens[first].word.endswith("ed"):
         return any(token.word == "by" for token in heard.tokens[first + 1 : first + 2])
     edge = place + 1
@@ -227,9 +235,11 @@ def _hangs(heard: Heard, first: int) -> bool:
 
 def _relative(heard: Heard, first: int) -> bool:
     """Whether a claim stands in a relative clause of the right answer: `X, who built the mint`."""
-    opens = heard.segment.index(heard.segment[first])
+    opens = next(
+        p for p in range(heard.segment.index(heard.segment[first]), first + 1) if heard.tokens[p].kind != "mark"
+    )
     before = next((p for p in range(opens - 1, -1, -1) if heard.tokens[p].kind != "mark"), None)
-    return heard.tokens[opens].word in ("who", "which", "whose", "where") and before in heard.gold
+    return heard.tokens[opens].word in ("who", "which", "whose", "where", "when") and before in heard.gold
 
 
 def _apposition(heard: Heard, place: int) -> bool:

@@ -62,7 +62,7 @@ def says_nothing(answer: str, about: Item) -> bool:
     spoken = [token.word for token in tokens if token.kind != "mark"]
     again = sum(one == other for one, other in pairwise(spoken))
     if not any(token.claims for token in tokens):
-        return not {"yes", "no"} & set(spoken)
+        return not set(spoken) & {"yes", "no", "both", "neither", "none", "nothing", "nobody", "all"}
     asks = spoken[0] in _ASKING and all(token.form in about.asked for token in tokens if token.claims)
     return asks or again >= len(spoken) / 3 > 1
 

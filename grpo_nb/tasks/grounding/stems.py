@@ -58,4 +58,6 @@ def related(one: str, other: str) -> bool:
 def people(form: str) -> frozenset[str]:
     """The country that a people may be of, by its ending: `libyan`, `tunisian`, `vostrian`."""
     ends = ("n", "an", "ian", "ese", "i", "er", "ish")
-    return frozenset((form, *(form[: -len(e)] for e in ends if form.endswith(e) and len(form) - len(e) >= 4)))
+    return frozenset(
+        (form, *(form[: -len(e)].rstrip("e") for e in ends if form.endswith(e) and len(form) - len(e) >= 4))
+    )

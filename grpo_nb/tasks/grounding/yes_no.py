@@ -6,6 +6,7 @@ from grpo_nb.tasks.grounding.claims import content, forms, tokenise
 from grpo_nb.tasks.grounding.hearing import Heard
 from grpo_nb.tasks.grounding.items import Item, Verdict
 from grpo_nb.tasks.grounding.lexicon import POLES, words
+from grpo_nb.tasks.grounding.owners import of_the_other
 from grpo_nb.tasks.grounding.rivals import of_one_alone, pole
 from grpo_nb.tasks.grounding.short import added, holds_whole, told
 
@@ -14,6 +15,7 @@ _YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
 _NO = frozenset(words("no nope false incorrect negative not neither"))
 
 _SHARED = frozenset(words("same both share shared common alike"))
+_STATES = frozenset(words("is was are were does did do has have had"))
 SLACK = 8
 """Common words that the source lacks, around a yes or a no: they claim nothing."""
 _TURNS = frozenset(["wait", "actually", "correction"])
@@ -33,7 +35,7 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it contradicts its own yes or no")
     if cause := of_one_alone(heard):
         return Verdict("wrong", cause)
-    if cause := _of_the_other(heard) or _other_kind(heard):
+    if cause := of_the_other(heard) or _other_kind(heard):
         return Verdict("wrong", cause)
     return added(heard, slack=SLACK)
 
@@ -64,6 +66,8 @@ def _restated(heard: Heard) -> bool | None:
     if "neither" in words or "only" in words:
         return False
     claims = [place for place, token in enumerate(heard.tokens) if token.claims]
+    if not claims and words[:1] and {"it", "they", "he", "she", "both"} & set(words) and _STATES & set(words):
+        return not heard.denied
     asked = about.subject[1]
     said_again = [place for place in claims if heard.tokens[place].form in asked]
     ends = {end for word in words if word in POLES for scale, end in [POLES[word]]}
@@ -85,36 +89,6 @@ def _restated(heard: Heard) -> bool | None:
         or (not claims and bool({"both", "they"} & set(words)))
     )
     return (not heard.denied) != turned if enough else None
-
-
-def _of_the_other(heard: Heard) -> str:
-    """Whether a clause on one name of the question says what the source only says of the other: roles turned round."""
-    names, sentences = heard.item.subject[0], heard.item.passage.sentences
-    parts: dict[int, list[int]] = {}
-    for place, number in enumerate(heard.segment):
-        if number not in heard.denied:
-            parts.setdefault(number, []).append(place)
-    for part in parts.values():
-        subject: set[str] = set()
-        last = part[0]
-        for p in part:
-            token = heard.tokens[p]
-            if token.form in names:
-                beside = bool({"and", "both"} & set(heard.between(last, p))) and not _said_since(heard, last, p)
-                joined = p - last <= 2 or beside
-                subject = subject | {token.form} if joined else {token.form}
-                last = p
-            elif subject and token.kind in ("name", "number") and token.form not in heard.item.asked:
-                mine = {n for n, sentence in enumerate(sentences) if subject & sentence.holds}
-                where = {n for n, sentence in enumerate(sentences) if token.form in sentence.holds}
-                others = {n for n in where if (names - subject) & sentences[n].holds}
-                if where and where == others and not where & heard.item.passage.thread(mine):
-                    return f"'{token.word}' is said in the source of the other one"
-    return ""
-
-
-def _said_since(heard: Heard, last: int, place: int) -> bool:
-    return any(heard.tokens[p].claims for p in range(last + 1, place))
 
 
 def _other_kind(heard: Heard) -> str:
