@@ -91,13 +91,19 @@ PAGES = {"overview": plots.dashboard, "rewards": plots.rewards, "machinery": plo
 """Pictures that the dashboard turns between."""
 
 
-def picture(run: Run, rows: LogRows | pd.DataFrame | None = None, page: str = "overview") -> Figure:
-    """One page of the dashboard, of the run's log as it is now."""
+def picture(
+    run: Run,
+    rows: LogRows | pd.DataFrame | None = None,
+    page: str = "overview",
+    events: pd.DataFrame | None = None,
+) -> Figure:
+    """One page of the dashboard, of the run's log as it is now, or of these rows and events."""
     rows = run.stored("metrics") if rows is None else rows
+    if events is None:
+        events = pd.DataFrame(narrow([*run.stored("events").having("kind", _MARKED)]))
     updated = run.status().updated
     time = datetime.fromtimestamp(updated) if updated else None
-    marked = pd.DataFrame(narrow([*run.stored("events").having("kind", _MARKED)]))
-    return PAGES[page](rows, run.config, marked, name=run.name, updated=time)
+    return PAGES[page](rows, run.config, events, name=run.name, updated=time)
 
 
 _MARKED = MILESTONES | {"knob"}

@@ -93,7 +93,8 @@ class Session:
         """What ended the training, if it failed: here as it was raised, elsewhere as the run's files have it."""
         if self._worker is None:
             return recorded_failure(self.run)
-        self._worker.told = True
+        if self._worker.failure is not None:
+            self._worker.failure.reported = True
         return self._worker.error
 
     @property

@@ -5,7 +5,6 @@ Both are threads here. The one trains; the other waits for the process, which ne
 
 import contextlib
 import ctypes
-import importlib
 import logging
 import os
 import signal
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb import kernel, regular
+from grpo_nb import ending, kernel, regular
 from grpo_nb.lock import LOCK, release_here
 from grpo_nb.run import Run, RunError
 
@@ -125,12 +124,24 @@ class Worker(threading.Thread):
         self.grpo_nb_session = session
         self.job = job
         self.error: BaseException | None = None
-        self.told = False
-        """Somebody has asked for `error`."""
+        self.failure: ending.Failure | None = None
+        """How `error` is logged at the end of a script."""
         self.asked_to_stop = threading.Event()
-
         self.overdue = threading.Event()
         """A requested stop has taken longer than HANG_SECONDS; the next request breaks the step off."""
+        self._delayed: threading.Timer | None = None
+        """Reports a stop that takes too long."""
+
+    def run(self) -> None:
+        try:
+            self.work()
+        finally:
+            if self._delayed is not None:
+                self._delayed.cancel()  # else it keeps the session for HANG_SECONDS
+
+    def work(self) -> None:
+        """What the thread is for."""
+        raise NotImplementedError
 
     def ask_to_stop(self) -> None:
         """Let it end after the present step. Asked again once it is overdue, break the step off."""
@@ -138,9 +149,9 @@ class Worker(threading.Thread):
             self.break_off()
         elif not self.asked_to_stop.is_set():
             self.asked_to_stop.set()
-            timer = threading.Timer(HANG_SECONDS, self._report_delay)
-            timer.daemon = True
-            timer.start()
+            self._delayed = threading.Timer(HANG_SECONDS, self._report_delay)
+            self._delayed.daemon = True
+            self._delayed.start()
 
     def break_off(self) -> None:
         """End it within the step, whose work is lost."""
@@ -173,13 +184,10 @@ class ThreadWorker(Worker):
 
     def start(self) -> None:
         if not kernel.in_notebook():
-            # `atexit` comes too late: no thread may be started by then. These are called last come, first served, and
-            # that of the thread pools, which closes them to whoever trains, comes when their module is loaded.
-            importlib.import_module("concurrent.futures.thread")
-            threading._register_atexit(self._outlast_script)  # type: ignore[attr-defined]
+            ending.outlast_script()
         super().start()
 
-    def run(self) -> None:
+    def work(self) -> None:
         if self._cell_end is not None:
             self._cell_end.wait(HEAD_START)  # a cell that starts and waits ends no sooner than the run
         try:
@@ -188,8 +196,8 @@ class ThreadWorker(Worker):
                     if self.asked_to_stop.is_set() and not self._passed_on():
                         break
         except BaseException as error:  # whatever it is, the cell that waits raises it
-            self.error = error
             self._failed(error)
+        ending.return_memory()
 
     def waits_for(self) -> str:
         """The innermost frames of the thread's stack, the caller's own code first."""
@@ -220,24 +228,10 @@ class ThreadWorker(Worker):
             return False
         return True
 
-    def _outlast_script(self) -> None:
-        name = self.job.run.name
-        if self.is_alive():
-            log.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
-        while self.is_alive():
-            try:
-                time.sleep(POLL_SECONDS)  # a `join` that is interrupted takes the thread for ended (bpo-45274)
-            except KeyboardInterrupt:
-                if self.asked_to_stop.is_set():
-                    log.warning("%s is left as it is; it can go on from its newest checkpoint", name)
-                    return
-                log.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
-                self.grpo_nb_session.stop()
-        if self.error is not None and not self.told:
-            log.error("%s failed: %s: %s", name, type(self.error).__name__, self.error)
-
     def _failed(self, error: BaseException) -> None:
         run = self.job.run
+        self.failure = ending.failed(f"{run.name} failed: {type(error).__name__}: {error}")
+        self.error = error
         trace = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # they hold the model and the batch: memory for the next start
         log.info("%s failed: %s", run.name, error)  # no warning: it would stand under whichever cell ran last
@@ -255,7 +249,7 @@ class ProcessWorker(Worker):
         super().__init__(session, job)
         self.process = _spawn(job.command(), job.run.path / LOG)
 
-    def run(self) -> None:
+    def work(self) -> None:
         status = self.process.wait()
         stopped = self.asked_to_stop.is_set() and status == -signal.SIGTERM
         if status not in ENDED_WELL and not stopped:

@@ -51,6 +51,7 @@ FLOORS = (
     {
         "session",
         "workers",
+        "ending",
         "kernel",
         "reloading",
         "report",

@@ -573,7 +573,7 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of metric rows in each picture that was drawn."""
     drawn: list[int] = []
 
-    def picture(run: Run, rows: pd.DataFrame, page: str) -> Any:
+    def picture(run: Run, rows: pd.DataFrame, page: str, events: pd.DataFrame) -> Any:
         drawn.append(len(rows))
         return plots.Picture(figsize=(1, 1))
 
@@ -681,17 +681,17 @@ def test_row_written_while_drawing_is_drawn_next(
     run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = Dashboard(attach(run))
-    read = board.session.metrics
+    read = board._followed.frames
 
-    def meanwhile() -> pd.DataFrame:
-        rows = read()
+    def meanwhile() -> tuple[pd.DataFrame, pd.DataFrame]:
+        rows, events = read()
         run.log_metrics(row(run, len(rows) + 1))
-        return rows
+        return rows, events
 
     run.log_metrics(row(run, 1))
-    monkeypatch.setattr(board.session, "metrics", meanwhile)
+    monkeypatch.setattr(board._followed, "frames", meanwhile)
     board.refresh(draw_now=True)
-    monkeypatch.setattr(board.session, "metrics", read)
+    monkeypatch.setattr(board._followed, "frames", read)
     board.refresh(draw_now=True)
     assert drawings == [0, 1, 2]
 
@@ -742,7 +742,7 @@ def test_panel_explains_the_loss_and_has_reward_for_its_headline(run: Run) -> No
 def test_pages_are_turned_by_the_drawing_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, str]] = []
 
-    def picture(run: Run, rows: pd.DataFrame, page: str) -> Any:
+    def picture(run: Run, rows: pd.DataFrame, page: str, events: pd.DataFrame) -> Any:
         drawn.append((page, threading.current_thread().name))
         return plots.Picture(figsize=(1, 1))
 
@@ -750,7 +750,7 @@ def test_pages_are_turned_by_the_drawing_thread(run: Run, monkeypatch: pytest.Mo
     board = Dashboard(attach(run))
     for page in ("rewards", "machinery"):
         board.pages.value = page
-        until(lambda page=page: drawn[-1] == (page, "grpo_nb dashboard"))
+        until(lambda page=page: drawn[-1] == (page, "grpo_nb drawing"))
     until(board.resting.is_set)
     assert len(drawn) == 3, "each page once"
 
@@ -772,7 +772,7 @@ def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr(dashboard.time, "monotonic", lambda: clock["wall"])
     monkeypatch.setattr(dashboard.time, "thread_time", lambda: clock["thread"])
 
-    def slow(run: Run, rows: pd.DataFrame, page: str) -> plots.Picture:
+    def slow(run: Run, rows: pd.DataFrame, page: str, events: pd.DataFrame) -> plots.Picture:
         clock["thread"] += 0.4
         return plots.Picture(figsize=(1, 1))
 
@@ -975,7 +975,7 @@ def test_failed_picture_is_said_and_the_watching_goes_on(
 ) -> None:
     live = start(run)
     board = live.dashboard()
-    monkeypatch.setattr(report, "picture", lambda run, rows, page: 1 / 0)
+    monkeypatch.setattr(report, "picture", lambda run, rows, page, events: 1 / 0)
     stage.release()
     until(lambda: "could not be drawn" in board.message.value)
     assert board._thread is not None and board._thread.is_alive()

@@ -2,9 +2,11 @@
 
 import io
 import math
+import queue
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,6 +24,8 @@ from grpo_nb.terminal import printable
 RENDER_LOCK: Any = globals().setdefault("RENDER_LOCK", threading.RLock())
 """Held while any figure is built or drawn; reentrant."""
 
+T = TypeVar("T")
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31")
 """Okabe & Ito's colours, told apart with any colour vision; objectives take them in the order of the config."""
 INK, MUTED, FAINT, GRID, PAPER, ALARM = "#1F2328", "#656D76", "#AEB5BD", "#E7EAED", "#FFFFFF", "#B3261E"
@@ -33,6 +37,40 @@ LONG = 30
 """From so many steps on, the raw line steps back behind a smoothed one."""
 AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500)
 """The step axis grows from one of these to the next, so that it does not move with every step."""
+
+
+_asked: Any = globals().setdefault("_asked", queue.SimpleQueue())
+"""Drawings to make, each with the Future of its result."""
+_starting: Any = globals().setdefault("_starting", threading.Lock())
+_drawing: list[threading.Thread] = globals().setdefault("_drawing", [])
+
+
+def on_the_drawing_thread(draw: Callable[[], T]) -> T:
+    """What `draw` returns, called on the one thread that draws for all live views.
+
+    matplotlib opens the fonts anew for each thread that draws, and keeps them open after the thread's end. The caller
+    must not hold RENDER_LOCK.
+    """
+    result: Future[T] = Future()
+    _asked.put((draw, result))
+    with _starting:
+        if not any(thread.is_alive() for thread in _drawing):
+            _drawing[:] = [threading.Thread(target=_draw_for_ever, name="grpo_nb drawing", daemon=True)]
+            _drawing[0].start()
+    return result.result()
+
+
+def _draw_for_ever() -> None:
+    while True:
+        _draw_next()
+
+
+def _draw_next() -> None:
+    draw, result = _asked.get()
+    try:
+        result.set_result(draw())
+    except BaseException as error:
+        result.set_exception(error)
 
 
 class Picture(Figure):

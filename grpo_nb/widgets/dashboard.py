@@ -21,9 +21,10 @@ from grpo_nb import plots, report
 from grpo_nb.journal import Row
 from grpo_nb.markup import html
 from grpo_nb.plots import canvas
-from grpo_nb.run import Log, Run, RunError
+from grpo_nb.run import Log, RunError
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
+from grpo_nb.widgets.followed import Followed
 from grpo_nb.widgets.samples import SampleBrowser
 from grpo_nb.widgets.states import Notice
 
@@ -37,8 +38,7 @@ PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
 DRAWING_SHARE = 0.01
 """Of one core's seconds, drawing gets this share: a slow machine gets fewer pictures, not a slower training. With the
 words, which are brought up to date every second, it stays under 2% even where it never runs beside the training."""
-PACE_STEPS = 20
-"""The newest ones, whose median is the pace."""
+MOST_FINDINGS = 3
 SAMPLES = "samples"
 CLASS = "grpo-nb"
 READING = {
@@ -83,7 +83,7 @@ class Dashboard:
         self._wake = threading.Event()
         self.resting = threading.Event()
         """Set while there is nothing to follow."""
-        self._rows: list[Row] = []
+        self._followed = Followed(session.run, _log(session), MOST_FINDINGS)
         self._read: object = None
         self._drawn: object = None
         self._next_drawing = 0.0
@@ -137,13 +137,15 @@ class Dashboard:
         """All but the picture and the samples; the session's state."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest not in (None, self._read):
-            self._rows, self._read = self.session.run.rows(_log(self.session)), newest
+            self._followed.read()
+            self._read = newest
         state: str = self.session.state
-        last = self._rows[-1] if self._rows else {}
+        rows = self._followed.newest()
+        last = rows[-1] if rows else {}
         step = int(last.get("step", 0))
-        self.status.value = _status_line(self.session, state, self._rows)
+        self.status.value = _status_line(self.session, state, rows)
         self.notices.value = _notices(self.session, state, step)
-        self.findings.value = _warnings(self.session.run)
+        self.findings.value = _warnings(*self._followed.findings())
         self.bar.max, self.bar.value = max(self.session.steps, 1), float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
@@ -154,10 +156,14 @@ class Dashboard:
         return state == "paused" or not self._pictured or time.monotonic() >= self._next_drawing
 
     def _draw(self, page: str) -> None:
-        began, self._pictured = time.thread_time(), bool(self._rows)
-        self.picture.value = plots.to_png(_figure(self.session, page))
-        spent = time.thread_time() - began
+        self._pictured = bool(self._followed.newest())
+        self.picture.value, spent = canvas.on_the_drawing_thread(lambda: self._timed_png(page))
         self._next_drawing = time.monotonic() + max(TICK_SECONDS, spent / DRAWING_SHARE)
+
+    def _timed_png(self, page: str) -> tuple[bytes, float]:
+        """The picture, and the seconds of CPU time that it took."""
+        began = time.thread_time()
+        return plots.to_png(_figure(self.session, self._followed, page)), time.thread_time() - began
 
     def _turned(self, _: Any) -> None:
         """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
@@ -209,8 +215,8 @@ class Dashboard:
         """The widget where there are widgets, else the picture, else a sentence."""
         bundle: dict[str, Any] = dict(self.widget._repr_mimebundle_(**options) or {})
         bundle["text/plain"] = self.session.summary()
-        if self._rows:
-            figure = _figure(self.session, "overview")
+        if self._followed.newest():
+            figure = _figure(self.session, self._followed, "overview")
             bundle["image/png"] = b64encode(plots.to_kept_png(figure)).decode()
         return bundle
 
@@ -227,26 +233,22 @@ def _log(session: Any) -> Log:
     return "sft" if session.stage == "sft" else "metrics"
 
 
-def _figure(session: Any, page: str) -> Any:
+def _figure(session: Any, followed: Followed, page: str) -> Any:
+    rows, events = followed.frames()
     if session.stage == "sft":
-        return plots.sft(session.metrics())
-    return report.picture(session.run, session.metrics(), page)
+        return plots.sft(rows)
+    return report.picture(session.run, rows, page, events)
 
 
 def _notices(session: Any, state: str, step: int) -> str:
     return states.told(states.notices(session, state, step))
 
 
-def _warnings(run: Run, limit: int = 3) -> str:
-    """The findings that are more than a remark, errors first, then the newest; and what to change."""
-    events = run.rows("events")
-    found = [e for e in events if e.get("kind") == "finding" and e.get("severity") in ("warning", "error")]
-    found = sorted(reversed(found), key=lambda event: event["severity"] != "error")
+def _warnings(found: Sequence[Row], left: int) -> str:
+    """The findings that are more than a remark, and what to change; how many others there are."""
     shown = [
-        Notice(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or ""))
-        for e in found[:limit]
+        Notice(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or "")) for e in found
     ]
-    left = len(found) - len(shown)
     return states.told(shown, f"and {left} more in 04_diagnostics" if left > 0 else "")
 
 
@@ -273,7 +275,8 @@ def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
 
 
 def _pace(rows: Sequence[Row], left: int) -> list[str]:
-    known = [row["time/step"] for row in rows[-PACE_STEPS:] if row.get("time/step") is not None]
+    """The median of the newest steps, and what it makes of those that are left."""
+    known = [row["time/step"] for row in rows if row.get("time/step") is not None]
     if left <= 0 or not known:
         return []
     seconds = statistics.median(known)

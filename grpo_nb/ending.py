@@ -1,0 +1,80 @@
+"""What this process does when its script has ended, or a training in it.
+
+Nothing here keeps a worker: what Python calls at the end of a process it keeps until then, and with it whole sessions.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+
+
+@dataclass
+class Failure:
+    """What ended a training in this process."""
+
+    text: str
+    reported: bool = False
+    """Somebody has asked for the error."""
+
+
+_failures: deque[Failure] = deque(maxlen=100)
+_waits: list[bool] = []
+
+
+def failed(text: str) -> Failure:
+    """Log this when the script ends, unless it was reported by then."""
+    _failures.append(Failure(text))
+    return _failures[-1]
+
+
+def outlast_script() -> None:
+    """Let this process, when its script has ended, wait for the trainings in its threads."""
+    if _waits:
+        return
+    # `atexit` comes too late: no thread may be started by then. These are called last come, first served, and that of
+    # the thread pools, which closes them to whoever trains, comes when their module is loaded.
+    importlib.import_module("concurrent.futures.thread")
+    threading._register_atexit(_at_the_end)  # type: ignore[attr-defined]
+    _waits.append(True)
+
+
+def return_memory() -> None:
+    """Give free pages back to the system: glibc keeps those of each thread that trained, some MiB a time."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _at_the_end() -> None:
+    for thread in threading.enumerate():
+        job = getattr(thread, "job", None)
+        if hasattr(thread, "grpo_nb_session") and job is not None and job.where != "process":
+            _outlast(thread)
+    for failure in _failures:
+        if not failure.reported:
+            log.error("%s", failure.text)
+
+
+def _outlast(worker: Any) -> None:
+    name = worker.job.run.name
+    log.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
+    while worker.is_alive():
+        try:
+            time.sleep(POLL_SECONDS)  # a `join` that is interrupted takes the thread for ended (bpo-45274)
+        except KeyboardInterrupt:
+            if worker.asked_to_stop.is_set():
+                log.warning("%s is left as it is; it can go on from its newest checkpoint", name)
+                return
+            log.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
+            worker.grpo_nb_session.stop()

@@ -1,0 +1,124 @@
+"""What the live view shows of a run's logs: each row is read once, and what is kept of them has a bound."""
+
+import sys
+import threading
+from collections import deque
+
+import pandas as pd
+
+from grpo_nb.journal import Row
+from grpo_nb.run import Log, Run
+from grpo_nb.schema import narrow
+
+MOST_ROWS = 2000
+"""Rows of a picture; of more, every second one is left out, then every second one of those that are left."""
+MOST_MARKS = 500
+"""Of each kind: skipped steps, resumes, knob turns."""
+NEWEST = 20
+"""The newest rows, all of which are kept."""
+
+
+class Rows:
+    """The rows of a run for its pictures, at even distances, with the newest ones and the skipped steps."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Rows that were added."""
+        self._stride = 1
+        self._even: list[Row] = []
+        self._skipped: deque[Row] = deque(maxlen=MOST_MARKS)
+        self.newest: deque[Row] = deque(maxlen=NEWEST)
+
+    def add(self, row: Row) -> None:
+        """Add the next row."""
+        row = {sys.intern(key): value for key, value in row.items()}  # each row brings its own copies of the keys
+        if self.count % self._stride == 0:
+            self._even.append(row)
+        self.count += 1
+        self.newest.append(row)
+        if row.get("status") == "skipped":
+            self._skipped.append(row)
+        if len(self._even) > MOST_ROWS:
+            self._even, self._stride = self._even[::2], 2 * self._stride
+
+    def frame(self) -> pd.DataFrame:
+        """One row a step, by step."""
+        chosen = {id(row): row for row in (*self._even, *self._skipped, *self.newest)}
+        rows = narrow(sorted(chosen.values(), key=lambda row: int(row["step"])))
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["step"])
+
+
+class Events:
+    """The events that the live view shows: the newest findings, and those that are marks in a picture."""
+
+    def __init__(self, most_findings: int) -> None:
+        self._most = most_findings
+        self._found: dict[str, deque[Row]] = {name: deque(maxlen=most_findings) for name in ("error", "warning")}
+        self._marks: dict[str, deque[Row]] = {name: deque(maxlen=MOST_MARKS) for name in ("resume", "knob")}
+        self._goal: list[Row] = []
+        self.findings = 0
+        """Those that are more than a remark."""
+
+    def add(self, event: Row) -> None:
+        """Add the next event."""
+        kind, severity = event.get("kind"), event.get("severity")
+        if kind == "finding" and severity in self._found:
+            self._found[severity].append(event)
+            self.findings += 1
+        if kind in self._marks:
+            self._marks[kind].append(event)
+        if event.get("goal") is not None:
+            self._goal = [event]
+
+    def newest_findings(self) -> list[Row]:
+        """Errors first, then the newest."""
+        return [event for found in self._found.values() for event in reversed(found)][: self._most]
+
+    def frame(self) -> pd.DataFrame:
+        """The marks and the newest goal, as the pictures read them."""
+        rows = narrow([*self._marks["resume"], *self._marks["knob"], *self._goal])
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["time", "kind"])
+
+
+class Followed:
+    """Rows and events of a run, brought up to date by what was logged since; for any thread."""
+
+    def __init__(self, run: Run, log: Log, most_findings: int) -> None:
+        self._most, self._lock = most_findings, threading.Lock()
+        self._new_rows, self._new_events = run.follower(log, self._anew), run.follower("events", self._events_anew)
+        self._anew()
+        self._events_anew()
+
+    def read(self) -> None:
+        """Read what is new.
+
+        Raises:
+            RunError: a log cannot be read.
+        """
+        with self._lock:
+            for row in self._new_rows.read():
+                self._rows.add(row)
+            for event in self._new_events.read():
+                self._events.add(event)
+
+    def newest(self) -> list[Row]:
+        """The newest rows, oldest first."""
+        with self._lock:
+            return [*self._rows.newest]
+
+    def findings(self) -> tuple[list[Row], int]:
+        """The findings to show, errors first, then the newest; and how many others there are."""
+        with self._lock:
+            shown = self._events.newest_findings()
+            return shown, self._events.findings - len(shown)
+
+    def frames(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Rows and events as the pictures read them."""
+        with self._lock:
+            return self._rows.frame(), self._events.frame()
+
+    def _anew(self) -> None:
+        self._rows = Rows()
+
+    def _events_anew(self) -> None:
+        self._events = Events(self._most)
