@@ -90,7 +90,7 @@ class Kernel:
 
     def __init__(self, folder: Path) -> None:
         self.package = folder / "grpo_nb"
-        shutil.copytree(ROOT / "grpo_nb", self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "grpo_nb", self.package)  # compiled files too, which times of their sources keep valid
         self.manager = KernelManager(kernel_name="python3")
         self.manager.start_kernel(cwd=str(folder), env=environment(folder, folder))
         self.client: Any = self.manager.client()

@@ -103,12 +103,12 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
 @pytest.mark.ux(5, at="nbclient")
 def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
-    straight, run = tiny_run(tmp_path, "straight", run__steps=30), tiny_run(tmp_path / "runs", "killed", run__steps=30)
+    straight, run = tiny_run(tmp_path, "straight", run__steps=20), tiny_run(tmp_path / "runs", "killed", run__steps=20)
     for _ in grpo(straight):
         pass
+    pid = json.loads(kernel.run("import os; os.getpid()"))
     kernel.run("import grpo_nb as g\nsession = g.start('runs/killed')")
     until(lambda: (run.last_step() or 0) >= 3, "three steps")
-    pid = json.loads(kernel.run("import os; os.getpid()"))
     os.kill(pid, signal.SIGKILL)
     until(lambda: run.status().state == "dead", "the kernel's death")
     kernel.manager.restart_kernel(now=True)

@@ -36,7 +36,7 @@ grpo_nb.train.grpo = grpo
 session = start(sys.argv[1], steps=int(sys.argv[2]))
 exec(sys.argv[4])
 """
-WAIT = 60
+WAIT = 240
 
 
 @pytest.fixture
