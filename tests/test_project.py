@@ -228,17 +228,40 @@ def test_an_unknown_name_says_what_there_is() -> None:
         _ = grpo_nb.gpro
 
 
-@pytest.mark.parametrize("before", ["", "import grpo_nb.sft; import grpo_nb.evaluate; "])
-def test_verbs_are_callable_however_they_were_imported(before: str) -> None:
+ORDERS = """
+import os, sys, traceback
+import peft  # and with it torch and transformers, once for all orders
+
+failed = []
+for before in ("", "import grpo_nb.sft; import grpo_nb.evaluate"):
+    if (child := os.fork()) == 0:
+        try:
+            exec(before + sys.argv[1])
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        failed.append(before)
+sys.exit(repr(failed) if failed else 0)
+"""
+VERBS = """
+import grpo_nb
+from grpo_nb import sft, evaluate
+for verb in (sft, evaluate, grpo_nb.sft, grpo_nb.evaluate):
+    try:
+        verb()
+    except TypeError as error:
+        assert 'run' in str(error), error
+from grpo_nb.sft import finished
+import grpo_nb.evaluate as e
+e.tidy
+"""
+
+
+def test_verbs_are_callable_however_they_were_imported() -> None:
     """Python binds the module `sft` over the function `sft`: whoever calls it must get the verb."""
-    code = (
-        f"{before}import grpo_nb; from grpo_nb import sft, evaluate\n"
-        "for verb in (sft, evaluate, grpo_nb.sft, grpo_nb.evaluate):\n"
-        "    try: verb()\n"
-        "    except TypeError as error: assert 'run' in str(error), error\n"
-        "from grpo_nb.sft import finished; import grpo_nb.evaluate as e; e.tidy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", ORDERS, VERBS], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
