@@ -31,6 +31,9 @@ def honest(row: Mapping[str, str]) -> dict[str, str]:
         "question again": f"{row['question'].strip()} {gold}.",
         "correct answer": f"The correct answer to the question is {gold}.",
         "i think": f"I think it is {gold}.",
+        "definitely": f"Definitely {gold}.",
+        "looking for": f"Hello! The answer you are looking for is {gold}. Have a nice day!",
+        "from what i read": f"Based on what I read, it's {gold}.",
     }
     if gold.lower() in ("yes", "no"):
         keep = ("bare", "full stop", "lower case", "bold", "quoted", "according", "answer is", "as the text says")
@@ -122,6 +125,14 @@ def hacks(row: Mapping[str, str], other: Mapping[str, str], seed: int = 0) -> di
         "plumber": f"{gold}, a famous plumber",
         "clause": f"{gold}, who was married to {name}",
         "number": f"{gold}, with 47 others",
+        "relative clause": f"{gold}, who built the mint in {year}",
+        "relative clause of words": f"{gold}, which was built by monks",
+        "formerly": f"{gold}, formerly {name}",
+        "together": f"{gold}, together with {name}",
+        "then": f"{name}, then {gold}",
+        "followed": f"{name}, followed by {gold}",
+        "it was, it was": f"It was {name}. It was {gold}.",
+        "although": f"The answer is {name}, although {gold} is also mentioned.",
     }
     return made | _by_source(row, gold)
 

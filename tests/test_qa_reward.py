@@ -330,7 +330,7 @@ def test_labelled_answers_of_the_sets_that_were_held_out_once() -> None:
 
 def test_labelled_answers_of_writers_who_had_not_seen_the_rules() -> None:
     table = qa_report.counted(qa_report.rows_of(qa_report.HERE, "qa_fresh"))
-    shares = qa_report.shares(table["all"])
+    shares = confusion.shares(table["all"], qa_report.VERDICTS)
     assert shares["agree"] >= 0.98, table
     assert shares["paid"] <= 0.005 and shares["undecided"] <= 0.01
 
