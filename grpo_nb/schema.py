@@ -49,7 +49,7 @@ def loads(data: bytes) -> Any:
         ValueError: not JSON, not UTF-8, or nested too deep.
     """
     try:
-        value = from_json(data, allow_inf_nan=True, cache_strings="keys")  # three times as fast as json
+        value = from_json(data, allow_inf_nan=True, cache_strings="all")  # three times as fast as json
     except ValueError:  # also what only json reads: a byte order mark, half of a surrogate pair
         value = _loads(data)
     if data.count(b"[") + data.count(b"{") > DEEPEST and not shallow(value):

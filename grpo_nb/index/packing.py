@@ -8,6 +8,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,13 @@ def _pack_places(at: Places, rows: int) -> bytes:
     return struct.pack("<?I", everywhere, len(at)) + (b"" if everywhere else at.astype(_PLACE).tobytes())
 
 
+@lru_cache(4)
+def _all_of(rows: int) -> Places:
+    places = np.arange(rows)
+    places.setflags(write=False)
+    return places
+
+
 def _unpack_places(data: bytes, rows: int) -> tuple[Places, bytes]:
     head = struct.Struct("<?I")
     everywhere, count = _read(head, data)
@@ -98,7 +106,7 @@ def _unpack_places(data: bytes, rows: int) -> tuple[Places, bytes]:
         raise ValueError(f"a column of {count} values in a chunk of {rows} rows")
     size = head.size + (0 if everywhere else count * _PLACE.itemsize)
     if everywhere:
-        return np.arange(rows), data[size:]
+        return _all_of(rows), data[size:]
     at = np.frombuffer(data[head.size : size], _PLACE).astype(np.int64)
     if len(at) != count or (count and at[-1] >= rows) or (np.diff(at) <= 0).any():
         raise ValueError("the rows of a column are not ascending rows of its chunk")

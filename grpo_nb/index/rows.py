@@ -45,11 +45,12 @@ class Log:
 
     def numbers(self, key: str, first: int, last: int) -> Numbers:
         """The numbers of a key in rows `first` to before `last`, counted from `first`."""
-        at, values = [np.zeros(0, np.int64)], [np.zeros(0)]
-        for n, part in self._columns("numbers", key, self._span(first, last)):
-            at.append(part.at + (self._edges[n] - first))
-            values.append(part.values)
-        return Numbers(*_within(np.concatenate(at), np.concatenate(values), last - first))
+        parts = list(self._columns("numbers", key, self._span(first, last)))
+        values = np.concatenate([np.zeros(0), *(part.values for _, part in parts)])
+        if len(values) == last - first and first in self._edges and last in self._edges:
+            return Numbers(np.arange(last - first), values)
+        at = [np.zeros(0, np.int64), *(part.at + (self._edges[n] - first) for n, part in parts)]
+        return Numbers(*_within(np.concatenate(at), values, last - first))
 
     def texts(self, key: str, first: int, last: int) -> Texts:
         """The texts of a key in rows `first` to before `last`, counted from `first`."""
@@ -98,8 +99,8 @@ class Log:
         done = span.start
         for _ in range(2):
             try:
-                for head, data in self._store.parts(kind, key, done, min(span.stop, self._kept)):
-                    part = self._unpacked(kind, key, done, head, data)
+                for digest, data in self._store.parts(kind, key, done, min(span.stop, self._kept)):
+                    part = self._unpacked(kind, key, done, digest, data)
                     if part is not None:
                         yield done, part
                     done += 1
@@ -113,8 +114,9 @@ class Log:
             if part is not None:
                 yield n, part
 
-    def _unpacked(self, kind: Kind, key: str, n: int, head: Head, data: bytes | None) -> Any:
-        if head != self.heads[n]:
+    def _unpacked(self, kind: Kind, key: str, n: int, digest: bytes, data: bytes | None) -> Any:
+        head = self.heads[n]
+        if digest != head.digest:
             raise Outdated(f"chunk {n} is of other lines by now")
         if data is None and key in head.keys(kind):
             raise Damaged(f"chunk {n} lacks the {kind} of {key!r}")

@@ -31,7 +31,8 @@ WAIT_SECONDS = 60.0
 """For another process that writes a chunk."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS log (one INTEGER PRIMARY KEY, state TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS chunk (n INTEGER PRIMARY KEY, check32 INTEGER NOT NULL, head TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS chunk (
+    n INTEGER PRIMARY KEY, digest BLOB NOT NULL, check32 INTEGER NOT NULL, head TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS part (
     kind TEXT NOT NULL, key TEXT NOT NULL, chunk INTEGER NOT NULL, check32 INTEGER NOT NULL, data BLOB NOT NULL,
     PRIMARY KEY (kind, key, chunk));
@@ -120,7 +121,7 @@ class Kept:
             if stop != chunk.head.start:
                 return False
             head = json.dumps(chunk.head.listed())
-            file.execute("INSERT INTO chunk VALUES (?, ?, ?)", (n, _check(head.encode()), head))
+            file.execute("INSERT INTO chunk VALUES (?, ?, ?, ?)", (n, chunk.head.digest, _check(head.encode()), head))
             rows = ((kind, _name(key), n, _check(data), data) for kind, key, data in _packed(chunk))
             file.executemany("INSERT INTO part VALUES (?, ?, ?, ?, ?)", rows)
             return True
@@ -131,17 +132,17 @@ class Kept:
             file.execute("DELETE FROM chunk WHERE n >= ?", (count,))
             file.execute("DELETE FROM part WHERE chunk >= ?", (count,))
 
-    def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[Head, bytes | None]]:
-        """Heads of chunks `first` to before `last`, each with what it has packed under a key."""
+    def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[bytes, bytes | None]]:
+        """Digests of chunks `first` to before `last`, each with what it has packed under a key."""
         query = (
-            "SELECT c.check32, c.head, p.check32, p.data FROM chunk c LEFT JOIN part p "
+            "SELECT c.digest, p.check32, p.data FROM chunk c LEFT JOIN part p "
             "ON p.chunk = c.n AND p.kind = ? AND p.key = ? WHERE c.n >= ? AND c.n < ? ORDER BY c.n"
         )
         with self._opened() as file:
-            for head_check, head, check, data in file.execute(query, (kind, _name(key), first, last)):
+            for digest, check, data in file.execute(query, (kind, _name(key), first, last)):
                 if data is not None and (not isinstance(data, bytes) or _check(data) != check):
                     raise Damaged(f"a part of {self._path}")
-                yield _head(head_check, head), data
+                yield digest, data
 
     def remove(self) -> None:
         """Take the file away; what is no file of its own, e.g. a link, is taken away as such."""
@@ -205,9 +206,9 @@ class InMemory:
     def cut(self, count: int) -> None:
         del self._chunks[count:]
 
-    def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[Head, bytes | None]]:
+    def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[bytes, bytes | None]]:
         for head, parts in self._chunks[first:last]:
-            yield head, parts.get((kind, key))
+            yield head.digest, parts.get((kind, key))
 
 
 Store = Kept | InMemory
