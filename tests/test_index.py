@@ -1,5 +1,6 @@
 """The index of a long log gives what its JSON lines give, whatever became of it, and parses only what is new."""
 
+import json
 import math
 import os
 import random
@@ -287,7 +288,7 @@ def with_the_right_checks(file: Path) -> None:
     base = sqlite3.connect(file)
     for kind, key, n, data in base.execute("SELECT kind, key, chunk, data FROM part").fetchall():
         data = b"\x00" + (2**31).to_bytes(4, "little") + data[5:]
-        row = (data, store._check(data), kind, key, n)
+        row = (data, store._check(data, kind, json.loads(key), n), kind, key, n)
         base.execute("UPDATE part SET data = ?, check32 = ? WHERE kind = ? AND key = ? AND chunk = ?", row)
     base.commit()
     base.close()

@@ -76,7 +76,7 @@ def planted(seed: int, steps: int) -> list[Row]:
     """A run with three faults in stretches of it, some to its end."""
     noise, rows = random.Random(seed), healthy(steps, seed)
     for fault in noise.sample(sorted(FAULTS), 3):
-        since = noise.choice([1, noise.randrange(1, steps), steps - noise.randrange(1, 20)])
+        since = noise.choice([1, noise.randint(1, steps), steps - noise.randrange(1, 20)])
         until = noise.choice([steps, since + noise.randrange(1, 30)])
         rows = [row | FAULTS[fault](row) if since <= row["step"] <= until else row for row in rows]
     return rows

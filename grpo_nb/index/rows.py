@@ -120,7 +120,12 @@ class Log:
             raise Outdated(f"chunk {n} is of other lines by now")
         if data is None and key in head.keys(kind):
             raise Damaged(f"chunk {n} lacks the {kind} of {key!r}")
-        return None if data is None else (Texts if kind == "texts" else Numbers).unpack(data, head.rows)
+        part = None if data is None else (Texts if kind == "texts" else Numbers).unpack(data, head.rows)
+        if kind in ("begins", "lengths") and isinstance(part, Numbers):
+            inside = (part.values >= 0) & (part.values <= head.stop - head.start)
+            if len(inside) < head.rows or not inside.all():
+                raise Damaged(f"chunk {n} has rows that do not lie in it")
+        return part
 
     def _changed(self) -> RunError:
         return RunError(f"{self._path} was changed while it was read. What was read must stay as it is; read it again")

@@ -122,7 +122,7 @@ class Kept:
                 return False
             head = json.dumps(chunk.head.listed())
             file.execute("INSERT INTO chunk VALUES (?, ?, ?, ?)", (n, chunk.head.digest, _check(head.encode()), head))
-            rows = ((kind, _name(key), n, _check(data), data) for kind, key, data in _packed(chunk))
+            rows = ((kind, _name(key), n, _check(data, kind, key, n), data) for kind, key, data in _packed(chunk))
             file.executemany("INSERT INTO part VALUES (?, ?, ?, ?, ?)", rows)
             return True
 
@@ -135,12 +135,12 @@ class Kept:
     def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[bytes, bytes | None]]:
         """Digests of chunks `first` to before `last`, each with what it has packed under a key."""
         query = (
-            "SELECT c.digest, p.check32, p.data FROM chunk c LEFT JOIN part p "
+            "SELECT c.n, c.digest, p.check32, p.data FROM chunk c LEFT JOIN part p "
             "ON p.chunk = c.n AND p.kind = ? AND p.key = ? WHERE c.n >= ? AND c.n < ? ORDER BY c.n"
         )
         with self._opened() as file:
-            for digest, check, data in file.execute(query, (kind, _name(key), first, last)):
-                if data is not None and (not isinstance(data, bytes) or _check(data) != check):
+            for n, digest, check, data in file.execute(query, (kind, _name(key), first, last)):
+                if data is not None and (not isinstance(data, bytes) or _check(data, kind, key, n) != check):
                     raise Damaged(f"a part of {self._path}")
                 yield digest, data
 
@@ -235,8 +235,9 @@ def _name(key: str) -> str:
     return json.dumps(key)
 
 
-def _check(data: bytes) -> int:
-    return zlib.crc32(data)
+def _check(data: bytes, *of: str | int) -> int:
+    """A checksum of bytes and of what they are of."""
+    return zlib.crc32(data, zlib.crc32(json.dumps(of).encode()))
 
 
 @contextmanager
