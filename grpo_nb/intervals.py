@@ -121,7 +121,7 @@ def interval(name: str, value: float, draws: NDArray[np.float64], clusters: int,
     if _no_spread(value, finite):
         return _without_spread(name, value, clusters)
     error, freedom = _error(finite, clusters), _freedom(clusters, even)
-    if _is_share(name) and 0 < value < 1:
+    if is_share(name) and 0 < value < 1:
         return _share_limits(value, error, clusters, freedom)
     low, high = _skewed_limits(value, error, finite, freedom)
     return (max(-1.0, low), min(1.0, high)) if name.startswith("bias") else (low, high)
@@ -134,7 +134,7 @@ def paired(name: str, value: float, draws: NDArray[np.float64], clusters: int, e
     share of 3 / k did, each by at most 1 + |value|.
     """
     finite, end = draws[np.isfinite(draws)], 2.0 if "bias" in name else 1.0
-    bounded = _is_share(name) or "bias" in name
+    bounded = is_share(name) or "bias" in name
     if clusters < FEWEST or not len(finite) or math.isnan(value):
         return NO_INTERVAL
     if _no_spread(value, finite):
@@ -165,7 +165,7 @@ def _no_spread(value: float, draws: NDArray[np.float64]) -> bool:
 
 def _without_spread(name: str, value: float, clusters: int) -> Limits:
     margin = min(1.0, 3 / clusters)
-    if value in (0.0, 1.0) and _is_share(name):
+    if value in (0.0, 1.0) and is_share(name):
         return (1 - margin, 1.0) if value == 1 else (0.0, margin)
     if value in (-1.0, 0.0, 1.0) and name.startswith("bias"):
         margin *= 1 + abs(value)
@@ -173,7 +173,8 @@ def _without_spread(name: str, value: float, clusters: int) -> Limits:
     return value, value
 
 
-def _is_share(name: str) -> bool:
+def is_share(name: str) -> bool:
+    """Whether a metric lies in [0, 1], by its name."""
     return any(word in name for word in ("accuracy", "rate", "share"))
 
 

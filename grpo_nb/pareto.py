@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_nb.intervals import PARTS, paired
-from grpo_nb.paired import Draws, Logged, Row, Split, Stage, count, different, drawn_from, draws, logged, same_questions
+from grpo_nb.dominance import NEITHER, better, surely_better
+from grpo_nb.intervals import PARTS
+from grpo_nb.paired import Logged, Row, Split, Stage, count, different, logged, same_questions
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
 
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 
 Metrics = Mapping[str, str]
 """The metric that counts, by objective."""
-
-NEITHER = frozenset({"abstention_rate", "unknown_rate"})
-"""Rates of which neither more nor less is better by itself."""
 
 
 @dataclass(frozen=True)
@@ -135,33 +133,6 @@ def worth_keeping(run: Run) -> tuple[int, ...]:
     return tuple(sorted({point.step for point in (*chosen, turn) if point is not None}))
 
 
-def dominates(one: Point, other: Point, by: Metrics) -> bool:
-    """Whether `one` is better in every objective, each paired 95% interval of the difference above 0."""
-    return one is not other and all(
-        _least_gain(other.rows[objective], one.rows[objective], metric) > 0 for objective, metric in by.items()
-    )
-
-
-def better(metric: str, values: Draws) -> Draws:
-    """Values turned so that more is better: a bias is its distance from 0, a `_rate` is of what should not be.
-
-    >>> better("bias_ambiguous", np.array([-0.2, 0.1])).tolist(), better("unparsed_rate", np.array([0.3])).tolist()
-    ([-0.2, -0.1], [-0.3])
-    """
-    if metric in NEITHER:
-        raise ValueError(f"of {metric} neither more nor less is better; choose a metric with a direction, as accuracy")
-    if metric.startswith("bias"):
-        return np.asarray(-np.abs(values))
-    return -values if metric.endswith("_rate") else values
-
-
-def _least_gain(before: Row, after: Row, metric: str) -> float:
-    """The lower limit of the paired interval of what `after` is better by; NaN over too few clusters."""
-    was, is_now = (better(metric, np.array([row["metrics"][metric]["value"]])) for row in (before, after))
-    gains = better(metric, draws(after, metric)) - better(metric, draws(before, metric))
-    return paired(metric, float(is_now[0] - was[0]), gains, *drawn_from(after, metric))[0]
-
-
 def _rows(run: Run, mode: Logged | None, split: Split) -> list[Row]:
     if mode is not None:
         return logged(run, split, mode)
@@ -247,8 +218,14 @@ def _first_best(points: Sequence[Point], by: Metrics) -> Point:
 
 
 def _masters(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
-    """For each point those that dominate it; those that nothing dominates are the front."""
-    return [[other for other in points if dominates(other, point, by)] for point in points]
+    """For each point those that dominate it; those that nothing dominates are the front.
+
+    One dominates another where it is better in every objective, each paired 95% interval of the difference above 0.
+    """
+    if not points:
+        return []
+    over = np.all([surely_better([p.rows[name] for p in points], metric) for name, metric in by.items()], axis=0)
+    return [[points[int(i)] for i in np.flatnonzero(over[:, place])] for place in range(len(points))]
 
 
 def _knee(points: Sequence[Point], masters: Sequence[Sequence[Point]], by: Metrics) -> Point | None:

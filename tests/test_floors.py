@@ -45,7 +45,19 @@ FLOORS = (
         "guards",
         "metrics",
     }
-    | {"evaluate", "paired", "pareto", "quick", "probe", "workbench", "rules", "history", "symptoms", "judge_rules"}
+    | {
+        "evaluate",
+        "paired",
+        "dominance",
+        "pareto",
+        "quick",
+        "probe",
+        "workbench",
+        "rules",
+        "history",
+        "symptoms",
+        "judge_rules",
+    }
     | {"numeric_rules", "regressions", "hindsight"}
     | {"warmup", "doctor", "orders", "preflight", "dependencies"},
     {

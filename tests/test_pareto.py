@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from grpo_nb import dominance, report
 from grpo_nb import evaluate as evaluation
-from grpo_nb import report
+from grpo_nb.dominance import better
 from grpo_nb.evaluate import load_best, load_knee, measured
 from grpo_nb.model import load_policy
-from grpo_nb.pareto import best, better, knee, pareto, worth_keeping
+from grpo_nb.pareto import best, knee, pareto, worth_keeping
 from grpo_nb.run import Run, RunError
 from grpo_nb.types import Example, Score
 from tests.quiz import Quiz
@@ -217,3 +218,46 @@ def test_one_call_loads_the_best_and_one_the_knee(run: Run) -> None:
         loaded = load_best(run, objective).state()[name]
         assert torch.allclose(loaded, policy.state()[name] + number)
     assert torch.allclose(load_knee(run).state()[name], policy.state()[name] + 6)
+
+
+# All pairs at once
+
+
+def made(draw: np.random.Generator, metric: str, resamples: int) -> dict[str, Any]:
+    """A row of an evaluation whose draws are noise, constant, or nearly those of others."""
+    value = float(np.round(draw.choice([0.0, 0.5, 0.50001, 0.7, 1.0, draw.uniform(0, 1)]), 5))
+    shared = np.random.default_rng(0).normal(0, 0.05, resamples)
+    kind = str(draw.choice(["noise", "constant", "shared", "close"]))
+    noise = {"noise": draw.normal(0, 0.1, resamples), "constant": np.zeros(resamples), "shared": shared}
+    drawn = value + noise.get(kind, shared + draw.normal(0, 1e-4, resamples))
+    if metric == "accuracy_answerable" and draw.random() < 0.2:
+        drawn[0] = np.nan
+    numbers = {"value": value, "clusters": int(draw.choice([3, 5, 40])), "effective": float(draw.choice([3.7, 20.0]))}
+    return {"metrics": {metric: numbers}, "resamples": {metric: np.round(drawn, 5).tolist()}}
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "reward", "bias_ambiguous", "wrong_rate", "accuracy_answerable"])
+def test_all_pairs_at_once_are_what_the_definition_says_of_each(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dominance, "BLOCK", 16)
+    draw = np.random.default_rng(7)
+    rows = [made(draw, metric, 50) for _ in range(45)]
+    found = dominance.surely_better(rows, metric)
+    wanted = [[dominance.least_gain(before, after, metric) > 0 for before in rows] for after in rows]
+    assert found.tolist() == wanted and 0 < found.sum() < found.size
+
+
+def test_pairs_are_not_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    definition = dominance.least_gain
+    monkeypatch.setattr(dominance, "least_gain", lambda *given: asked.append(1) or definition(*given))
+    draw = np.random.default_rng(0)
+
+    def row(value: float, noise: float) -> dict[str, Any]:
+        drawn = (value + noise * draw.normal(0, 1, 60)).tolist()
+        return {"metrics": {"accuracy": {"value": value, "clusters": 40}}, "resamples": {"accuracy": drawn}}
+
+    noisy = [row(float(draw.uniform(0, 1)), 0.05) for _ in range(300)]
+    assert dominance.surely_better(noisy, "accuracy").any() and len(asked) <= len(noisy) // 10
+    asked.clear()
+    constant = [row(float(n % 2), 0.0) for n in range(300)]
+    assert dominance.surely_better(constant, "accuracy").sum() == 150 * 150 and not asked
