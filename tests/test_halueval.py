@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_nb import digests
 from grpo_nb.config import ConfigError, ObjectiveConfig
-from grpo_nb.tasks import load_task
+from grpo_nb.tasks import SPLITS, load_task
 from grpo_nb.tasks.halueval import (
     BARE,
     FORMS,
@@ -28,6 +29,7 @@ from grpo_nb.tasks.halueval import (
 from grpo_nb.tasks.reading import abstains, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
+from tests import answers
 
 RIGHT = {
     "knowledge": "Ablo keeps goats and plays drums.",
@@ -387,3 +389,13 @@ def test_real_file_reads_checks_and_splits(shared_data: Path) -> None:
     assert (len(task.examples("train")), len(task.examples("test"))) == (320, 80)
     assert all(e.columns["answerable"] for e in every(task)), "the published rows are all answerable"
     task.selfcheck()
+
+
+def test_targets_stay_as_runs_made_before_have_them(tmp_path: Path) -> None:
+    rows = [row["item"] for name in ("qa", "qa_held") for row in answers.rows(name)]
+    items = list({item["knowledge"] + item["question"]: item for item in rows}.values())
+    path = tmp_path / "qa_data.json"
+    path.write_text("\n".join(map(json.dumps, items)), encoding="utf-8")
+    task = HaluEvalQA(path)
+    targets = sorted(str(example.target) for split in SPLITS for example in task.examples(split))
+    assert (len(targets), digests.of_json("", targets).digest[:12]) == (57, "14b3349132ca")

@@ -357,7 +357,7 @@ def _subject(columns: Mapping[str, Any]) -> Subject:
     short = item(right, hallucinated, asked, source)
     if short.yes_no:
         return Subject(short.evidence, (), *short.subject)
-    return Subject(short.evidence, short.essential, (), ())
+    return Subject(short.holding, short.essential, (), ())
 
 
 def _target(columns: Mapping[str, Any]) -> str:

@@ -79,6 +79,9 @@ def left_open(heard: Heard) -> str:
     if sum(token.word in HEDGES for token in heard.tokens) > 1:
         return "it hedges"
     around = {heard.segment[place] for place in heard.gold}
+    one = sum(token.kind == "number" for token in heard.item.gold) == len(heard.item.gold) == 1
+    if one and any(t.word == "between" and heard.segment[p] in around for p, t in enumerate(heard.tokens)):
+        return "it gives a range"
     if "or" in re.findall(r"\w+", heard.item.right.lower()):
         return ""
     for place, token in enumerate(heard.tokens):

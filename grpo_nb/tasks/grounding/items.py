@@ -70,14 +70,18 @@ class Item:
         return own or tuple(token.form for token in self.gold)
 
     @cached_property
-    def evidence(self) -> frozenset[int]:
+    def holding(self) -> frozenset[int]:
         """The sentences of the source that hold the right answer."""
         if self.yes_no:
             return _about_question(self)
         everything = tuple(token.form for token in self.gold)
         places = range(len(self.passage.sentences))
-        found = self.passage.spoken(everything, places) or self.passage.having(self.essential)
-        return found or _about_question(self)
+        return self.passage.spoken(everything, places) or self.passage.having(self.essential)
+
+    @cached_property
+    def evidence(self) -> frozenset[int]:
+        """Those sentences, and where none holds the right answer, those that the question is about."""
+        return self.holding or _about_question(self)
 
     @cached_property
     def yes_no(self) -> bool:

@@ -10,7 +10,7 @@ from grpo_nb.tasks.grounding.claims import Token, content, plain, tokenise
 from grpo_nb.tasks.grounding.lexicon import SMALL
 from grpo_nb.tasks.grounding.stems import people, stem
 
-_SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|(?<=\w);\s+|\n+")
+_SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|\n+")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:[A-Z]|v|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
 )
