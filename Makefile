@@ -65,6 +65,7 @@ check: $(DEV_READY)
 bench: $(USER_READY) ## time a training step by phase, what the dashboard costs, and what a long run costs to look at
 	$(BIN)/python -m grpo_nb.bench --steps $(STEPS)
 	$(BIN)/python -m grpo_nb.live_bench
+	$(BIN)/python -m grpo_nb.live_growth
 	$(BIN)/python -m grpo_nb.growth_bench
 
 docs: $(USER_READY) ## pages that need no network: the notebooks executed afresh, and the reference, in build/docs

@@ -172,15 +172,13 @@ class Journal:
             return 0
         with clear_errors("rewrite", self.path), self._locked() as fd:
             _mend_tail(fd, self.path)
-            kept: list[bytes] = []
-            moved: list[bytes] = []
             with os.fdopen(opened(self.path), "rb") as file:
-                for line in file:
-                    row = _parse(line)
-                    (moved if row is not None and condition(row) else kept).append(line)
-            if moved:
-                into._append_once(b"".join(moved))
-                write_atomically(self.path, b"".join(kept))
+                moved = {place: line for place, line in enumerate(file) if _meets(line, condition)}
+                if moved:  # usually nothing is moved, and the file need not fit into memory
+                    into._append_once(b"".join(moved.values()))
+                    file.seek(0)
+                    kept = b"".join(line for place, line in enumerate(file) if place not in moved)
+                    write_atomically(self.path, kept)
         return len(moved)
 
     def sync(self) -> None:
@@ -303,6 +301,11 @@ def _parse(line: bytes) -> Row | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
+
+
+def _meets(line: bytes, condition: Callable[[Row], bool]) -> bool:
+    row = _parse(line)
+    return row is not None and condition(row)
 
 
 def _mend_tail(fd: int, path: Path) -> int:

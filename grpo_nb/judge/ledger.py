@@ -56,7 +56,7 @@ class Ledger:
 
     def known(self, key: str) -> Verdict | None:
         """The verdict kept under a key, where the cache is on."""
-        return self._known.get(key) if self._config.cache else None
+        return self._known.get(key)
 
     def write(
         self,
@@ -123,7 +123,7 @@ class Ledger:
         self.tokens += int(spent[0]) + int(spent[1])
         self.usd += float(spent[2])
         score, key = row.get("score"), row.get("key")
-        if isinstance(key, str) and type(score) is int and 0 <= score <= TOP:
+        if self._config.cache and isinstance(key, str) and type(score) is int and 0 <= score <= TOP:
             self._known.setdefault(key, Verdict(score, str(row.get("reason", ""))))
 
 
