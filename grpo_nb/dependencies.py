@@ -1,8 +1,9 @@
 """What a run depends on, by content: kept in its dependencies.json, compared at every start and evaluation.
 
 Kinds: `data` (files and examples), `weights` (of the base model and of an adapter that it started from), `tokenizer`,
-`template` (the chat template), `prompt` (how a task and a judge word what they ask), `generation` (the model's
-generation_config). Where one is found changed, the run is refused until the change is accepted by its kind's name.
+`template` (the chat template), `prompt` (how a task and a judge word what they ask, and by which version of its rules a
+task judges), `generation` (the model's generation_config). Where one is found changed, the run is
+refused until the change is accepted by its kind's name.
 """
 
 import logging
@@ -172,8 +173,11 @@ def _same(run: Run, key: str, read: FileRead) -> bool:
 
 
 def _of_task(name: str, task: Task, split: Split, examples: Sequence[Example]) -> dict[str, Entry]:
-    """The files of a built-in task and how it words them; of any task what its examples hold."""
+    """The files of a built-in task, how it words them, the version of its rules; of any task what its examples hold."""
     found = {f"data/{name}/{split}": digests.entry([_contents(split, examples)], _source(task))}
+    rules = getattr(task, "rules", None)
+    if rules is not None:
+        found[f"prompt/{name} rules"] = digests.entry([digests.of_json("rules version", rules)])
     reads = reads_of(task)
     if reads and not any(isinstance(read, FileRead) and read.replaced() for read in reads):
         found[f"data/{name}"] = _files(reads)

@@ -408,6 +408,18 @@ def test_the_wording_of_a_judge_counts(tmp_path: Path, monkeypatch: pytest.Monke
     assert before.digest != dependencies.of_training(config, task, examples)[key].digest  # type: ignore[arg-type]
 
 
+def test_the_rules_of_a_task_count() -> None:
+    config, task = presets.demo().replace(**{"run.quick_eval_every": 0}), Words()
+    config = config.replace(objectives={"o": {"task": "bbq", "data": "x"}}, **{"batch.prompts": 2})
+    examples = {"o": task.examples("train")}
+    assert "prompt/o rules" not in dependencies.of_training(config, {"o": task}, examples)
+    found = []
+    for version in (1, 2):
+        task.rules = version  # type: ignore[attr-defined]
+        found.append(dependencies.of_training(config, {"o": task}, examples)["prompt/o rules"].digest)
+    assert found[0] != found[1]
+
+
 # ---- hashing
 
 

@@ -109,6 +109,8 @@ class HaluEval:
 
     form: Form
     name: str
+    rules = 2
+    """Version of how answers are judged; runs keep it with what they depend on."""
 
     def __init__(
         self,
