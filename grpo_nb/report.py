@@ -191,7 +191,7 @@ def samples(run: Run, *, objective: str | None = None, step: int | None = None, 
     title = objective or run.name
     what = f"{title}: the newest answers" if shown else f"{title}: no samples in the log"
     cut = len(shown) < limit and looked == NEWEST_ROWS
-    lines = sorted(shown.values(), key=lambda row: -row["step"])
+    lines = sorted(reversed(shown.values()), key=lambda row: -row["step"])  # of one step in the order of the log
     return Table(pd.DataFrame(lines), what + (f" (of the newest {looked:,} rows)" if cut else ""))
 
 

@@ -33,6 +33,15 @@ VALUE = st.recursive(
 )
 
 
+def whole(value: Any) -> Any:
+    """With the replacement character for each half of a surrogate pair, which no reader of a row can show."""
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [whole(part) for part in value]
+    return {whole(key): whole(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
 def same(a: Any, b: Any) -> bool:
     """Equal, with nan equal to nan, 0.0 apart from -0.0, and True apart from 1."""
     if isinstance(a, dict):
@@ -59,7 +68,7 @@ def steps(journal: Journal) -> list[int]:
 @given(st.dictionaries(TEXT, VALUE, max_size=4))
 def test_any_row_comes_back_and_is_one_line_of_strict_json(row: dict[str, Any]) -> None:
     data = to_json(row)
-    assert same(from_json(data), row)
+    assert same(from_json(data), whole(row))
     assert b"\n" not in data
 
     def refuse(word: str) -> None:
