@@ -394,6 +394,16 @@ def test_an_index_that_nobody_used_is_swept(journal: Journal, tmp_path: Path) ->
     assert not old.exists()
 
 
+def test_a_chunk_is_added_where_the_last_one_ends(journal: Journal) -> None:
+    journal.append(*rows_of(60))
+    index_of(journal).rows()
+    shared = store.Kept(kept())
+    heads, data = shared.heads(), journal.path.read_bytes()
+    again = chunks.chunk_of(data[: heads[0].stop], 0, journal._row, None)
+    later = chunks.chunk_of(data[heads[0].stop :], heads[-1].stop + 1, journal._row, None)
+    assert not shared.add(again) and not shared.add(later) and shared.heads() == heads
+
+
 @pytest.mark.slow
 def test_readers_and_builders_at_once_agree(journal: Journal) -> None:
     """Threads with an index of their own stand for processes: they share nothing but the files."""

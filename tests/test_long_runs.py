@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_nb import doctor, hindsight, index, presets, report, rules
+from grpo_nb import doctor, hindsight, history, index, presets, report, rules
 from grpo_nb.durable import to_json
 from grpo_nb.findings import Finding
 from grpo_nb.index import frames, store
@@ -106,6 +106,19 @@ def test_every_fault_of_a_single_stretch_is_found_by_column(tmp_path: Path, faul
     rows = [row | FAULTS[fault](row) if row["step"] >= 41 or fault == "step one" else row for row in healthy(80)]
     wanted = rules.post_mortem(rows, CONFIG)
     assert plain(hindsight.post_mortem(stored(tmp_path, rows), CONFIG)) == plain(wanted)
+
+
+def test_running_figures_from_columns_are_those_of_all_rows(tmp_path: Path) -> None:
+    rows = [row | ({f"kl/{F}": 0.3} if row["step"] % 3 else {f"kl/{F}": None}) for row in healthy(90)]
+    kept, found = history.History(CONFIG, rows), history.History.of(CONFIG, stored(tmp_path, rows))
+    assert found.cosines == kept.cosines and len(found) == len(kept)
+    for name in CONFIG.objectives:
+        one, other = found.objectives[name], kept.objectives[name]
+        assert (one.kl_count, one.kl_above, one.kls) == (other.kl_count, other.kl_above, other.kls)
+        assert one.spread.median() == other.spread.median()
+        for curve, wanted in ((one.reward, other.reward), (one.correct, other.correct)):
+            assert (curve._count, curve._best, curve._values) == (wanted._count, wanted._best, wanted._values)
+            assert [value for value, _ in curve._highs] == [value for value, _ in wanted._highs]
 
 
 # ---- work that does not grow
