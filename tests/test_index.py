@@ -249,6 +249,56 @@ def test_an_edited_log_gives_its_new_figures(journal: Journal, change: str, in_p
     agree(index_of(journal).rows(), Journal(journal.path).read())
 
 
+def edit(path: Path, old: bytes, new: bytes) -> None:
+    """Change the first of some bytes in place."""
+    with open(path, "r+b") as file:
+        file.seek(file.read().index(old))
+        file.write(new)
+
+
+def test_rows_appended_to_a_log_that_was_edited_come_with_the_edit(journal: Journal) -> None:
+    journal.append(*({"step": n, "loss": 0.125} for n in range(1, 150)))
+    known = index_of(journal)
+    assert known.rows().numbers("loss").values[0] == 0.125
+    edit(journal.path, b"0.125", b"0.625")
+    journal.append({"step": 150, "loss": 0.125})
+    agree(known.rows(), Journal(journal.path).read())
+    agree(index_of(journal).rows(), Journal(journal.path).read())
+
+
+@pytest.mark.parametrize("rows", [5, 150])
+def test_a_second_edit_within_the_grain_of_the_clock_is_seen(
+    journal: Journal, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append(*({"step": n, "loss": 0.125} for n in range(1, rows)))
+    seen = _state_of(journal.path)
+    monkeypatch.setattr(module, "_state", lambda fd: seen)  # as a file system whose times move every two seconds says
+    known = index_of(journal)
+    assert len(known.rows()) == rows - 1
+    edit(journal.path, b"0.125", b"0.625")
+    agree(known.rows(), Journal(journal.path).read())
+    agree(index_of(journal).rows(), Journal(journal.path).read())
+
+
+def test_a_state_is_that_of_the_chunks_it_was_noted_with(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal.append(*({"step": n, "loss": 0.125} for n in range(1, 150)))
+    monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
+    assert len(index_of(journal).rows()) == 149
+    kept = store.store_of(journal.path)
+    first, last = kept.heads()[0], kept.heads()[-1]
+    kept.cut(len(kept.heads()) - 1)
+    stale = chunks.chunk_of(
+        b'{"step":1}' + b" " * (last.stop - last.start - 11) + b"\n", last.start, journal._row, None
+    )
+    assert kept.add(stale) and first.start == 0
+    agree(index_of(journal).rows(), Journal(journal.path).read())
+
+
+def _state_of(path: Path) -> tuple[int, ...]:
+    with open(path, "rb") as file:
+        return module._state(file.fileno())
+
+
 def test_a_log_that_is_no_file_is_refused(journal: Journal, tmp_path: Path) -> None:
     os.mkfifo(journal.path)
     with pytest.raises(RunError, match="a FIFO"):

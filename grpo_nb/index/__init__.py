@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ __all__ = ["Index", "LogRows", "Numbers", "Row", "Texts"]
 
 CHUNK_BYTES = 4 << 20
 _BLOCK = 1 << 20
+SETTLED_NS = 3_000_000_000
+"""A file that was written so recently can be written again without a change of its times: FAT counts 2 s."""
 
 
 class Index:
@@ -39,7 +42,10 @@ class Index:
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._seen: tuple[int, ...] = ()
+        self._settled = False
+        """Whether that state can have no other bytes."""
         self._heads: list[Head] = []
+        self._tail: Head | None = None
         self._rows: LogRows | None = None
 
     def rows(self) -> LogRows:
@@ -55,7 +61,7 @@ class Index:
                 return LogRows(self._log(-1, None))
             try:
                 seen = _state(fd)
-                if self._rows is None or seen != self._seen:
+                if self._rows is None or seen != self._seen or not self._still(fd, seen):
                     log = self._log(fd, self._extend(fd, seen))
                     self._seen, self._rows = seen, LogRows(log)
                     fd = -1
@@ -85,6 +91,14 @@ class Index:
                 return size
             return size - (heads[-1].stop if heads and heads[-1].stop <= size else 0)
 
+    def _still(self, fd: int, seen: tuple[int, ...]) -> bool:
+        """Whether a file whose times are as they were has the bytes that were read."""
+        if self._settled:
+            return True
+        self._settled = _settled(seen)
+        heads = [*self._heads, *([self._tail] if self._tail else [])]
+        return len(_valid(fd, heads, 0, seen[2])) == len(heads)
+
     def _log(self, fd: int, tail: Chunk | None) -> Log:
         heads = self._heads if fd >= 0 else []
         remade, restored = functools.partial(self._remade, fd), functools.partial(self._restored, fd)
@@ -92,9 +106,12 @@ class Index:
 
     def _extend(self, fd: int, seen: tuple[int, ...]) -> Chunk | None:
         """Bring the chunks up to date; the last one, which is not full."""
+        self._settled = _settled(seen)
         for again in (True, False):
             try:
-                return self._extended(fd, seen)
+                chunk = self._extended(fd, seen)
+                self._tail = chunk.head if chunk else None
+                return chunk
             except Damaged:
                 self._heads, self._seen = [], ()
                 self._drop(for_good=not again)
@@ -107,27 +124,23 @@ class Index:
             return chunk
         self._store = store = self._store or store_of(self._path)
         self._heads = heads = self._still_of(fd, seen, store)
-        before, start = len(heads), heads[-1].stop if heads else 0
+        start = heads[-1].stop if heads else 0
         while (chunk := self._chunk(fd, start, size)) is not None and chunk.head.stop < size:
             if store.add(chunk):
                 heads.append(chunk.head)
             else:  # another process was first, or took chunks away
                 heads[:] = _valid(fd, store.heads(), 0, size)
             start = heads[-1].stop if heads else 0
-        if len(heads) > before or store.state() != str(seen):
-            store.keep_state(str(seen))
+        if self._settled and store.state() != _stamp(seen, heads):
+            store.keep_state(_stamp(seen, heads))
         return chunk
 
     def _still_of(self, fd: int, seen: tuple[int, ...], store: Store) -> list[Head]:
-        """The chunks that are kept and are of this file."""
+        """The chunks that are kept and are of this file; all are looked at, for whoever appends may have edited."""
         heads, size = store.heads(), seen[2]
-        if store.state() == str(seen) and heads and heads[-1].stop <= size:
+        if store.state() == _stamp(seen, heads):
             return heads
-        grown = self._seen[:2] == seen[:2] and self._seen[2] < size and heads[: len(self._heads)] == self._heads
-        known = heads[: len(self._heads) - 1] if grown and self._heads else []  # what this object saw is appended to
-        valid = known + _valid(fd, heads[len(known) :], known[-1].stop if known else 0, size)
-        if known and len(valid) == len(known):  # but for what it saw last, so it was not
-            valid = _valid(fd, heads, 0, size)
+        valid = _valid(fd, heads, 0, size)
         if len(valid) < len(heads):
             store.cut(len(valid))
         return valid
@@ -189,6 +202,16 @@ class Index:
 def _state(fd: int) -> tuple[int, ...]:
     found = os.fstat(fd)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _settled(seen: tuple[int, ...]) -> bool:
+    """Whether whatever is written from now on changes the state; a clock that is behind the file's says no."""
+    return time.time_ns() - max(seen[3:]) > SETTLED_NS
+
+
+def _stamp(seen: tuple[int, ...], heads: Sequence[Head]) -> str:
+    """A state of the log and the chunks that were seen to be of it."""
+    return f"{seen} {len(heads)} {hashlib.sha256(b''.join(head.digest for head in heads)).hexdigest()}"
 
 
 def _valid(fd: int, heads: Sequence[Head], start: int, size: int) -> list[Head]:
