@@ -15,6 +15,7 @@ part of each that follows the model's thinking, empty where that never ends; tas
 import asyncio
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_nb.background import Background
+from grpo_nb.foreign import RewardError as RewardError
+from grpo_nb.foreign import calling
+from grpo_nb.foreign import kind as _kind
+from grpo_nb.foreign import said as _said
 from grpo_nb.reward_notes import Notes
 from grpo_nb.tasks import Task
 from grpo_nb.tasks.thinking import after_thinking
@@ -36,10 +41,6 @@ AFTER_THINKING = "after_thinking"
 """Name of the argument that has what follows the thinking of each completion."""
 LARGEST = 1e9
 """Size that no reward may exceed: float32 squares it in a group's variance, and would lose the others beside it."""
-
-
-class RewardError(ValueError):
-    """A reward function is wrong: the message names it, what it gave and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -230,10 +231,8 @@ def _weighted(entry: Any) -> Weighted:
 
 
 def _verdict(task: Task, example: Example, text: str) -> Score:
-    try:
+    with calling(f"task '{task.name}'", f" on example {example.id}"):
         verdict = task.score(example, text)
-    except Exception as error:
-        raise RewardError(f"task '{task.name}' raised {_said(error)} on example {example.id}") from error
     who = f"task '{task.name}'"
     if not isinstance(verdict, Score):
         raise RewardError(f"{who} gave {_kind(verdict)} for example {example.id}; needs a Score")
@@ -265,10 +264,8 @@ def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
 
 def _call(entry: Weighted, arguments: Mapping[str, Any]) -> Any:
     named = _named(entry, arguments)
-    try:
+    with calling(f"reward function '{entry.name}'"):
         return entry.function(**named)
-    except Exception as error:
-        raise RewardError(f"reward function '{entry.name}' raised {_said(error)}") from error
 
 
 def _named(entry: Weighted, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,13 +293,17 @@ Pending = tuple[int, str]
 
 
 async def _gather(pending: Mapping[Pending, Awaitable[Any]]) -> dict[Pending, Any]:
-    results = await asyncio.gather(*pending.values(), return_exceptions=True)
-    for (_, name), result in zip(pending, results, strict=True):
-        if isinstance(result, Exception):
-            raise RewardError(f"reward function '{name}' raised {_said(result)}") from result
+    awaited = (_named_await(name, result) for (_, name), result in pending.items())
+    results = await asyncio.gather(*awaited, return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             raise result
     return dict(zip(pending, results, strict=True))
+
+
+async def _named_await(name: str, result: Awaitable[Any]) -> Any:
+    with calling(f"reward function '{name}'"):
+        return await result
 
 
 def _run(coroutine: Coroutine[Any, Any, dict[Pending, Any]]) -> dict[Pending, Any]:
@@ -320,12 +321,11 @@ def _checked(name: str, result: Any, count: int) -> list[Score]:
     scalar = getattr(result, "ndim", 1) == 0  # a tensor without dimensions says that it can be iterated
     if scalar or isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         raise RewardError(f"reward function '{name}' returned {_kind(result)}; {needed}")
-    try:
-        values = list(result)
-    except Exception as error:  # a generator runs only now
-        raise RewardError(f"reward function '{name}' raised {_said(error)}") from error
+    with calling(f"reward function '{name}'"):  # a generator runs only now, and may have no end
+        values = list(itertools.islice(result, count + 1))
     if len(values) != count:
-        raise RewardError(f"reward function '{name}' returned {len(values)} values; {needed}")
+        found = f"{len(values)} values" if hasattr(result, "__len__") or len(values) < count else "more values"
+        raise RewardError(f"reward function '{name}' returned {found}; {needed}")
     return [_given(name, f"completion {i}", value) for i, value in enumerate(values)]
 
 
@@ -341,7 +341,7 @@ def _number(who: str, where: str, value: Any) -> float | None:
         return None
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
+    except Exception:  # also what a number of one's own raises, or a tensor of several
         number = math.nan
     if not abs(number) <= LARGEST:
         raise RewardError(f"{who} gave {_kind(value)} for {where}; {_FINITE}, or None where it cannot be scored")
@@ -363,15 +363,3 @@ def _total(own: Score, others: Sequence[tuple[Weighted, Score]]) -> Score:
 
 def _cause(name: str, verdict: Score) -> str:
     return f"'{name}' gave None: {verdict.cause}" if verdict.cause else f"'{name}' gave None"
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _kind(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write out an integer of more than 4300 digits
-        text = "too long to show"
-    return f"{type(value).__name__} {text if len(text) <= 60 else f'{text[:60]}...'}"

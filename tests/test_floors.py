@@ -14,7 +14,7 @@ PACKAGE = "grpo_nb"
 FLOORS = (
     {"types", "spelling", "terminal", "algorithms", "losses", "control", "combine", "seeding"},
     {"config", "presets", "tasks", "rewards", "reward_notes", "judge", "findings", "intervals", "scoring", "reads"}
-    | {"background"},
+    | {"background", "foreign"},
     {
         "model",
         "silence",

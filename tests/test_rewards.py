@@ -3,9 +3,13 @@
 import asyncio
 import functools
 import gc
+import itertools
 import math
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -432,3 +436,109 @@ def test_a_wrong_note_is_an_error_that_names_the_function(call: Any, said: str) 
 
     with pytest.raises(RewardError, match=f"reward function 'noting' raised ValueError: .*{said}"):
         run(noting)
+
+
+# ---- whatever it does to the process
+
+
+def forks_and_returns(count: int) -> list[float]:
+    if (child := os.fork()) != 0:
+        assert os.waitpid(child, 0)[1] == 0
+    return [1.0] * count
+
+
+def closes_descriptors(count: int) -> list[float]:
+    for fd in (0, 1, 2):
+        os.close(fd)
+    return [1.0] * count
+
+
+def sets_torch(count: int) -> list[float]:
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())
+    return [1.0] * count
+
+
+def surroundings() -> list[Any]:
+    torch_has = [torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()]
+    return [*torch_has, torch.are_deterministic_algorithms_enabled(), [os.fstat(fd).st_mode for fd in (0, 1, 2)]]
+
+
+@pytest.mark.parametrize("does", [forks_and_returns, sets_torch])
+def test_what_a_function_leaves_behind_is_undone(does: Callable[[int], list[float]]) -> None:
+    before, process = surroundings(), os.getpid()
+
+    def reward(completions: list[Any]) -> list[float]:
+        return does(len(completions))
+
+    assert values_of(reward) == [1.0, 1.0]
+    assert surroundings() == before and os.getpid() == process
+
+
+def test_descriptors_of_the_terminal_that_are_closed_lead_nowhere() -> None:
+    """In a process of its own, since pytest's are at stake; the first file that is opened next takes the lowest."""
+    code = (
+        "import os; from tests.test_rewards import closes_descriptors, values_of\n"
+        "out = os.dup(1)\n"
+        "values_of(lambda completions, **_: closes_descriptors(2))\n"
+        "os.write(out, str([os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev for fd in (0, 1, 2)]).encode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.stdout == b"[True, True, True]", done.stderr
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+    __repr__ = __str__
+
+    def __float__(self) -> float:
+        raise KeyError
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def reward(**_: Any) -> list[float]:
+        raise error
+
+    return reward
+
+
+def awaited(error: BaseException) -> Callable[..., Any]:
+    async def reward(**_: Any) -> list[float]:
+        raise error
+
+    return reward
+
+
+ENDS = [SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Unspeakable(), StopIteration(), MemoryError()]
+
+
+@pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("how", [raising, awaited])
+def test_whatever_it_raises_the_error_names_it(how: Any, error: BaseException) -> None:
+    if how is awaited and isinstance(error, StopIteration):
+        return  # Python itself makes another error of it
+    with pytest.raises(RewardError, match="'reward'"):
+        values_of(how(error))
+
+
+@pytest.mark.parametrize("given", [itertools.count(), [Unspeakable()] * 2], ids=["endless", "unspeakable"])
+def test_what_has_no_end_and_no_words_is_refused(given: Any) -> None:
+    def reward(**_: Any) -> Any:
+        return given
+
+    with pytest.raises(RewardError, match="'reward'"):
+        values_of(reward)
+
+
+def test_an_interrupt_is_the_users() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        values_of(raising(KeyboardInterrupt()))
+
+
+def values_of(function: Any) -> list[float | None]:
+    """What a function gives the two completions."""
+    return [verdict.parts[function_name(function)] for verdict in run(function)]

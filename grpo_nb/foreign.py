@@ -1,0 +1,117 @@
+"""Calling code of somebody else's, e.g. a reward: whatever it does, training is as it was, or one error names it."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+STANDARD = (0, 1, 2)
+"""Standard input, output and error. Where one is closed, the next file has its number, and takes what is printed."""
+LONGEST_ERROR = 2000
+"""Characters of what it raised that are quoted."""
+
+
+class RewardError(ValueError):
+    """A reward function is wrong: the message names it, what it gave and what is expected."""
+
+
+@contextmanager
+def calling(who: str, where: str = "") -> Iterator[None]:
+    """Run a block of somebody else's code; `who` it is and `where`, e.g. ` on example 3`, are for the error.
+
+    An interrupt passes: it is the user's. A process that the block forked ends where the block does, so that no second
+    one trains.
+
+    Raises:
+        RewardError: whatever it raises, also what is meant to end the process.
+    """
+    process, open_before, restore = os.getpid(), [fd for fd in STANDARD if _is_open(fd)], _torch_settings()
+    try:
+        yield
+    except (Exception, SystemExit, GeneratorExit) as error:
+        raise RewardError(f"{who} raised {said(error)}{where}") from error
+    except asyncio.CancelledError as error:
+        if _cancelled():
+            raise
+        raise RewardError(f"{who} raised {said(error)}{where}") from error
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+        restore()
+        for fd in open_before:
+            if not _is_open(fd):
+                _reopen(fd)
+                log.warning("%s closed file descriptor %d; it leads nowhere from here on", who, fd)
+
+
+def said(error: BaseException) -> str:
+    """An error in words, also one that has none."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "an error without words"
+    return f"{type(error).__name__}: {_cut(text, LONGEST_ERROR)}"
+
+
+def kind(value: Any) -> str:
+    """A value with its type, cut to what a sentence can hold."""
+    try:
+        text = repr(value)
+    except Exception:  # Python does not write out an integer of more than 4300 digits
+        text = "too long to show" if isinstance(value, int) else "that cannot be shown"
+    return f"{type(value).__name__} {_cut(text, 60)}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _cancelled() -> bool:
+    """Whether the task that runs now was cancelled from elsewhere."""
+    with suppress(RuntimeError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return False
+
+
+def _torch_settings() -> Callable[[], None]:
+    """What gives PyTorch the settings back that gradients and their bits depend on; nothing where it is not loaded."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda: None
+    gradients, kind = torch.is_grad_enabled(), torch.get_default_dtype()
+    threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+    def restore() -> None:
+        torch.set_grad_enabled(gradients)
+        if torch.get_default_dtype() != kind:
+            torch.set_default_dtype(kind)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != exact:
+            torch.use_deterministic_algorithms(exact)
+
+    return restore
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _reopen(fd: int) -> None:
+    """Make the descriptor lead nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so perhaps `fd` itself
+    if nowhere != fd:
+        os.dup2(nowhere, fd)
+        os.close(nowhere)
+    else:
+        os.set_inheritable(fd, True)
