@@ -181,7 +181,7 @@ class Checkpoints:
             raise NotFinite(f"step {step} was not saved in {self.folder}: {found}; the newest checkpoint stays")
         with clear_errors("write a checkpoint into", self.folder):
             regular.refuse_linked(self.folder)
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # without parents: a run that was moved away is not made anew
             self._tidy()
             self._check_space(tensors)
             if self._before_save:

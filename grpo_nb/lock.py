@@ -5,6 +5,7 @@ content tells people and other machines who it is. Where the file system has no 
 owner is on another machine, process id and heartbeat decide instead.
 """
 
+import errno
 import getpass
 import json
 import logging
@@ -119,6 +120,8 @@ class RunLock:
         """The dead owner whose lock this one took over, if it did."""
         self._heartbeat, self._stale = heartbeat, stale
         self._fd: int | None = None
+        self._file = (0, 0)
+        """Device and inode of the open file."""
         self._me: Owner | None = None
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
@@ -154,7 +157,7 @@ class RunLock:
                 me = Owner.here()
                 self._write(fd, me)
                 self._confirm(fd, me)
-        self._fd, self._me = fd, me
+        self._fd, self._me, self._file = fd, me, _identity(fd)
         self.took_over = asdict(previous) if previous else None
         _held.add(self)
         self.fences = True
@@ -188,9 +191,13 @@ class RunLock:
         if self._beating is not None and self._beating is not threading.current_thread():
             self._beating.join()
         fd, self._fd = self._fd, None
-        if self._mine():
-            os.ftruncate(fd, 0)
-        os.close(fd)
+        if self._open(fd):  # under whatever name: the folder may have been moved
+            if self._names_me(os.pread(fd, _SIZE, 0)):
+                os.ftruncate(fd, 0)
+            os.close(fd)
+        elif self._mine():  # somebody closed it, and its number may be another file's
+            with os.fdopen(opened(self.path, os.O_RDWR), "rb+") as file:
+                file.truncate(0)
         _held.discard(self)
 
     def check(self) -> None:
@@ -200,6 +207,12 @@ class RunLock:
             RunLocked: somebody has, or it was released; nothing may be written any more.
         """
         if not self.mine():
+            if self._fd is not None and not self.path.parent.is_dir():
+                raise RunLocked(
+                    f"{self.path.parent} is gone: it was moved, renamed or removed while it was trained. This training "
+                    "writes nothing more. Start the run again from where it is now; it resumes from its newest "
+                    "checkpoint"
+                )
             owner = self.owner()
             found = f"belongs to {owner}" if owner else "is free"
             raise RunLocked(
@@ -285,10 +298,22 @@ class RunLock:
 
     def _mine(self) -> bool:
         try:
-            owner = self.owner()
+            return self._is_me(self.owner())
         except RunError:  # something else was put in its place
             return False
+
+    def _names_me(self, data: bytes) -> bool:
+        return self._is_me(Owner.parse(data))
+
+    def _is_me(self, owner: Owner | None) -> bool:
         return owner is not None and self._me is not None and owner.token == self._me.token
+
+    def _open(self, fd: int) -> bool:
+        """Whether the descriptor is still that of the lock file."""
+        try:
+            return _identity(fd) == self._file
+        except OSError:
+            return False
 
     def _write(self, fd: int, owner: Owner) -> None:
         os.pwrite(fd, json.dumps(asdict(owner)).encode().ljust(_SIZE - 1) + b"\n", 0)
@@ -301,6 +326,8 @@ class RunLock:
             if self._fd is not None and self._me is not None:
                 self._me = replace(self._me, heartbeat=time.time())
                 try:
+                    if not self._open(self._fd):
+                        raise OSError(errno.EBADF, "its descriptor was closed by other code")
                     self._write(self._fd, self._me)
                 except OSError as error:  # a full or absent disk: the next beat may succeed
                     logger.warning("no heartbeat in %s: %s", self.path, error)
@@ -328,6 +355,11 @@ def _forget_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

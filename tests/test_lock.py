@@ -154,6 +154,22 @@ def test_a_heartbeat_that_cannot_be_written_does_not_stop_the_heart(
         wait_for(lambda: (now := lock.owner()) is not None and now.heartbeat > first.heartbeat)
 
 
+def test_a_descriptor_that_somebody_closed_is_not_written_through(path: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"rows of another file\n")
+    with RunLock(path, heartbeat=0.01) as lock:
+        assert lock._fd is not None
+        with open(precious, "rb+") as other:
+            os.dup2(other.fileno(), lock._fd)  # as a reward does that closes what it finds, and opens a file
+        reused = lock._fd
+        time.sleep(0.1)
+    assert precious.read_bytes() == b"rows of another file\n"
+    assert lock.owner() is None and os.fstat(reused).st_size > 0, "nor closed"
+    os.close(reused)
+    with RunLock(path) as another:
+        assert another.took_over is None
+
+
 # ---- two processes
 
 

@@ -15,7 +15,7 @@ from grpo_nb import checkpoints, optim, release, training, workers
 from grpo_nb.guards import TrainingError
 from grpo_nb.lock import RunLocked
 from grpo_nb.model import load_policy
-from grpo_nb.run import Run
+from grpo_nb.run import Run, RunError
 from grpo_nb.session import start
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo
@@ -164,6 +164,36 @@ def test_who_lost_the_lock_writes_nothing_more(
         name: size for name, size in before.items() if ".tmp-" not in name or "other" in name
     }
     assert not own, "its own unfinished checkpoint is gone"
+
+
+@pytest.mark.parametrize("moment", ["between two steps", "before the rows", "in a checkpoint"])
+def test_a_run_that_is_moved_while_it_trains_ends_with_one_error_and_resumes_where_it_is(
+    straight: tuple[str, Any], moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, expected = straight
+    run, moved = tiny_run(tmp_path / "here", **EVERY), tmp_path / "elsewhere"
+    walk = trained(run, stage)
+    next(walk)
+
+    def move() -> None:
+        if run.path.exists():
+            run.path.rename(moved)
+
+    if moment == "between two steps":
+        move()
+    else:
+        owner, name = (optim, "_assert_finite") if moment == "before the rows" else (checkpoints, "_seal")
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: (move(), whole(*arguments))[1])
+    with pytest.raises(RunError, match=str(run.path)):
+        list(walk)
+    monkeypatch.undo()
+    assert not run.path.exists(), "nothing is made anew where it was"
+    there = Run.open(moved)
+    assert there.status().owner is None
+    session = start(there, tasks=small_tasks(), rewards=REWARDS, stage=stage)  # type: ignore[arg-type]
+    session.wait_blocking()
+    assert same(bits(there, stage), expected)
 
 
 @pytest.mark.parametrize(("steps", "level"), [(1, "ERROR"), (2, "WARNING")])  # saved every second step
