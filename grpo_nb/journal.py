@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from grpo_nb import lines, schema
 from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
 from grpo_nb.lines import Place, Sought
-from grpo_nb.regular import opened, refuse_irregular
+from grpo_nb.regular import RunError, opened, refuse_irregular
 
 if TYPE_CHECKING:
     from grpo_nb.index import Index, LogRows
@@ -33,6 +33,8 @@ _COLUMNS: Mapping[str, Collection[str] | None] = {
     "evaluations.jsonl": ("stage", "step", "split", "mode", "objective"),
 }
 """Keys that get columns, by log; None: all that its rows have."""
+MOST_PASSED = 100_000
+"""Lines in a row that a reader from the end of a log passes over, where it looks for a row and they are none."""
 
 
 class Journal:
@@ -54,6 +56,8 @@ class Journal:
         self._reading = threading.Lock()
         self._index: Index | None = None
         self._seen = _Seen()
+        self._ends: tuple[tuple[int, ...], int] = ((), 0)
+        """A state of the file, and where its last complete line ends: what follows that may be long."""
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Write the rows, one line each, with one system call: all of them or none.
@@ -111,11 +115,14 @@ class Journal:
         with self._open() as file:
             if file is None:
                 return
-            torn = True  # the last line may be one that is being written
+            torn, passed = True, 0  # the last line may be one that is being written
             for line, end in lines.backwards(file, file.seek(0, os.SEEK_END)):
                 row, why = self._row(line, end)
+                passed = 0 if row is not None else passed + 1
                 if row is not None:
                     yield row
+                elif passed > MOST_PASSED:
+                    raise self._endless()
                 elif why and not torn:
                     self._warn_once(why)
                 torn = False
@@ -143,6 +150,21 @@ class Journal:
                 return
             with file:
                 yield file
+
+    def _complete(self, fd: int) -> tuple[int, int]:
+        """Bytes of the open file, and the byte at which its last complete line ends."""
+        found = os.fstat(fd)
+        state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if state != self._ends[0]:
+            known = state if lines.settled(*state[3:]) else ()
+            self._ends = known, lines.complete(fd, found.st_size)
+        return found.st_size, self._ends[1]
+
+    def _endless(self) -> RunError:
+        return RunError(
+            f"{self.path} has more than {MOST_PASSED:,} lines in a row near its end that are no rows of this log. They "
+            "are not read further; remove them"
+        )
 
     def _warn_once(self, why: str) -> None:
         if not (self._warned or self.bad_lines):
@@ -235,8 +257,9 @@ class Unread:
     def __init__(self, journal: Journal, file: BinaryIO, known: Place) -> None:
         self.anew = not known.of(file)
         """Whether it is the whole file: it was never read, was replaced, or was cut."""
-        self._start, self._size = 0 if self.anew else known.end, os.fstat(file.fileno()).st_size
-        self.place = Place.at(file, lines.complete(file.fileno(), self._size))
+        self._start = 0 if self.anew else known.end
+        self._size, end = journal._complete(file.fileno())
+        self.place = Place.at(file, end)
         """The end of the last complete line, from which to read on the next time."""
         self._journal, self._file = journal, file
 
@@ -249,12 +272,34 @@ class Unread:
             elif why and end < self.place.end:
                 self._journal._warn_once(why)
 
-    def backwards(self, sought: Sought) -> Iterator[tuple[Row, bool]]:
-        """Its rows, newest first, each with whether its line is complete; only those whose bytes may be `sought`."""
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Size and times of the file: what was edited in place has the size that it had, and other times."""
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def backwards(self, sought: Sought, wanted: Callable[[Row], bool]) -> Iterator[tuple[Row, bool]]:
+        """Its rows that are `wanted`, newest first, each with whether its line is complete.
+
+        Only lines that are `sought` are parsed.
+
+        Raises:
+            RunError: more than MOST_PASSED of these in a row are no such rows.
+        """
+        passed = 0
         for line, end in lines.backwards(self._file, self._size, self._start, sought):
-            row = self._journal._row(line, end)[0] if sought(line) else None
-            if row is not None:
+            if not sought(line):
+                continue
+            row = self._journal._row(line, end)[0]
+            if row is not None and wanted(row):
+                passed = 0
                 yield row, end < self.place.end
+            elif (passed := passed + 1) > MOST_PASSED:
+                raise self._journal._endless()
+
+    def read_anew(self) -> None:
+        """Take all of the file for unread."""
+        self.anew, self._start = True, 0
 
 
 class Follower:

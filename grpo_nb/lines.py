@@ -1,6 +1,7 @@
 """Lines of a growing file, read from either end in bounded memory; and places in it, from which to read on."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -13,6 +14,8 @@ BLOCK = 1 << 16
 """Bytes of one read."""
 FINGERPRINT = 512
 """Bytes before a place by which a file is recognised."""
+SETTLED_NS = 3_000_000_000
+"""A file that was written so recently can be written again without a change of its times: FAT counts 2 s."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,14 @@ def complete(fd: int, size: int) -> int:
         if newline >= 0:
             return size + newline + 1
     return 0
+
+
+def settled(*times_ns: int) -> bool:
+    """Whether whatever is written to a file of these times from now on changes them.
+
+    Where the clock of the file system is ahead of this machine's, they are never settled.
+    """
+    return time.time_ns() - max(times_ns) > SETTLED_NS
 
 
 class _Line:

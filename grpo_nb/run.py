@@ -35,7 +35,7 @@ from grpo_nb.journal import Follower, Journal, Row
 from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import LOCK, Owner, RunLock
 from grpo_nb.spelling import near
-from grpo_nb.standing import PAUSES, MilestoneReader, Milestones
+from grpo_nb.standing import PAUSES, Milestones, standing_of
 from grpo_nb.standing import RunStatus as RunStatus
 from grpo_nb.standing import RunSummary as RunSummary
 from grpo_nb.standing import State as State
@@ -71,7 +71,7 @@ class Run:
             log: Journal(path / f"{log}.jsonl", remember=log != "samples")
             for log in get_args(Log)
         }
-        self._milestones = MilestoneReader(self._logs["events"])
+        self._standing = standing_of(path)
 
     @property
     def name(self) -> str:
@@ -271,9 +271,9 @@ class Run:
         """One row an evaluation."""
         return self._table("evaluations")
 
-    def last_step(self) -> int | None:
-        """The newest step in the metrics, read from the end of the file; None before the first."""
-        return next((row["step"] for row in self._logs["metrics"].backwards()), None)
+    def last_step(self, log: Literal["metrics", "sft"] = "metrics") -> int | None:
+        """The newest step in a log, read from the end of the file and only where it is new; None before the first."""
+        return self._standing.steps[log].read()
 
     def goal(self) -> int:
         """GRPO steps in all: the configuration's, or what the newest start asked for or reached if that is more."""
@@ -281,7 +281,7 @@ class Run:
 
     def milestone(self) -> Row:
         """The newest event that says where GRPO stands (see `status`); empty where there is none."""
-        return self._milestones.read().newest
+        return self._standing.milestones.read().newest
 
     def rewind(self, step: int) -> dict[str, int]:
         """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
@@ -299,7 +299,7 @@ class Run:
 
     def status(self) -> RunStatus:
         """Where the run stands; cheap enough to ask every second, however long its logs are."""
-        step, seen = self.last_step() or 0, self._milestones.read()
+        step, seen = self.last_step() or 0, self._standing.milestones.read()
         owner = RunLock(self.path / LOCK).owner()
         state = self._state(step, owner, seen)
         return RunStatus(state, step, self._goal(step, seen.newest), owner, self._updated())

@@ -117,7 +117,7 @@ class Session:
         """Steps in the log."""
         if self.stage == "grpo":
             return self.run.last_step() or 0
-        return int(next(self.run.newest_first("sft"), {"step": 0})["step"])
+        return self.run.last_step("sft") or 0
 
     @property
     def steps(self) -> int:

@@ -2,17 +2,24 @@
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from grpo_nb.journal import Journal, Row, Unread
-from grpo_nb.lines import Place
+from grpo_nb.lines import Place, settled
 from grpo_nb.lock import Owner
+from grpo_nb.regular import RunError
+from grpo_nb.schema import STEPWISE
+
+Known = TypeVar("Known")
 
 MILESTONES = frozenset({"start", "resume", "paused", "stepping", "stopped", "done", "failed"})
 PAUSES = frozenset({"paused", "sft_paused"})
 _MARK = re.compile(rb'"kind"\s*:\s*"(?:%s)"' % "|".join(sorted(MILESTONES | PAUSES)).encode())
+_LETTER = re.compile(rb"\\u00[4-7]")
 
 State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
 
@@ -60,46 +67,121 @@ class Milestones:
     """Of the kinds MILESTONES and PAUSES."""
 
 
-class MilestoneReader:
-    """The milestones of an event log. Each byte of the log is read once, from its end only as far as is needed."""
+class Tail(ABC, Generic[Known]):
+    """What the newest rows of a log say. Each byte of it is read once, from its end only as far as is needed."""
 
-    def __init__(self, events: Journal) -> None:
-        self._events = events
+    def __init__(self, log: Journal) -> None:
+        self._log = log
         self._lock = threading.Lock()
-        self._place, self._known = Place(), Milestones({}, {})
+        self._place, self._state, self._problem = Place(), (0, 0, 0), ""
+        self._settled = False
+        """Whether nothing can have been written since in that state."""
+        self._known = self._found = self.nothing()
 
-    def read(self) -> Milestones:
-        """Of the log as it is now."""
-        with self._lock, self._events.unread(self._place) as part:
-            if part is None or part.anew:
-                self._known = Milestones({}, {})
+    def read(self) -> Known:
+        """Of the log as it is now.
+
+        Raises:
+            RunError: it cannot be read, or has too much near its end that is no row.
+        """
+        with self._lock, self._log.unread(self._place) as part:
             if part is None:
-                self._place = Place()
+                self._place, self._known, self._problem = Place(), self.nothing(), ""
                 return self._known
-            self._known, found = _newest(part, self._known)
-            self._place = part.place
-            return found
+            return self._read(part)
+
+    def _read(self, part: Unread) -> Known:
+        state = part.state
+        if part.anew or state != self._state or not self._settled:
+            if state[0] == self._state[0] and state != self._state:
+                part.read_anew()
+            self._settled = settled(*state[1:])
+            self._look(part)
+            self._place, self._state = part.place, state
+        if self._problem:
+            raise RunError(self._problem)
+        return self._found
+
+    def _look(self, part: Unread) -> None:
+        if part.anew:
+            self._known, self._problem = self.nothing(), ""
+        try:
+            self._known, self._found, new = self.newest(part, self._known)
+            self._problem = "" if new else self._problem
+        except RunError as error:
+            self._problem = str(error)
+
+    @abstractmethod
+    def nothing(self) -> Known:
+        """Where there are no rows."""
+
+    @abstractmethod
+    def newest(self, part: Unread, known: Known) -> tuple[Known, Known, bool]:
+        """What complete lines say, what they say with a last line that may still be cut off; whether it is new."""
 
 
-def _newest(part: Unread, known: Milestones) -> tuple[Milestones, Milestones]:
-    """The milestones after `known`: those of complete lines, and those with a last line that may still be cut off."""
-    newest, pause, torn = Row(), Row(), Row()
-    for row, complete in part.backwards(_may_hold_one):
-        if row.get("kind") not in MILESTONES | PAUSES:
-            continue
-        if not complete:
-            torn = row
-            continue
-        pause = pause or row
-        if row["kind"] in MILESTONES:
-            newest = row
-            break
-    kept = Milestones(newest or known.newest, pause or known.pause)
-    if not torn:
-        return kept, kept
-    return kept, Milestones(torn if torn["kind"] in MILESTONES else kept.newest, torn)
+class MilestoneReader(Tail[Milestones]):
+    """The milestones of an event log."""
+
+    def nothing(self) -> Milestones:
+        return Milestones({}, {})
+
+    def newest(self, part: Unread, known: Milestones) -> tuple[Milestones, Milestones, bool]:
+        newest, pause, torn = Row(), Row(), Row()
+        for row, complete in part.backwards(_may_hold_one, _is_one):
+            if not complete:
+                torn = row
+                continue
+            pause = pause or row
+            if row["kind"] in MILESTONES:
+                newest = row
+                break
+        kept = Milestones(newest or known.newest, pause or known.pause)
+        if not torn:
+            return kept, kept, bool(newest)
+        return kept, Milestones(torn if torn["kind"] in MILESTONES else kept.newest, torn), True
+
+
+class StepReader(Tail[int | None]):
+    """The newest step of a log of one row a step; None before the first."""
+
+    def nothing(self) -> int | None:
+        return None
+
+    def newest(self, part: Unread, known: int | None) -> tuple[int | None, int | None, bool]:
+        torn: int | None = None
+        for row, complete in part.backwards(_may_have_step, lambda row: True):
+            if complete:
+                return row["step"], row["step"] if torn is None else torn, True
+            torn = row["step"]
+        return known, known if torn is None else torn, torn is not None
+
+
+class Standing:
+    """Where a run stands, by its logs. One object serves all that look at a run in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.milestones = MilestoneReader(Journal(path / "events.jsonl"))
+        self.steps = {log: StepReader(Journal(path / f"{log}.jsonl")) for log in STEPWISE}
+
+
+standing_of = lru_cache(4096)(Standing)
+"""The standing of the run in a folder: whoever lists many runs again reads of each what is new."""
+
+
+def _is_one(row: Row) -> bool:
+    return row.get("kind") in MILESTONES | PAUSES
 
 
 def _may_hold_one(data: bytes) -> bool:
-    """Whether there may be a milestone or a pause in it; a backslash may spell one in another way."""
-    return b"\\" in data or _MARK.search(data) is not None
+    """Whether there may be a milestone or a pause in it; an escape may spell one in another way."""
+    return _MARK.search(data) is not None or _escapes(data)
+
+
+def _may_have_step(data: bytes) -> bool:
+    return b'"step"' in data or _escapes(data)
+
+
+def _escapes(data: bytes) -> bool:
+    """Whether a letter is spelt by its number: none that this package writes is."""
+    return b"\\u" in data and _LETTER.search(data) is not None

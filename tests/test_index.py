@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb import index as module
-from grpo_nb import schema
+from grpo_nb import lines, schema
 from grpo_nb.durable import to_json
 from grpo_nb.index import Index, LogRows, chunks, packing, store
 from grpo_nb.journal import Journal
@@ -282,7 +282,7 @@ def test_a_second_edit_within_the_grain_of_the_clock_is_seen(
 
 def test_a_state_is_that_of_the_chunks_it_was_noted_with(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     journal.append(*({"step": n, "loss": 0.125} for n in range(1, 150)))
-    monkeypatch.setattr(module, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(lines, "SETTLED_NS", -(10**18))
     assert len(index_of(journal).rows()) == 149
     kept = store.store_of(journal.path)
     first, last = kept.heads()[0], kept.heads()[-1]

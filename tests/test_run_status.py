@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import lines
+from grpo_nb import journal, lines
 from grpo_nb.durable import to_json, write_atomically
 from grpo_nb.journal import Journal
 from grpo_nb.lock import Owner
-from grpo_nb.run import Run, list_runs
+from grpo_nb.run import Log, Run, RunError, list_runs
 from grpo_nb.standing import MILESTONES, PAUSES, MilestoneReader
 from tests.kill_points import ROOT
 from tests.run_folder import CONFIG, STEPS, log
@@ -242,6 +242,85 @@ def test_status_costs_the_same_however_many_events_there_are(
             file.writelines(to_json({"kind": "beta", "time": 1.0, "step": n}) + b"\n" for n in range(10_000))
         run.status()
         assert cost(run, fresh, counted) <= few * 3 + (10_000 // 1000 if fresh else 0)
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each look at the end of a log: the bytes that are new, and 1 for each line that is parsed."""
+    parse, read, counted = Journal._row, lines.backwards, list[int]()
+    monkeypatch.setattr(Journal, "_row", lambda self, line, end: counted.append(1) or parse(self, line, end))
+    monkeypatch.setattr(
+        lines,
+        "backwards",
+        lambda file, end, floor=0, sought=None: counted.append(end - floor) or read(file, end, floor, sought),
+    )
+    return counted
+
+
+def beta(count: int) -> bytes:
+    return b"".join(to_json({"kind": "beta", "time": 1.0, "step": n}) + b"\n" for n in range(count))
+
+
+@pytest.mark.parametrize(
+    ("log", "junk"),
+    [
+        ("events", beta(5_000)),
+        ("metrics", b"x\n" * 50_000),
+        ("metrics", b'{"step":"x"}\n' * 5_000),
+        ("sft", b'{"step":"x"}\n' * 5_000),
+        ("metrics", bytes(200_000)),
+    ],
+    ids=["honest", "short", "no rows", "no rows of sft", "zeros"],
+)
+def test_what_was_looked_at_once_is_not_looked_at_again(run: Run, log: Log, junk: bytes, looked_at: list[int]) -> None:
+    run.log_event("start", step=0, goal=STEPS)
+    run.log_metrics({"step": 1, "loss": 0.5})
+    run.log_sft({"step": 1, "loss": 0.5})
+    with open(run.path / f"{log}.jsonl", "ab") as file:
+        file.write(junk)
+    os.utime(run.path / f"{log}.jsonl", (1, 1))
+
+    def look(opened: Run) -> None:
+        assert (opened.last_step(), opened.last_step("sft"), opened.goal()) == (1, 1, STEPS)
+        assert [(found.state, found.step) for found in list_runs(run.path.parent)] == [("stopped", 1)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "SETTLED_NS", -(10**18))
+        look(run)
+        first = sum(looked_at)
+        looked_at.clear()
+        look(Run.open(run.path))
+    assert first > len(junk) / 2 and sum(looked_at) == 0
+
+
+def test_a_reader_gives_up_where_too_many_lines_are_no_rows_and_goes_on_with_the_next_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch, looked_at: list[int]
+) -> None:
+    monkeypatch.setattr(journal, "MOST_PASSED", 100)
+    run.log_event("start", step=0, goal=STEPS)
+    for name, row in (("metrics", b'{"step":"x"}\n'), ("events", b'{"kind":"note","x":{"kind":"start"}}\n')):
+        with open(run.path / f"{name}.jsonl", "ab") as file:
+            file.write(row * 1_000)
+        for _ in range(2):
+            with pytest.raises(RunError, match=f"{name}.jsonl has more than 100 lines"):
+                run.status()
+            assert [found.state for found in list_runs(run.path.parent)] == ["unreadable"]
+        assert looked_at.count(1) < 300
+        run.log_event("start", step=0, goal=STEPS) if name == "events" else run.log_metrics({"step": 1})
+        assert run.status().step == 1
+        looked_at.clear()
+    with pytest.raises(RunError, match="more than 100 lines"):
+        [*run.newest_first("metrics")]
+
+
+def test_an_edit_in_place_is_seen(run: Run) -> None:
+    run.log_event("failed", step=0, error="x" * 1000)
+    run.log_metrics({"step": 1, "status": "x" * 1000})
+    assert (run.milestone()["kind"], run.last_step()) == ("failed", 1)
+    for name, old, new in (("events", b"failed", b"paused"), ("metrics", b'"step": 1', b'"step": 4')):
+        path = run.path / f"{name}.jsonl"
+        path.write_bytes(path.read_bytes().replace(old, new))
+    assert (run.milestone()["kind"], run.last_step()) == ("paused", 4)
 
 
 def cost(run: Run, fresh: bool, counted: list[int]) -> int:

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from grpo_nb.index.chunks import Chunk, Head, Parse, Row, chunk_of
 from grpo_nb.index.packing import Numbers, Texts
 from grpo_nb.index.rows import Log, LogRows
 from grpo_nb.index.store import Damaged, InMemory, Kept, Store, store_of
+from grpo_nb.lines import settled
 from grpo_nb.regular import RunError, opened
 
 __all__ = ["Index", "LogRows", "Numbers", "Row", "Texts"]
 
 CHUNK_BYTES = 4 << 20
 _BLOCK = 1 << 20
-SETTLED_NS = 3_000_000_000
-"""A file that was written so recently can be written again without a change of its times: FAT counts 2 s."""
 
 
 class Index:
@@ -95,7 +93,7 @@ class Index:
         """Whether a file whose times are as they were has the bytes that were read."""
         if self._settled:
             return True
-        self._settled = _settled(seen)
+        self._settled = settled(*seen[3:])
         heads = [*self._heads, *([self._tail] if self._tail else [])]
         return len(_valid(fd, heads, 0, seen[2])) == len(heads)
 
@@ -106,7 +104,7 @@ class Index:
 
     def _extend(self, fd: int, seen: tuple[int, ...]) -> Chunk | None:
         """Bring the chunks up to date; the last one, which is not full."""
-        self._settled = _settled(seen)
+        self._settled = settled(*seen[3:])
         for again in (True, False):
             try:
                 chunk = self._extended(fd, seen)
@@ -202,11 +200,6 @@ class Index:
 def _state(fd: int) -> tuple[int, ...]:
     found = os.fstat(fd)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _settled(seen: tuple[int, ...]) -> bool:
-    """Whether whatever is written from now on changes the state; a clock that is behind the file's says no."""
-    return time.time_ns() - max(seen[3:]) > SETTLED_NS
 
 
 def _stamp(seen: tuple[int, ...], heads: Sequence[Head]) -> str:
