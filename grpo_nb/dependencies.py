@@ -164,11 +164,11 @@ def reads_of(task: Task) -> list[Read]:
 
 def _same(run: Run, key: str, read: FileRead) -> bool:
     """Whether the file was only touched or moved back: its content is still what the run has."""
-    kept = ledger.read(run.path)
-    known = kept.entries.get(key) if kept is not None else None
     try:
+        kept = ledger.read(run.path)
+        known = kept.entries.get(key) if kept is not None else None
         return known is not None and part_of(read.path).digest in {part.digest for part in known.parts}
-    except RunError:  # it is gone
+    except RunError:  # it is gone, or what the run has cannot be read
         return False
 
 

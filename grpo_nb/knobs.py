@@ -158,6 +158,8 @@ class Knobs(Mapping[str, Knob]):
         self._config = config
         self._good = _snapshot(_initial(config))
         """The newest readable content seen: stands in when the file is broken by hand."""
+        self._done: dict[str, float] = {}
+        """Orders that were carried out, and when they were given: a file that is broken cannot be rid of them."""
 
     def __getitem__(self, name: str) -> Knob:
         """The knob of that name.
@@ -230,7 +232,11 @@ class Knobs(Mapping[str, Knob]):
         self._update(change)
 
     def done(self, name: Order, at: float) -> None:
-        """Strike out the order that was given `at` that time; one given since stays."""
+        """Strike out the order that was given `at` that time; one given since stays.
+
+        Where knobs.json is broken, this object takes the order for done when the file is whole again.
+        """
+        self._done[name] = at
 
         def change(file: _File) -> _File:
             given = file.orders.get(name)
@@ -238,7 +244,10 @@ class Knobs(Mapping[str, Knob]):
                 return file
             return file.model_copy(update={"orders": {k: v for k, v in file.orders.items() if k != name}})
 
-        self._update(change)
+        try:
+            self._update(change)
+        except RunError as error:
+            log.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
 
     def snapshot(self) -> KnobSnapshot:
         """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
@@ -246,7 +255,8 @@ class Knobs(Mapping[str, Knob]):
             now = _snapshot(self._read())
         except RunError as error:
             return replace(self._good, problem=str(error), orders=[])  # a broken file orders nothing
-        self._good = replace(now, version=max(now.version, self._good.version))
+        orders = [name for name in now.orders if now.at[name] != self._done.get(name)]
+        self._good = replace(now, version=max(now.version, self._good.version), orders=orders)
         return self._good
 
     def reset(self, by: str = "user") -> None:

@@ -37,6 +37,8 @@ class Stage(ABC):
     prefix: Literal["", "sft_"]
     """Before the kind of each event of the loop."""
     progress: Progress
+    problem: str | None = None
+    """Why knobs.json cannot be used, once logged; None while it can."""
 
     @property
     @abstractmethod
@@ -58,7 +60,7 @@ class Stage(ABC):
         """Carry out the orders that are due between two steps; called while the training holds, too."""
         if "save" in knobs.orders:
             save(self)
-            done(self.progress.run, "save", knobs)
+            done(self, "save", knobs)
 
     @abstractmethod
     def advance(self) -> StepStats:
@@ -125,10 +127,12 @@ def save(stage: Stage) -> None:
         ) from error
 
 
-def done(run: Run, order: Order, knobs: KnobSnapshot) -> None:
-    """Strike out an order that was carried out."""
+def done(stage: Stage, order: Order, knobs: KnobSnapshot) -> None:
+    """Strike out an order that was carried out; that knobs.json is broken by now is logged, and ends nothing."""
+    run = stage.progress.run
     run.fence()
     run.knobs.done(order, knobs.at[order])
+    _note_problem(stage, run.knobs.snapshot())
 
 
 def _save_at_last(stage: Stage) -> None:
@@ -153,11 +157,12 @@ def _obey(stage: Stage) -> KnobSnapshot:
     run, paused = stage.progress.run, False
     while True:
         now = run.knobs.snapshot()
+        _note_problem(stage, now)
         stage.serve(now)
         if now.command != "pause":
             break
         if "step" in now.orders:
-            done(run, "step", now)
+            done(stage, "step", now)
             _log(stage, "stepping")
             break
         if not paused:
@@ -166,6 +171,13 @@ def _obey(stage: Stage) -> KnobSnapshot:
         time.sleep(POLL_SECONDS)
     stage.accept(now)
     return now
+
+
+def _note_problem(stage: Stage, knobs: KnobSnapshot) -> None:
+    """Log once that knobs.json cannot be used, so that the last good values stay."""
+    if knobs.problem and knobs.problem != stage.problem:
+        _log(stage, "knobs_unreadable", problem=knobs.problem)
+    stage.problem = knobs.problem
 
 
 def _log(stage: Stage, kind: str, **data: object) -> None:

@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 def measure(state: Training) -> None:
     """Evaluate the policy as it stands; what goes wrong is logged and never ends the training."""
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
-    dependencies.watch(state.run, state.step, state.policy, tasks, state.replaced)
     try:
+        dependencies.watch(state.run, state.step, state.policy, tasks, state.replaced)
         evaluate(state.run, policy=state.policy, tasks=tasks, engine=state.engine)
     except Exception as error:
         state.run.log_event("evaluation_failed", step=state.step, error=f"{type(error).__name__}: {error}")

@@ -149,7 +149,7 @@ class Grpo(loop.Stage):
         super().serve(knobs)
         if "evaluate" in knobs.orders:
             orders.measure(self.state)
-            loop.done(self.state.run, "evaluate", knobs)
+            loop.done(self, "evaluate", knobs)
 
     def accept(self, knobs: KnobSnapshot) -> None:
         _turn_knobs(self.state, knobs)
@@ -168,8 +168,6 @@ def _turn_knobs(state: Training, now: KnobSnapshot) -> None:
         run.log_event("knob", step=state.step + 1, **turn)
     if now.values["temperature"] != before.values["temperature"]:
         _measured_anew(state)
-    if now.problem and now.problem != before.problem:
-        run.log_event("knobs_unreadable", step=state.step + 1, problem=now.problem)
     state.knobs = now
     for name, objective in state.objectives.items():
         key = f"beta/{name}"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import orders
+from grpo_nb import loop, orders
+from grpo_nb.knobs import Order
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import Session, attach, start
 from grpo_nb.train import grpo
@@ -48,15 +49,44 @@ def test_save_and_evaluation_come_between_steps_and_change_no_bit(tmp_path: Path
     assert kinds(run).count("evaluated") == 1 and run.checkpoints.steps() == [0, 1, 3]
 
 
+@pytest.mark.parametrize("broken", ["evaluate", "dependencies.watch"])
 def test_evaluation_that_fails_is_logged_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(orders, "evaluate", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(f"grpo_nb.orders.{broken}", lambda *_, **__: 1 / 0)
     run = tiny_run(tmp_path, run__steps=2)
     run.knobs.order("evaluate")
     assert len(list(train(run))) == 2
     assert run.events().set_index("kind").loc["evaluation_failed", "error"].startswith("ZeroDivisionError")
     assert "evaluation at step 0 failed" in caplog.text and run.knobs.snapshot().orders == []
+
+
+JUNK = b'{"version": 1, "command": "\x00'
+
+
+@pytest.mark.parametrize(("order", "quick_every"), [("save", 0), ("evaluate", 2)])
+def test_junk_in_the_knobs_while_an_order_is_carried_out_ends_nothing(
+    order: Order, quick_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(tmp_path, run__steps=3, run__quick_eval_every=quick_every)
+    run.knobs["temperature"].set(0.9)
+    run.knobs.order(order)
+    carry_out = {"save": (loop, "save"), "evaluate": (orders, "evaluate")}[order]
+    kept = []
+
+    def spoilt(*_: Any, **__: Any) -> None:
+        kept.append(run.knobs.path.read_bytes())
+        run.knobs.path.write_bytes(JUNK)
+        monkeypatch.undo()
+
+    monkeypatch.setattr(*carry_out, spoilt)
+    steps = train(run)
+    next(steps)
+    run.knobs.path.write_bytes(kept[0])  # the order stands in it still
+    rest = [step.metrics["temperature"] for step in steps]
+    assert rest == [0.9, 0.9] and run.metrics()["temperature"].tolist() == [0.9] * 3
+    assert kinds(run).count("knobs_unreadable") == 1 and len(kept) == 1
+    assert run.knobs.snapshot().orders == []
 
 
 @pytest.fixture
