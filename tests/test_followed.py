@@ -187,5 +187,7 @@ def test_a_training_that_ended_keeps_no_session(run: Run, monkeypatch: pytest.Mo
     session.wait_blocking()
     kept, timers = weakref.ref(session), [t for t in threading.enumerate() if isinstance(t, threading.Timer)]
     del session
+    for timer in timers:
+        timer.join(10)  # one that was cancelled ends soon
     gc.collect()
     assert kept() is None and not [timer for timer in timers if not timer.finished.is_set()]

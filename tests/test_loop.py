@@ -1,5 +1,6 @@
 """The loop of SFT and GRPO: saved at step boundaries only, by the lock's owner only, whatever interrupts it."""
 
+import errno
 import json
 import os
 import threading
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 from grpo_nb import checkpoints, optim, release, training, workers
 from grpo_nb.guards import TrainingError
@@ -116,6 +119,70 @@ def test_a_policy_that_was_handed_over_keeps_no_gradient_of_a_step_broken_off(
     undo()
     list(trained(run, stage, policy=policy))
     assert same(bits(run, stage), expected)
+
+
+# ---- a full disk
+
+
+def full_from(patch: pytest.MonkeyPatch, call: int) -> list[str]:
+    """No space is left from a call on of those that write; the names of all that are made."""
+    made: list[str] = []
+
+    def filling(name: str, whole: Any) -> Any:
+        def write(*arguments: Any, **named: Any) -> Any:
+            if threading.current_thread().name.startswith("heartbeat"):
+                return whole(*arguments, **named)
+            made.append(name)
+            if len(made) < call:
+                return whole(*arguments, **named)
+            if name == "save_file":
+                raise SafetensorError(f"I/O error: No space left on device (os error {errno.ENOSPC})")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return write
+
+    for owner, name in ((os, "write"), (os, "pwrite"), (os, "fsync"), (os, "mkdir"), (Path, "write_bytes")):
+        patch.setattr(owner, name, filling(name, getattr(owner, name)))
+    patch.setattr(safetensors.torch, "save_file", filling("save_file", safetensors.torch.save_file))
+    return made
+
+
+def fills_up(stage: str, folder: Path, call: int, expected: Any) -> None:
+    """Train on a disk that is full from some call on: it ends with one error and nothing is lost."""
+    run = tiny_run(folder, f"{stage}-{call}", **EVERY)
+    walk = trained(run, stage)
+    next(walk)
+    log = "sft" if stage == "sft" else "metrics"
+    before = (run.path / f"{log}.jsonl").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        full_from(patch, call)
+        with pytest.raises(RunError, match="no space is left"):
+            list(walk)
+    assert (run.path / f"{log}.jsonl").read_bytes().startswith(before)
+    assert run.status().owner is None
+    list(trained(Run.open(run.path), stage))
+    assert same(bits(run, stage), expected)
+
+
+@pytest.mark.parametrize("call", [2, 9])
+def test_a_full_disk_is_one_error_and_the_run_resumes_to_the_same_bits(
+    straight: tuple[str, Any], call: int, tmp_path: Path
+) -> None:
+    fills_up(straight[0], tmp_path, call, straight[1])
+
+
+@pytest.mark.slow
+def test_a_disk_may_be_full_at_any_write(straight: tuple[str, Any], tmp_path: Path) -> None:
+    stage, expected = straight
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, stage)
+    next(walk)
+    with pytest.MonkeyPatch.context() as patch:
+        made = full_from(patch, 10**9)
+        list(walk)
+    assert {"write", "fsync", "mkdir", "write_bytes", "save_file"} <= {*made}
+    for call in range(1, len(made) + 1):
+        fills_up(stage, tmp_path, call, expected)
 
 
 # ---- only the owner of the lock writes
