@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -65,8 +65,8 @@ def _free(path: Path) -> str:
         return "an unknown number of"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by a file that holds `data`; a reader, or a kill, meets the old one or the new one.
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Replace `path` by a file that holds `data`, or its parts; a reader, or a kill, meets the old one or the new one.
 
     Raises:
         RunError: the folder is read-only, missing, or the disk is full; `path` is as it was.
@@ -75,7 +75,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     with clear_errors("write", path):
         try:
             with open(temporary, "xb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

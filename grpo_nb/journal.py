@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grpo_nb import lines, schema
 from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
-from grpo_nb.lines import Place, Sought
+from grpo_nb.lines import Place, Sought, Span
 from grpo_nb.regular import RunError, opened, refuse_irregular
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Journal:
         data = b"".join(to_json(row) + b"\n" for row in rows)
         if data:
             with clear_errors("append to", self.path), self._locked() as fd:
-                _write_whole(fd, data, _mend_tail(fd, self.path))
+                _write_whole(fd, [data], _mend_tail(fd, self.path))
 
     def read(self) -> list[Row]:
         """All rows, oldest first. A torn last line is passed over; a bad line before it is logged and counted.
@@ -188,20 +188,19 @@ class Journal:
 
         At no moment is a row in neither file: they are first written and synced there, then this file is
         replaced. Killed in between, the next call does the rest and adds nothing twice. Kept lines keep
-        their bytes; a torn last line is dropped.
+        their bytes; a torn last line is dropped. The file need not fit into memory.
         """
         if not os.path.lexists(self.path):
             return 0
         with clear_errors("rewrite", self.path), self._locked() as fd:
             _mend_tail(fd, self.path)
             with os.fdopen(opened(self.path), "rb") as file:
-                moved = {place: line for place, line in enumerate(file) if _meets(line, condition)}
-                if moved:  # usually nothing is moved, and the file need not fit into memory
-                    into._append_once(b"".join(moved.values()))
-                    file.seek(0)
-                    kept = b"".join(line for place, line in enumerate(file) if place not in moved)
-                    write_atomically(self.path, kept)
-        return len(moved)
+                size = os.fstat(file.fileno()).st_size
+                count, moved = _spans(file, size, condition)
+                if moved:
+                    into._append_once(file.fileno(), moved)
+                    write_atomically(self.path, lines.blocks(file.fileno(), lines.between(moved, size)))
+        return count
 
     def sync(self) -> None:
         """fsync what was appended so far."""
@@ -210,11 +209,17 @@ class Journal:
                 refuse_irregular(self.path)
                 sync(self.path)
 
-    def _append_once(self, data: bytes) -> None:
+    def _append_once(self, source: int, spans: Sequence[Span]) -> None:
+        """Append these bytes of another file, unless this one ends with them."""
         with clear_errors("append to", self.path), self._locked() as fd:
             end = _mend_tail(fd, self.path)
-            if os.pread(fd, len(data), max(end - len(data), 0)) != data:
-                _write_whole(fd, data, end)
+            start = place = end - sum(stop - first for first, stop in spans)
+            for block in lines.blocks(source, spans) if start >= 0 else ():
+                if os.pread(fd, len(block), place) != block:
+                    break
+                place += len(block)
+            if place < end or start < 0:
+                _write_whole(fd, lines.blocks(source, spans), end)
             os.fsync(fd)
         sync(self.path.parent)
 
@@ -348,9 +353,19 @@ def _parse(line: bytes) -> Row | None:
     return row if isinstance(row, dict) else None
 
 
-def _meets(line: bytes, condition: Callable[[Row], bool]) -> bool:
-    row = _parse(line)
-    return row is not None and condition(row)
+def _spans(file: BinaryIO, size: int, condition: Callable[[Row], bool]) -> tuple[int, list[Span]]:
+    """How many rows of the first `size` bytes meet a condition, and where they lie, neighbours as one."""
+    count, start, spans = 0, 0, list[Span]()
+    for line, end in lines.forwards(file, 0, size):
+        stop = min(end + 1, size)
+        row = _parse(line) if len(line) <= schema.LONGEST_LINE else None
+        if row is not None and condition(row):
+            count += 1
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+        start = stop
+    return count, spans
 
 
 def _mend_tail(fd: int, path: Path) -> int:
@@ -367,7 +382,12 @@ def _mend_tail(fd: int, path: Path) -> int:
     return start
 
 
-def _write_whole(fd: int, data: bytes, end: int) -> None:
-    if os.write(fd, data) < len(data):
+def _write_whole(fd: int, parts: Iterable[bytes], end: int) -> None:
+    """Append all of the parts, or nothing."""
+    try:
+        for part in parts:
+            if os.write(fd, part) < len(part):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
         os.ftruncate(fd, end)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise

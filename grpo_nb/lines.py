@@ -2,13 +2,16 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 from grpo_nb import schema
 
 Sought = Callable[[bytes], bool]
+Span = tuple[int, int]
+"""Bytes of a file, from the first to before the last."""
 
 BLOCK = 1 << 16
 """Bytes of one read."""
@@ -97,6 +100,19 @@ def complete(fd: int, size: int) -> int:
         if newline >= 0:
             return size + newline + 1
     return 0
+
+
+def between(spans: Sequence[Span], size: int) -> list[Span]:
+    """What these spans leave of a file."""
+    edges = [0, *chain.from_iterable(spans), size]
+    return [(first, stop) for first, stop in zip(edges[::2], edges[1::2], strict=True) if first < stop]
+
+
+def blocks(fd: int, spans: Iterable[Span]) -> Iterator[bytes]:
+    """The bytes of an open file in these spans."""
+    for first, stop in spans:
+        for place in range(first, stop, BLOCK):
+            yield os.pread(fd, min(BLOCK, stop - place), place)
 
 
 def settled(*times_ns: int) -> bool:

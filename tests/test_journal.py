@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,29 @@ def test_moved_rows_keep_their_bytes_and_their_order(journal: Journal) -> None:
     assert journal.move(past_two, aside) == 2
     assert journal.path.read_bytes() == lines[0] + lines[1] + lines[3]
     assert aside.path.read_bytes() == lines[2] + lines[4]
+
+
+@pytest.mark.parametrize("killed_before", [False, True])
+def test_a_log_is_moved_in_bounded_memory(tmp_path: Path, killed_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 MiB, of which every second row goes, then all."""
+    journal, aside = Journal(tmp_path / "samples.jsonl"), Journal(tmp_path / "samples.discarded.jsonl")
+    line = to_json({"step": 1, "text": "x" * 1000})
+    lines_of = {step: line.replace(b"1", b"%d" % step, 1) + b"\n" for step in (1, 2)}
+    with open(journal.path, "wb") as file:
+        file.writelines(lines_of[1 + n % 2] for n in range(16_000))
+    if killed_before:
+        aside.path.write_bytes(b'{"step":9}\n' + lines_of[2] * 8_000)
+    tracemalloc.start()
+    try:
+        assert journal.move(lambda row: row["step"] == 2, aside) == 8_000
+        assert journal.move(lambda row: True, aside) == 8_000
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 << 20
+    moved = lines_of[2] * 8_000 + lines_of[1] * 8_000
+    assert journal.path.read_bytes() == b""
+    assert aside.path.read_bytes() == (b'{"step":9}\n' if killed_before else b"") + moved
 
 
 def test_moving_nothing_rewrites_nothing(journal: Journal) -> None:
