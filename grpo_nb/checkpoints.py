@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb import regular, schema
+from grpo_nb import documents, regular, schema
 from grpo_nb.durable import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
 from grpo_nb.regular import Irregular
 
@@ -35,6 +35,7 @@ FORMAT = 1
 MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
 SPARE_BYTES = 16 << 20
 """Free disk asked for beyond the checkpoint itself: the logs go on growing beside it."""
+_RESTORE = "restore the checkpoint from a copy, or remove it: the run then continues from the one before"
 _STEP = re.compile(r"[0-9]{6,9}")
 _REPLACED = re.compile(r"\.old-([0-9]{6,9})")
 _DISCARDED = re.compile(r"discarded-([0-9]{6,9})")
@@ -78,11 +79,24 @@ class Checkpoint:
             raise RunError(f"checkpoint {self.path} has no '{name}{SUFFIX}'; it has {self.names()}")
         return dict(load_file(file))
 
-    def state(self) -> dict[str, Any]:
-        """The JSON state saved with it; tuples are lists by now and keys are strings."""
-        with clear_errors("read", self.path / STATE):
+    def state(self, *needed: str) -> documents.State:
+        """The JSON state saved with it, which has the `needed` fields; tuples are lists by now and keys are strings.
+
+        Raises:
+            RunError: it cannot be read, lacks a field, or has a wrong one.
+        """
+        file = self.path / STATE
+        with clear_errors("read", file):
             regular.refuse_linked(self.path)
-            state: dict[str, Any] = from_json(regular.read(self.path / STATE, schema.LARGEST_STATE))
+            data = regular.read(file, schema.LARGEST_STATE)
+        try:
+            state = documents.state(from_json(data))
+        except ValueError as error:
+            raise RunError(f"{file} is broken: it {error}; {_RESTORE}") from None
+        if missing := [name for name in needed if name not in state]:
+            raise RunError(f"{file} is broken: it lacks {', '.join(missing)}; {_RESTORE}")
+        if (step := state.get("step", self.step)) != self.step:
+            raise RunError(f"{file} is broken: it is of step {step}, its checkpoint of {self.step}; {_RESTORE}")
         return state
 
     def not_finite(self) -> str | None:
@@ -93,7 +107,7 @@ class Checkpoint:
         """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256."""
         try:
             regular.refuse_linked(self.path)
-            manifest = schema.manifest(regular.read(self.path / MANIFEST, schema.LARGEST_MANIFEST))
+            manifest = documents.manifest(regular.read(self.path / MANIFEST, schema.LARGEST_MANIFEST))
             if (found := (manifest["format"], manifest["step"])) != (FORMAT, self.step):
                 return f"its manifest has format and step {found}, needs {(FORMAT, self.step)}"
             files = manifest["files"].items()

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from grpo_nb import schema
+from grpo_nb import documents
 from grpo_nb.durable import RunError, clear_errors, flock, same_file
 from grpo_nb.regular import opened
 
@@ -73,7 +73,7 @@ class Owner:
     def parse(cls, data: bytes) -> "Owner | None":
         """From the lock file's content; None where it names nobody."""
         try:
-            return cls(**schema.lock_content(data))
+            return cls(**documents.lock_content(data))
         except ValueError:
             return None
 

@@ -150,16 +150,16 @@ Words = Annotated[str, StringConstraints(max_length=LONGEST_WORD)]
 Number = float
 """May be nan or inf."""
 
-_OPEN = ConfigDict(strict=True, extra="allow")
+OPEN = ConfigDict(strict=True, extra="allow")
 
 
-@with_config(_OPEN)
+@with_config(OPEN)
 class _Turn(TypedDict, total=False):
     role: Required[str]
     content: Required[str | None]
 
 
-@with_config(_OPEN)
+@with_config(OPEN)
 class _Sample(TypedDict, total=False):
     """A row of samples.jsonl."""
 
@@ -183,7 +183,7 @@ class _Sample(TypedDict, total=False):
     logprobs_reference: list[Number] | None
 
 
-@with_config(_OPEN)
+@with_config(OPEN)
 class _Event(TypedDict, total=False):
     """A row of events.jsonl: what every kind shares, and the rest as it is."""
 
@@ -203,7 +203,7 @@ class _Event(TypedDict, total=False):
     n: Count | None
 
 
-@with_config(_OPEN)
+@with_config(OPEN)
 class _Metric(TypedDict, total=False):
     value: Required[Number]
     low: Number | None
@@ -212,7 +212,7 @@ class _Metric(TypedDict, total=False):
     clusters: Count
 
 
-@with_config(_OPEN)
+@with_config(OPEN)
 class _Evaluation(TypedDict, total=False):
     """A row of evaluations.jsonl."""
 
@@ -230,7 +230,7 @@ class _Evaluation(TypedDict, total=False):
     resamples: dict[Name, Annotated[list[Number | None], Field(max_length=100_000)]]
 
 
-@with_config(_OPEN)
+@with_config(OPEN)
 class _Judged(TypedDict, total=False):
     """A row of judge.jsonl. What was spent is checked by the ledger, which refuses to go on without it."""
 
@@ -289,62 +289,3 @@ def problem(file: str, row: Row, end: int) -> str | None:
     if why is None and log in STEPWISE and not reachable(row["step"], end):
         return "is of a step far beyond the rows before it"
     return why
-
-
-# Other files
-
-
-@with_config(_OPEN)
-class _Entry(TypedDict):
-    bytes: Count
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-
-
-@with_config(_OPEN)
-class Manifest(TypedDict, total=False):
-    """manifest.json of a checkpoint."""
-
-    format: Required[int]
-    step: Required[Step]
-    created: Seconds
-    files: Required[Annotated[dict[str, _Entry], Field(max_length=10_000)]]
-
-
-@with_config(ConfigDict(strict=True, extra="ignore"))
-class LockContent(TypedDict):
-    """What stands in the lock file; what a later version adds is passed over."""
-
-    pid: Annotated[int, Field(ge=-LARGEST_INT, lt=LARGEST_INT)]
-    host: Name
-    boot: Name
-    user: Name
-    started: Seconds
-    since: Seconds
-    heartbeat: Seconds
-    token: Name
-
-
-_MANIFEST, _LOCK = TypeAdapter(Manifest), TypeAdapter(LockContent)
-
-
-def manifest(data: bytes) -> Manifest:
-    """A checkpoint's manifest, whose files all lie in its own folder.
-
-    Raises:
-        ValueError: it is none.
-    """
-    found = _MANIFEST.validate_python(loads(data))
-    for name in found["files"]:
-        parts = name.split("/")
-        if name.startswith("/") or "\\" in name or "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-            raise ValueError(f"{name!r} is no file of its folder")
-    return found
-
-
-def lock_content(data: bytes) -> LockContent:
-    """Who is written in a lock file.
-
-    Raises:
-        ValueError: it names nobody.
-    """
-    return _LOCK.validate_python(loads(data))

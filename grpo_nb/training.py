@@ -16,6 +16,7 @@ from grpo_nb import dependencies, frozen, optim, pareto, preflight, rules, seedi
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
+from grpo_nb.documents import State
 from grpo_nb.findings import Finding, Steps, spans
 from grpo_nb.history import History
 from grpo_nb.knobs import KnobSnapshot
@@ -304,16 +305,31 @@ def _restore(training: Training, newest: Checkpoint) -> None:
     policy.load_state(_reference(run).tensors("policy"))
     policy.freeze_reference()
     relearn(policy, training.optimizer, newest)
-    state = newest.state()
-    training.step = training.saved = int(state["step"])
-    training.knobs = KnobSnapshot(**state["knobs"])
+    state = newest.state("step", "betas", "knobs", "judged_by")
+    training.step = training.saved = state["step"]
+    training.knobs = _knobs_of(newest, state, training.knobs)
     for name, objective in training.objectives.items():
+        if name not in state["betas"]:
+            raise RunError(f"{newest.path} has no beta of '{name}'; restore the checkpoint from a copy")
         objective.beta = BetaState.from_dict(state["betas"][name])
         objective.moments = Moments.from_dict(state.get("reward_moments", {}).get(name, {}))
     _note_other_judges(training, state["judged_by"])
     run.rewind(training.step)
     _look_back(training)
     run.log_event("resume", step=training.step, goal=training.goal, **surroundings(policy))
+
+
+def _knobs_of(newest: Checkpoint, state: State, now: KnobSnapshot) -> KnobSnapshot:
+    """The knobs of a checkpoint.
+
+    Raises:
+        RunError: it lacks some that the run has now.
+    """
+    knobs = KnobSnapshot(**state["knobs"])  # type: ignore[arg-type]
+    for has in (knobs.values, knobs.modes, knobs.by, knobs.at):
+        if missing := sorted(now.values.keys() - has.keys()):
+            raise RunError(f"{newest.path} has no knob '{missing[0]}'; restore the checkpoint from a copy")
+    return knobs
 
 
 def _judged_by(training: Training) -> dict[str, list[str]]:

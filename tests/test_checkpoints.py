@@ -363,6 +363,38 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monk
         save(tmp_path / "checkpoints", 1)
 
 
+KNOBS = {"values": {"temperature": 1.0}, "modes": {"temperature": "manual"}, "command": "run", "version": 3}
+KNOBS |= {"by": {"command": "me"}, "at": {"command": 1.5}}
+STATE_OF_STEP_2 = {"step": 2, "betas": {"fairness": {"value": 0.1, "window": [0.1], "mode": "auto"}}, "knobs": KNOBS}
+WRONG_STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "a text as step": ({"step": "2"}, "step"),
+    "another step": ({"step": 3}, "of step 3"),
+    "no knobs": ({"knobs": None}, "knobs"),
+    "a knob that is a text": ({"knobs": KNOBS | {"values": {"temperature": "1"}}}, "knobs.values.temperature"),
+    "a knob that is no number": ({"knobs": KNOBS | {"values": {"temperature": NAN}}}, "knobs.values.temperature"),
+    "another command": ({"knobs": KNOBS | {"command": "rm"}}, "knobs.command"),
+    "a field of no knobs": ({"knobs": KNOBS | {"path": "/etc"}}, "knobs.path"),
+    "a beta that is infinite": ({"betas": {"fairness": {"value": float("inf")}}}, "betas.fairness.value"),
+    "a beta without value": ({"betas": {"fairness": {}}}, "betas.fairness.value"),
+    "moments that are a list": ({"reward_moments": {"fairness": [1, 2]}}, "reward_moments.fairness"),
+    "judges that are numbers": ({"judged_by": {"fairness": [1]}}, "judged_by.fairness.0"),
+    "settings that are a text": ({"config": "demo"}, "config"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_STATES)
+def test_a_state_whose_hash_is_right_is_read_through_a_schema(tmp_path: Path, name: str) -> None:
+    change, where = WRONG_STATES[name]
+    folder = Checkpoints(tmp_path / "c")
+    folder.save(2, {"policy": {"w": torch.zeros(2)}}, STATE_OF_STEP_2)
+    assert folder.load(2).state("step", "knobs") == STATE_OF_STEP_2
+    with pytest.raises(RunError, match=r"lacks judged_by, more"):
+        folder.load(2).state("step", "judged_by", "more")
+    folder.save(2, {"policy": {"w": torch.zeros(2)}}, STATE_OF_STEP_2 | change)
+    with pytest.raises(RunError, match=f"state.json is broken.*{where}"):
+        folder.load(2).state()
+
+
 def test_state_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"'sampler.rng' is a Generator"):
         Checkpoints(tmp_path).save(1, tensors(1), {"sampler": {"rng": torch.Generator()}})

@@ -32,7 +32,7 @@ FLOORS = (
     }
     | {"clock", "origins", "digests", "ledger"}
     | {"run", "standing", "durable", "lines", "journal", "index", "checkpoints", "knobs", "lock", "frozen", "sources"}
-    | {"regular", "schema"},
+    | {"regular", "schema", "documents"},
     {
         "sft",
         "train",
