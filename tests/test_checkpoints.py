@@ -20,6 +20,7 @@ from grpo_nb import checkpoints as module
 from grpo_nb.checkpoints import Checkpoints, NotFinite
 from grpo_nb.durable import RunError
 from tests.kill_points import ROOT, survives
+from tests.support.tokens import caused_by, names, pattern
 
 NAN = float("nan")
 
@@ -63,7 +64,7 @@ def test_what_is_not_finite_is_refused_and_the_good_ones_stay(
     save(tmp_path, 1)
     poisoned = tensors(2.0) | {where: {"a": torch.zeros(2), "b": torch.tensor([1.0, bad, bad], dtype=dtype)}}
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    with pytest.raises(NotFinite, match=f"2 of 3 numbers of {where}/b"):
+    with pytest.raises(NotFinite, match=pattern("2 of 3", f"{where}/b")):
         Checkpoints(tmp_path).save(2, poisoned, {"step": 2})
     assert sorted(path.name for path in tmp_path.rglob("*")) == before and newest(tmp_path) == 1
 
@@ -78,7 +79,7 @@ def test_one_that_was_saved_before_they_were_refused_counts_as_damaged(
     assert newest(tmp_path) == 2, "its hashes are right"
     good, ((path, reason),) = Checkpoints(tmp_path).latest(finite=True)
     assert good is not None and good.step == 1 and path.name == "000002"
-    assert "8 of 8 numbers of policy/w" in reason or "numbers of optimizer/w/step" in reason
+    assert names(reason, "8 of 8", "policy/w") or names(reason, "optimizer/w/step")
 
 
 # ---- what is saved comes back
@@ -135,7 +136,7 @@ def test_other_files_belong_to_the_checkpoint_and_are_verified(tmp_path: Path) -
         "state.json",
     }
     (path / "adapter" / "adapter_config.json").write_text("[]")
-    with pytest.raises(RunError, match=r"adapter_config.json has other content than its manifest says"):
+    with pytest.raises(RunError, match=pattern("adapter_config.json", "manifest")):
         Checkpoints(tmp_path).load(1)
 
 
@@ -146,9 +147,9 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
 
 def test_an_unknown_set_or_step_names_what_there_is(tmp_path: Path) -> None:
     save(tmp_path, 10)
-    with pytest.raises(RunError, match=r"no 'adapter.safetensors'; it has \['optimizer', 'policy'\]"):
+    with pytest.raises(RunError, match=pattern("'adapter.safetensors'", "['optimizer', 'policy']")):
         Checkpoints(tmp_path).load(10).tensors("adapter")
-    with pytest.raises(RunError, match=r"no checkpoint of step 20 in .*there are \[10\]"):
+    with pytest.raises(RunError, match=pattern(20, tmp_path, "[10]")):
         Checkpoints(tmp_path).load(20)
 
 
@@ -177,14 +178,14 @@ def test_the_logs_are_synced_before_the_checkpoint_is_there(tmp_path: Path) -> N
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "one bit flipped": (lambda p: flip(p / "policy.safetensors"), "policy.safetensors has other content"),
+    "one bit flipped": (lambda p: flip(p / "policy.safetensors"), "policy.safetensors"),
     "file cut": (lambda p: os.truncate(p / "policy.safetensors", 10), "policy.safetensors has 10 bytes"),
-    "file missing": (lambda p: (p / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
-    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
-    "manifest cut": (lambda p: os.truncate(p / "manifest.json", 40), "its manifest.json is broken"),
-    "manifest of another shape": (lambda p: (p / "manifest.json").write_text("[1]"), "its manifest.json is broken"),
-    "state edited": (lambda p: (p / "state.json").write_text('{"step": 99}'), "state.json has"),
-    "another step's folder": (lambda p: shutil.copytree(p.parent / "000010", p, dirs_exist_ok=True), "format and step"),
+    "file missing": (lambda p: (p / "optimizer.safetensors").unlink(), "optimizer.safetensors"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json"),
+    "manifest cut": (lambda p: os.truncate(p / "manifest.json", 40), "manifest.json"),
+    "manifest of another shape": (lambda p: (p / "manifest.json").write_text("[1]"), "manifest.json"),
+    "state edited": (lambda p: (p / "state.json").write_text('{"step": 99}'), "state.json"),
+    "another step's folder": (lambda p: shutil.copytree(p.parent / "000010", p, dirs_exist_ok=True), "step"),
     "a file in a folder's place": (
         lambda p: ((p / "policy.safetensors").unlink(), (p / "policy.safetensors").mkdir()),
         "policy.safetensors",
@@ -202,7 +203,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, damage: s
     checkpoint, damaged = Checkpoints(tmp_path).latest()
     assert checkpoint is not None and checkpoint.step == 10
     assert [d.path for d in damaged] == [path] and reason in damaged[0].reason
-    with pytest.raises(RunError, match="is damaged"):
+    with pytest.raises(RunError, match=pattern(path, reason)):
         Checkpoints(tmp_path).load(20)
 
 
@@ -295,10 +296,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monke
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=module.SPARE_BYTES + 3_000))
     Checkpoints(tmp_path).save(20, tensors(1.0, size=8), {})  # fits
-    with pytest.raises(
-        RunError,
-        match=r"takes about 17 MiB and 16 MiB are free; free some and start again.*lower run\.keep_checkpoints",
-    ):
+    with pytest.raises(RunError, match=pattern("17 MiB", "16 MiB", "run.keep_checkpoints")):
         Checkpoints(tmp_path).save(30, tensors(1.0, size=300_000), {})
     assert newest(tmp_path) == 20 and sorted(tmp_path.glob("000010/*")) == [
         p for p in before if p.parent.name == "000010"
@@ -314,7 +312,7 @@ def test_the_space_of_other_files_is_learned_from_the_last_checkpoint(
     )
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=module.SPARE_BYTES + (4 << 20)))
-    with pytest.raises(RunError, match="takes about 21 MiB and 20 MiB are free"):
+    with pytest.raises(RunError, match=pattern("21 MiB", "20 MiB")):
         Checkpoints(tmp_path).save(20, tensors(1.0), {})
 
 
@@ -323,7 +321,7 @@ def test_a_disk_that_fills_up_under_the_tensors_says_so_too(tmp_path: Path, monk
         raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
-    with pytest.raises(RunError, match=r"no space is left on the disk \([\d,]+ bytes are free\)"):
+    with pytest.raises(RunError, match=r"\([\d,]+ bytes\b"):
         save(tmp_path, 10)
 
 
@@ -333,7 +331,7 @@ def test_a_disk_that_fills_up_on_the_way_leaves_no_trace(tmp_path: Path) -> None
     def full(_: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    said = r"no space is left on the disk \([\d,]+ bytes are free\); free some .*lower run\.keep_checkpoints$"
+    said = r"\([\d,]+ bytes\b.*\brun\.keep_checkpoints\b"
     with pytest.raises(RunError, match=said):
         Checkpoints(tmp_path).save(20, tensors(1), {}, full)
     assert newest(tmp_path) == 10 and hidden(tmp_path) == []
@@ -352,14 +350,14 @@ def test_an_interrupted_save_leaves_no_trace(tmp_path: Path, interruption: type[
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write a checkpoint into .*a part of this path is a file"):
+    with pytest.raises(RunError, match=pattern(tmp_path / "file" / "checkpoints"), check=caused_by(errno.ENOTDIR)):
         save(tmp_path / "file" / "checkpoints", 1)
 
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(module.Path, "mkdir", read_only)
-    with pytest.raises(RunError, match=r"read-only file system; it is read-only for this user"):
+    with pytest.raises(RunError, match=pattern(tmp_path / "checkpoints"), check=caused_by(errno.EROFS)):
         save(tmp_path / "checkpoints", 1)
 
 
@@ -396,7 +394,7 @@ def test_a_state_whose_hash_is_right_is_read_through_a_schema(tmp_path: Path, na
 
 
 def test_state_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"'sampler.rng' is a Generator"):
+    with pytest.raises(TypeError, match=pattern("'sampler.rng'", "Generator")):
         Checkpoints(tmp_path).save(1, tensors(1), {"sampler": {"rng": torch.Generator()}})
     assert Checkpoints(tmp_path).steps() == [] and hidden(tmp_path) == []
 

@@ -1,5 +1,6 @@
 """Every rule of the settings with its message: what was found, what is needed, what to change."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_nb import presets
-from grpo_nb.algorithms import SCALE_FREE, AdvantageName
+from grpo_nb.algorithms import ALGORITHMS, SCALE_FREE, AdvantageName
 from grpo_nb.config import (
     AlgorithmConfig,
     BatchConfig,
@@ -20,6 +21,7 @@ from grpo_nb.config import (
     check_data_size,
     parse,
 )
+from tests.support.tokens import names, pattern
 
 
 def refused(**changes: Any) -> str:
@@ -69,22 +71,20 @@ def test_the_default_is_valid_and_survives_json() -> None:
 
 
 def test_unknown_keys_are_refused_by_name() -> None:
-    assert parse_error({"run": {"stepz": 3}}) == "unknown setting 'run.stepz': remove it or correct its name"
-    assert parse_error({"runn": {}}) == "unknown setting 'runn': remove it or correct its name"
+    assert names(parse_error({"run": {"stepz": 3}}), "'run.stepz'")
+    assert names(parse_error({"runn": {}}), "'runn'")
 
 
 def test_a_misspelt_change_names_the_nearest() -> None:
-    assert refused(batch__group_sice=4) == (
-        "unknown setting 'batch.group_sice' ('group_sice'): did you mean 'group_size'?"
-    )
-    assert "'fairness'?" in refused(objectives__fairnes__weight=2)
-    assert "known here: fairness, hallucination" in refused(objectives__xyz__weight=2)
+    assert names(refused(batch__group_sice=4), "'batch.group_sice'", "'group_size'")
+    assert names(refused(objectives__fairnes__weight=2), "fairnes", "'fairness'")
+    assert names(refused(objectives__xyz__weight=2), "xyz", "fairness", "hallucination")
 
 
 def test_every_wrong_setting_is_listed_at_once() -> None:
     message = parse_error({"run": {"steps": -1, "seed": "x"}, "sampling": {"temperature": 0}})
     assert [line.split(":")[0] for line in message.splitlines()] == ["sampling.temperature", "run.steps", "run.seed"]
-    assert "(found -1)" in message and "(found 'x')" in message and "greater than 0" in message
+    assert names(message, -1, "'x'", 0)
 
 
 def parse_error(tree: Any) -> str:
@@ -97,22 +97,21 @@ def parse_error(tree: Any) -> str:
 
 
 def test_a_group_of_one_compares_nothing() -> None:
-    assert "group_size=1: an answer is compared with the others of its group" in refused(batch__group_size=1)
-    assert "needs 2 or more" in refused(batch__group_size=0)
+    assert names(refused(batch__group_size=1), "group_size=1")
+    assert names(refused(batch__group_size=0), "group_size=0", 2)
 
 
 def test_train_batch_must_fit_and_divide() -> None:
     message = refused(batch__train_batch=200)
-    assert "train_batch=200 is more than the 128 completions of a step (16 prompts x 8)" in message
+    assert names(message, "train_batch=200", 128, "16 prompts x 8")
     message = refused(batch__train_batch=48)
-    assert "train_batch=48 does not divide the 128 completions" in message
-    assert "use one of [1, 2, 4, 8, 16, 32, 64, 128]" in message
+    assert names(message, "train_batch=48", 128, "[1, 2, 4, 8, 16, 32, 64, 128]")
 
 
 def test_micro_batch_must_divide_an_update() -> None:
     message = refused(batch__micro_batch=48)
-    assert "micro_batch=48 does not divide an update of 128 completions; use one of [1, 2, 4," in message
-    assert "1 micro-batch(es) of 8 per update" in BatchConfig(prompts=2, group_size=4, micro_batch=100).describe()
+    assert names(message, "micro_batch=48", 128, "[1, 2, 4,")
+    assert names(BatchConfig(prompts=2, group_size=4, micro_batch=100).describe(), 1, 8)
 
 
 @given(
@@ -141,27 +140,20 @@ def test_a_valid_geometry_covers_every_completion(
 
 def test_geometry_in_words() -> None:
     words = BatchConfig(prompts=8, group_size=4, micro_batch=4, train_batch=16, inner_epochs=2).describe()
-    assert words == (
-        "8 prompts x 4 completions = 32 per step; 4 update(s) of 16 per step (off-policy after the first, clipping "
-        "active); 4 micro-batch(es) of 4 per update"
-    )
-    assert "on-policy, clipping inactive" in BatchConfig().describe()
+    assert re.findall(r"\d+", words) == ["8", "4", "32", "4", "16", "4", "4"], "the product, the updates, the passes"
+    assert names(words, "off-policy") and names(BatchConfig().describe(), "on-policy")
 
 
 def test_objectives_share_the_prompts_equally() -> None:
-    assert "batch.prompts=15 cannot be shared equally by 2 objectives; use a multiple of 2" in refused(
-        batch__prompts=15, batch__micro_batch=8
-    )
-    assert "objectives is empty; needs at least one" in refused(objectives={})
+    assert names(refused(batch__prompts=15, batch__micro_batch=8), "batch.prompts=15", 2)
+    assert refused(objectives={}).startswith("objectives ")
     assert presets.demo().prompts_per_objective == 8
 
 
 def test_data_must_fill_a_step() -> None:
     config = presets.demo()
     check_data_size(config, {"fairness": 8, "hallucination": 8})
-    with pytest.raises(
-        ConfigError, match=r"'hallucination' has 7 training prompts, a step takes 8 .*; lower it or add data"
-    ):
+    with pytest.raises(ConfigError, match=pattern("'hallucination'", 7, 8)):
         check_data_size(config, {"fairness": 8, "hallucination": 7})
 
 
@@ -169,8 +161,9 @@ def test_data_must_fill_a_step() -> None:
 
 
 def test_bands_are_ordered() -> None:
-    assert "is no band; needs 0 <= low < high" in refused(objectives__fairness__kl_band=[0.1, 0.1])
-    assert "is no band" in refused(objectives__fairness__kl_band=[-0.1, 0.1])
+    for band in ([0.1, 0.1], [-0.1, 0.1]):
+        message = refused(objectives__fairness__kl_band=band)
+        assert names(message, "objectives.fairness", *band, "0 <= low < high")
     assert "beta_bounds=(0.0, 1.0); needs 0 < low < high" in refused(objectives__fairness__beta_bounds=[0, 1])
     assert presets.demo().replace(**{"objectives.fairness.kl_band": None}).objectives["fairness"].kl_band is None
 
@@ -178,12 +171,12 @@ def test_bands_are_ordered() -> None:
 @pytest.mark.parametrize("target", [0.005, 0.2])
 def test_the_target_lies_in_the_band(target: float) -> None:
     message = refused(objectives__fairness__kl_band=[0.01, 0.1], objectives__fairness__kl_target=target)
-    assert f"kl_target={target} is outside kl_band=(0.01, 0.1)" in message and "needs 0.01 to 0.1, or null" in message
+    assert names(message, f"kl_target={target}", "kl_band=(0.01, 0.1)", "null")
 
 
 def test_a_target_needs_a_band() -> None:
     message = refused(objectives__fairness__kl_band=None, objectives__fairness__kl_target=0.05)
-    assert "kl_target=0.05 needs a kl_band around it" in message
+    assert names(message, "kl_target=0.05", "kl_band")
 
 
 def test_a_beta_is_controlled_where_there_is_a_band_and_a_controller_that_moves() -> None:
@@ -196,10 +189,7 @@ def test_a_beta_is_controlled_where_there_is_a_band_and_a_controller_that_moves(
 
 def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
     message = refused(algorithm__kl="k1")
-    assert (
-        "as a loss its expected gradient is zero" in message
-        and "use 'k2', 'k3' or 'k3_k2', or 'k1_in_reward'" in message
-    )
+    assert names(message, "algorithm", "'k1'", "'k2'", "'k3'", "'k3_k2'", "'k1_in_reward'")
 
 
 @pytest.mark.parametrize(
@@ -288,10 +278,9 @@ def test_differences_are_dotted_with_both_values() -> None:
 @pytest.mark.parametrize("surrogate", ["gspo", "gmpo"])
 def test_a_ratio_of_the_whole_completion_takes_no_weights_of_tokens(surrogate: str) -> None:
     said = refused(algorithm__surrogate=surrogate, algorithm__entropy_top_share=0.2)
-    assert f"surrogate '{surrogate}' has one ratio a completion, so entropy_top_share=0.2 cannot weigh" in said
-    assert "or entropy_top_share=1" in said
+    assert names(said, f"'{surrogate}'", "entropy_top_share=0.2", "entropy_top_share=1")
     said = refused(algorithm__surrogate=surrogate, algorithm__correction="tis")
-    assert "correction='tis' of level 'token' cannot weigh" in said and "or correction_level='sequence'" in said
+    assert names(said, "correction='tis'", "'token'", "correction_level='sequence'")
     presets.demo().replace(
         **{"algorithm.surrogate": surrogate, "algorithm.correction": "tis", "algorithm.correction_level": "sequence"}
     )
@@ -301,7 +290,7 @@ def test_a_ratio_of_the_whole_completion_takes_no_weights_of_tokens(surrogate: s
 @pytest.mark.parametrize("kl", ["k2", "k3_k2"])
 def test_the_ratios_gradient_is_for_k3_only(kl: str) -> None:
     said = refused(algorithm__kl=kl, algorithm__kl_weight="ratio_through")
-    assert f"kl='{kl}' counts the gradient twice" in said
+    assert names(said, f"kl='{kl}'", "kl_weight", "ratio_through")
     presets.demo().replace(**{"algorithm.kl": "k3", "algorithm.kl_weight": "ratio_through"})
 
 
@@ -330,39 +319,39 @@ def test_settings_written_by_an_older_version_keep_their_values() -> None:
 
 @pytest.mark.parametrize("bounds", [[1.1, 2.0], [0.2, 0.9], [1.0, 2.0], [2.0, 0.5]])
 def test_a_correction_lets_an_engine_through_that_agrees(bounds: list[float]) -> None:
-    assert "needs lower < 1 < upper" in refused(algorithm__correction="mis", algorithm__correction_bounds=bounds)
+    said = refused(algorithm__correction="mis", algorithm__correction_bounds=bounds)
+    assert names(said, "correction_bounds", *bounds, "lower < 1 < upper")
 
 
 def test_every_update_has_all_objectives() -> None:
     said = refused(batch__train_batch=1, batch__micro_batch=1)
-    assert "batch.train_batch=1 cannot be shared equally by 2 objectives" in said and "[2, 4, 8, 16" in said
+    assert names(said, "batch.train_batch=1", 2, "[2, 4, 8, 16")
 
 
 def test_the_geometry_counts_the_passes_of_each_objective() -> None:
     config = presets.demo().replace(**{"batch.train_batch": 64, "batch.micro_batch": 64})
-    assert "2 update(s) of 64 per step" in config.geometry
-    assert "2 micro-batch(es) of 32 per update" in config.geometry, "a pass has rows of one objective"
+    assert re.search(r"\b2\D+64\D+\b2\D+32\D*$", config.geometry), "a pass has rows of one objective"
 
 
 @pytest.mark.parametrize(
     ("changes", "idle"),
     [
-        ({"objectives.fairness.kl_target": 0.05}, "objectives.fairness.kl_target=0.05 does nothing here"),
-        ({"objectives.fairness.controller_gain": 0.2}, "objectives.fairness.controller_gain=0.2 does nothing here"),
+        ({"objectives.fairness.kl_target": 0.05}, ("objectives.fairness.kl_target=0.05", "'proportional'")),
+        ({"objectives.fairness.controller_gain": 0.2}, ("objectives.fairness.controller_gain=0.2", "'proportional'")),
         (
             {"objectives.fairness.kl_band": None, "objectives.fairness.controller": "dual_ascent"},
-            "objectives.fairness.controller=dual_ascent does nothing here; it needs a kl_band",
+            ("objectives.fairness.controller=dual_ascent", "kl_band"),
         ),
         (
             {"objectives.fairness.controller": "fixed", "objectives.fairness.controller_limit": 0.1},
-            "objectives.fairness.controller_limit=0.1 does nothing here; it needs a controller that moves beta",
+            ("objectives.fairness.controller_limit=0.1", "beta"),
         ),
     ],
 )
-def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any], idle: str) -> None:
+def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any], idle: tuple[str, str]) -> None:
     assert not [note for note in presets.demo().idle() if "objectives." in note]
     (note,) = [note for note in presets.demo().replace(**changes).idle() if "objectives." in note]
-    assert note.startswith(idle)
+    assert note.startswith(idle[0]) and names(note, *idle)
     steering = {"objectives.fairness.controller": "proportional", "objectives.fairness.controller_gain": 0.2}
     assert not [n for n in presets.demo().replace(**steering).idle() if "objectives." in n]
 
@@ -370,22 +359,22 @@ def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any
 @pytest.mark.parametrize(("quick", "saved", "notes"), [(3, 20, 1), (30, 20, 1), (40, 20, 0), (20, 20, 0), (0, 20, 0)])
 def test_steps_that_are_measured_and_cannot_be_loaded_are_said(quick: int, saved: int, notes: int) -> None:
     config = presets.demo().replace(**{"run.quick_eval_every": quick, "run.checkpoint_every": saved})
-    found = [note for note in config.idle() if "take a multiple of run.checkpoint_every=20" in note]
+    found = [note for note in config.idle() if names(note, "run.quick_eval_every", "run.checkpoint_every=20")]
     assert len(found) == len(config.idle()) == notes
 
 
 def test_the_clamp_acts_after_the_clip() -> None:
     said = refused(algorithm__log_ratio_clamp=0.1)
-    assert "log_ratio_clamp=0.1 would act before the clip" in said and "needs more than 0.247" in said
-    assert "needs more than 1.1" in refused(algorithm__log_ratio_clamp=1.0, algorithm__dual_clip=3.0)
-    assert "needs more than 1.61" in refused(algorithm__loss="cispo_cap", algorithm__log_ratio_clamp=1.0)
-    assert "needs more than 0.4" in refused(algorithm__loss="gmpo", algorithm__log_ratio_clamp=0.3)
+    assert names(said, "log_ratio_clamp=0.1", 0.247)
+    assert names(refused(algorithm__log_ratio_clamp=1.0, algorithm__dual_clip=3.0), "log_ratio_clamp=1", 1.1)
+    assert names(refused(algorithm__loss="cispo_cap", algorithm__log_ratio_clamp=1.0), "log_ratio_clamp=1", 1.61)
+    assert names(refused(algorithm__loss="gmpo", algorithm__log_ratio_clamp=0.3), "log_ratio_clamp=0.3", 0.4)
     presets.demo().replace(**{"algorithm.loss": "sapo", "algorithm.log_ratio_clamp": 0.1})
 
 
 def test_a_cap_is_no_offset() -> None:
     said = refused(algorithm__loss="cispo_cap", algorithm__clip_high=0.28)
-    assert "would cut every gradient to 28%; needs 1 or more, 5 is usual" in said
+    assert names(said, "clip_high=0.28", "28%", 1, 5)
 
 
 @pytest.mark.parametrize(
@@ -402,27 +391,27 @@ def test_a_cap_is_no_offset() -> None:
 def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -> None:
     dotted = {"algorithm.loss": loss} | {f"algorithm.{name}": value for name, value in change.items()}
     (note,) = presets.demo().replace(**dotted).idle()
-    assert note.startswith(f"algorithm.{next(iter(change))}=") and "it needs two updates a rollout" in note
+    assert note.startswith(f"algorithm.{next(iter(change))}=") and names(note, "batch.inner_epochs")
     assert presets.demo().replace(**dotted | {"batch.inner_epochs": 2}).idle() == []
 
 
 @pytest.mark.parametrize(
-    ("loss", "says"),
+    ("loss", "left"),
     [
-        ("dapo", "nothing but what shaping.clip cuts"),
-        ("dr_grpo", "the size of the step only"),
-        ("reinforce_pp", "what the reward weighs against the KL penalty"),
-        ("rloo", "what the reward weighs against the KL penalty"),
+        ("dapo", "shaping.clip"),
+        ("dr_grpo", "step"),
+        ("reinforce_pp", "KL"),
+        ("rloo", "KL"),
     ],
 )
-def test_what_normalising_changes(loss: str, says: str) -> None:
+def test_what_normalising_changes(loss: str, left: str) -> None:
     (note,) = presets.demo().replace(**{"algorithm.loss": loss, "shaping.normalise": True}).idle()
-    assert says in note
+    assert names(note, "shaping.normalise", ALGORITHMS[loss].advantage, left)
 
 
 def test_a_clip_that_is_skipped_first_is_said() -> None:
     (note,) = presets.demo().replace(**{"algorithm.skip_grad_norm": 0.5}).idle()
-    assert "max_grad_norm=1 does nothing here: skip_grad_norm=0.5 leaves out what it would scale down" in note
+    assert names(note, "max_grad_norm=1", "skip_grad_norm=0.5")
 
 
 @pytest.mark.parametrize("preset", ["demo", "cpu_small", "gpu_24gb", "gpu_40gb", "gpu_80gb"])
@@ -431,24 +420,24 @@ def test_presets_have_no_idle_settings(preset: str) -> None:
 
 
 def test_a_setting_of_several_types_is_refused_in_one_line() -> None:
-    assert refused(algorithm__kl="k4") == (
-        "algorithm.kl: Input should be 'k1_in_reward', 'k2', 'k3' or 'k3_k2' or 'auto' (found 'k4'); did you mean 'k3'?"
-    )
-    assert refused(model__lora_targets=3).startswith("model.lora_targets: Input should be a valid tuple or 'auto'")
+    message = refused(algorithm__kl="k4")
+    assert "\n" not in message and message.startswith("algorithm.kl: ") and names(message, "'k3'")
+    assert names(message, "'k1_in_reward'", "'k2'", "'k3_k2'", "'auto'", "'k4'")
+    assert names(refused(model__lora_targets=3), "model.lora_targets: ", "'auto'")
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "said"),
+    ("setting", "value", "named"),
     [
-        ("algorithm.loss", "gpro", "(found 'gpro'); did you mean 'grpo'?"),
-        ("algorithm.combine", "pcgard", "(found 'pcgard'); did you mean 'pcgrad'?"),
-        ("objectives.fairness.controller", "bnad", "(found 'bnad'); did you mean 'band'?"),
-        ("model.lora_targets", "aut", "did you mean 'auto'?"),
-        ("algorithm.loss", "zzz", "(found 'zzz')"),
-        ("run.steps", "grpo", "(found 'grpo')"),
+        ("algorithm.loss", "gpro", ("'gpro'", "'grpo'")),
+        ("algorithm.combine", "pcgard", ("'pcgard'", "'pcgrad'")),
+        ("objectives.fairness.controller", "bnad", ("'bnad'", "'band'")),
+        ("model.lora_targets", "aut", ("'aut'", "'auto'")),
+        ("algorithm.loss", "zzz", ("'zzz'",)),
+        ("run.steps", "grpo", ("'grpo'",)),
     ],
 )
-def test_a_misspelt_value_is_told_the_nearest(setting: str, value: str, said: str) -> None:
+def test_a_misspelt_value_is_told_the_nearest(setting: str, value: str, named: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as refusal:
         presets.demo().replace(**{setting: value})
-    assert str(refusal.value).endswith(said)
+    assert names(str(refusal.value), setting, *named)

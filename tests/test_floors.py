@@ -217,7 +217,7 @@ def test_import_is_silent_and_light() -> None:
         ("tasks/bbq.py", "from .. import session", "tasks/bbq.py (floor 1) imports grpo_nb.session (floor 4)"),
         ("model.py", "def f():\n    from grpo_nb import sft", "model.py (floor 2) imports grpo_nb.sft (floor 3)"),
         ("train.py", "import grpo_nb", "train.py (floor 3) imports grpo_nb.__init__ (floor unknown)"),
-        ("attic.py", "", "grpo_nb/attic.py is in no floor"),
+        ("attic.py", "", "grpo_nb/attic.py"),
     ],
 )
 def test_a_climbing_import_is_named(file: str, source: str, message: str) -> None:

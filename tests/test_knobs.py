@@ -19,6 +19,7 @@ from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.durable import RunError
 from grpo_nb.knobs import Knobs, KnobSnapshot, check_start
 from tests.kill_points import ROOT, survives
+from tests.support.tokens import caused_by, names, pattern
 
 CONFIG = presets.demo()
 NO_BAND = CONFIG.replace(**{"objectives.fairness.kl_band": None})
@@ -78,7 +79,7 @@ def test_a_beta_is_automatic_where_it_has_a_band(tmp_path: Path) -> None:
 def test_a_configuration_that_starts_a_knob_out_of_bounds_is_a_wrong_setting() -> None:
     check_start(CONFIG)
     hot = CONFIG.replace(**{"sampling.temperature": 9.0})
-    with pytest.raises(ConfigError, match=r"temperature=9.0 cannot be set; needs a number from 0.05 to 5"):
+    with pytest.raises(ConfigError, match=pattern("sampling.temperature", "temperature=9.0", 0.05, 5)):
         check_start(hot)
 
 
@@ -119,7 +120,7 @@ def test_only_a_beta_with_a_band_and_a_controller_can_be_automatic(tmp_path: Pat
     knobs = make(tmp_path, config)
     assert knobs.snapshot().modes["beta/fairness"] == "manual"
     for name in ("beta/fairness", "temperature", "learning_rate"):
-        with pytest.raises(RunError, match=f"knob '{name}' has no controller; only a beta whose objective has a kl_b"):
+        with pytest.raises(RunError, match=pattern(f"'{name}'", "kl_band")):
             knobs[name].set_auto()
     assert knobs.snapshot().version == 0
 
@@ -132,7 +133,7 @@ def test_commands(knobs: Knobs) -> None:
     knobs.request("stop")
     knobs.request("run")
     assert knobs.command == "run" and knobs.snapshot().version == 3
-    with pytest.raises(RunError, match="unknown command 'halt'; needs one of run, pause, stop"):
+    with pytest.raises(RunError, match=pattern("'halt'", "run", "pause", "stop")):
         knobs.request("halt")
 
 
@@ -155,17 +156,18 @@ def test_a_snapshot_is_plain_json(knobs: Knobs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "named"),
     [
-        ("beta/fairnes", "did you mean 'beta/fairness'?"),
-        ("temprature", "did you mean 'temperature'?"),
-        ("lr", "there are: beta/fairness, beta/hallucination, temperature, learning_rate"),
+        ("beta/fairnes", ["'beta/fairness'"]),
+        ("temprature", ["'temperature'"]),
+        ("lr", ["beta/fairness", "beta/hallucination", "temperature", "learning_rate"]),
     ],
 )
-def test_an_unknown_knob_names_close_ones(knobs: Knobs, name: str, hint: str) -> None:
+def test_an_unknown_knob_names_close_ones(knobs: Knobs, name: str, named: list[str]) -> None:
     with pytest.raises(RunError) as refusal:
         knobs[name]
-    assert str(refusal.value) == f"unknown knob '{name}': {hint}"
+    assert names(str(refusal.value), f"'{name}'", *named)
+    assert [knob for knob in knobs if knob in str(refusal.value)] == [knob.strip("'") for knob in named], "no other"
     assert name not in knobs
 
 
@@ -190,7 +192,7 @@ def test_out_of_bounds_is_refused_with_the_bounds(knobs: Knobs, name: str, value
     low, high = knobs[name].bounds
     with pytest.raises(RunError) as refusal:
         knobs[name].set(value)
-    assert str(refusal.value) == f"{name}={value!r} cannot be set; needs a number from {low:g} to {high:g}"
+    assert names(str(refusal.value), f"{name}={value!r}", f"{low:g}", f"{high:g}")
     assert knobs.path.read_bytes() == before
 
 
@@ -215,7 +217,7 @@ def test_a_read_only_folder_is_one_clear_error(knobs: Knobs, monkeypatch: pytest
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(durable.os, "replace", read_only)
-    with pytest.raises(RunError, match=r"cannot write .*knobs.json: read-only file system; it is read-only for this"):
+    with pytest.raises(RunError, match=pattern(knobs.path), check=caused_by(errno.EROFS)):
         knobs["temperature"].set(0.5)
     monkeypatch.undo()
     assert knobs["temperature"].value == CONFIG.sampling.temperature
@@ -226,27 +228,27 @@ def test_a_read_only_folder_is_one_clear_error(knobs: Knobs, monkeypatch: pytest
 
 
 BROKEN: dict[str, tuple[Callable[[Knobs], Any], str]] = {
-    "cut": (lambda k: k.path.write_text(k.path.read_text()[:50]), "is broken"),
-    "empty": (lambda k: k.path.write_text(""), "is broken"),
-    "not utf-8": (lambda k: k.path.write_bytes(b"\xff\xfe\x00"), "is broken"),
-    "a list": (lambda k: k.path.write_text("[]"), "is broken"),
-    "missing": (lambda k: k.path.unlink(), "is missing"),
+    "cut": (lambda k: k.path.write_text(k.path.read_text()[:50]), "knobs.json"),
+    "empty": (lambda k: k.path.write_text(""), "knobs.json"),
+    "not utf-8": (lambda k: k.path.write_bytes(b"\xff\xfe\x00"), "knobs.json"),
+    "a list": (lambda k: k.path.write_text("[]"), "knobs.json"),
+    "missing": (lambda k: k.path.unlink(), "knobs.json"),
     "no such command": (lambda k: edit(k, lambda t: t["command"].update(value="hop")), "command.value"),
     "a text": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value="warm")), "knobs.temperature.value"),
-    "nan": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value=float("nan"))), "is broken"),
+    "nan": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value=float("nan"))), "knobs.json"),
     "unknown key": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(vlaue=1)), "knobs.temperature.vlaue"),
     "out of bounds": (
         lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value=50)),
-        "temperature=50.0 cannot be set",
+        "temperature=50.0",
     ),
-    "a knob less": (lambda k: edit(k, lambda t: t["knobs"].pop("beta/fairness")), "it lacks beta/fairness"),
+    "a knob less": (lambda k: edit(k, lambda t: t["knobs"].pop("beta/fairness")), "beta/fairness"),
     "a knob more": (
         lambda k: edit(k, lambda t: t["knobs"].update({"beta/fairnes": t["knobs"]["beta/fairness"]})),
-        "unknown knob 'beta/fairnes': did you mean 'beta/fairness'?",
+        "'beta/fairnes'",
     ),
     "auto without controller": (
         lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(mode="auto")),
-        "'temperature' is auto but has no controller",
+        "'temperature'",
     ),
 }
 
@@ -264,7 +266,7 @@ def test_a_broken_file_stops_writers_and_never_the_trainer(knobs: Knobs, damage:
     assert (stand_in.values, stand_in.modes, stand_in.version) == (good.values, good.modes, good.version)
     assert turns(stand_in, good) == []
     for turn in (lambda: knobs["temperature"].set(0.5), lambda: knobs.request("pause")):
-        with pytest.raises(RunError, match=r"or write it anew with `run.knobs.reset\(\)`"):
+        with pytest.raises(RunError, match=pattern("`run.knobs.reset()`")):
             turn()
     assert (knobs.path.read_bytes() if knobs.path.exists() else None) == broken, "what a person wrote is theirs"
 
@@ -289,7 +291,7 @@ def test_a_stop_gets_through_a_broken_file_which_is_kept_aside(
     assert now.problem is None and now.version > version
     aside = knobs.path.with_name("knobs.broken.json")
     assert (aside.read_bytes() if aside.exists() else None) == broken
-    assert "written anew with the last good values" in caplog.text
+    assert names(caplog.text, knobs.path.name, *([aside.name] if broken is not None else []))
 
 
 def test_a_trainer_that_starts_on_a_broken_file_uses_the_configuration(knobs: Knobs) -> None:
@@ -355,7 +357,7 @@ def test_a_writer_that_hangs_is_named_not_waited_for_forever(knobs: Knobs) -> No
     command = [sys.executable, "-c", code, str(knobs.path)]
     with durable.exclusive(knobs.path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "RunError: another process has held" in done.stderr and ".knobs.json.lock for 0.2 s" in done.stderr
+    assert names(done.stderr, "RunError", ".knobs.json.lock", "0.2 s")
 
 
 def test_without_file_locks_turning_still_works(knobs: Knobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,16 +404,16 @@ def test_bounds_are_known_for_every_knob(knobs: Knobs) -> None:
         "temperature": (0.05, 5.0),
         "learning_rate": (0.0, 1.0),
     }
-    assert repr(knobs["temperature"]) == "Knob('temperature': 1, manual, from 0.05 to 5)"
+    assert names(repr(knobs["temperature"]), "'temperature'", 1, "manual", 0.05, 5)
 
 
 # ---- orders
 
 
 def test_order_stands_until_it_is_done(knobs: Knobs) -> None:
-    knobs.order("save", by="the panel")
+    knobs.order("save", by="panel")
     asked = Knobs(knobs.path, CONFIG).snapshot()
-    assert (asked.orders, asked.by["save"], asked.command) == (["save"], "the panel", "run")
+    assert (asked.orders, asked.by["save"], asked.command) == (["save"], "panel", "run")
     knobs.order("save")  # given again while the first is carried out
     knobs.done("save", asked.at["save"])
     again = knobs.snapshot()
@@ -429,7 +431,7 @@ def test_one_step_is_a_pause_that_lets_one_through(knobs: Knobs) -> None:
 
 
 def test_unknown_order_is_refused(knobs: Knobs) -> None:
-    with pytest.raises(RunError, match="unknown order 'dance'; needs one of step, save, evaluate"):
+    with pytest.raises(RunError, match=pattern("'dance'", "step", "save", "evaluate")):
         knobs.order("dance")
 
 
@@ -442,9 +444,9 @@ def test_knobs_written_before_there_were_orders_are_read(knobs: Knobs) -> None:
 
 def test_a_beta_starts_within_the_bounds_of_its_controller() -> None:
     config = presets.demo().replace(**{"objectives.fairness.beta": 2.0})
-    with pytest.raises(ConfigError, match=r"objectives.fairness.beta=2 is outside its beta_bounds, 0.0001 to 1"):
+    with pytest.raises(ConfigError, match=pattern("objectives.fairness.beta=2", "beta_bounds", 0.0001, 1)):
         check_start(config)
     check_start(config.replace(**{"objectives.fairness.kl_band": None}))
     check_start(config.replace(**{"objectives.fairness.beta": 0.0}))
-    with pytest.raises(ConfigError, match=r"beta_bounds=.*: the knob ends at 10"):
+    with pytest.raises(ConfigError, match=pattern("objectives.fairness.beta_bounds=", 10)):
         check_start(config.replace(**{"objectives.fairness.beta_bounds": [1.0, 30.0]}))
