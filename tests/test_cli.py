@@ -12,6 +12,7 @@ from grpo_nb.cli.arguments import commands
 from grpo_nb.run import Run
 from tests.cli_stage import STEPS, mine, save, says, train_nothing
 from tests.conftest import ROOT
+from tests.support.tokens import names
 from tests.tiny import tiny_config
 
 
@@ -34,7 +35,7 @@ def test_help_is_enough_to_work_from(name: str, capsys: pytest.CaptureFixture[st
     assert status == 0
     assert all(len(line) <= 100 for line in out.splitlines())
     if name == "grpo-nb":
-        assert "exit status: 0 done, 1 findings or failure, 2 usage, 130 interrupted and saved" in out
+        assert re.search(r"\b0 .*\b1 .*\b2 .*\b130 ", out), "the exit statuses"
         assert all(command.split()[-1] in out for command in commands())
 
 
@@ -56,27 +57,27 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("argv", "named"),
     [
-        ([], "required: COMMAND"),
-        (["trian", "x"], "invalid choice: 'trian'"),
-        (["train"], "required: RUN"),
-        (["train", "x", "--preset", "gpu_25gb"], "choose from"),
-        (["train", "x", "--set", "batch.group_size"], "needs KEY=VALUE, e.g. batch.group_size=4"),
-        (["train", "x", "--steps", "0"], "'0'; needs a whole number of 1 or more"),
-        (["train", "x", "--step", "3"], "unrecognized arguments"),
-        (["train", "x", "--seed", "-1"], "needs a whole number of 0 or more"),
-        (["eval", "x", "--stage", "last"], "needs base, sft, latest or the step of a checkpoint"),
-        (["plan", "--gib", "none"], "needs the device's memory in GiB"),
-        (["score", "mmlu", "--data", "x", "--field", "y"], "invalid choice: 'mmlu'"),
-        (["score", "bbq", "--data", "x"], "required: --field"),
-        (["score", "bbq", "--field", "x"], "required: --data"),
+        ([], ["COMMAND"]),
+        (["trian", "x"], ["'trian'"]),
+        (["train"], ["RUN"]),
+        (["train", "x", "--preset", "gpu_25gb"], ["--preset", "'gpu_25gb'", "gpu_24gb"]),
+        (["train", "x", "--set", "batch.group_size"], ["--set", "KEY=VALUE", "batch.group_size=4"]),
+        (["train", "x", "--steps", "0"], ["--steps", "'0'", 1]),
+        (["train", "x", "--step", "3"], ["--step"]),
+        (["train", "x", "--seed", "-1"], ["--seed", "'-1'", 0]),
+        (["eval", "x", "--stage", "last"], ["--stage", "'last'", "base", "sft", "latest"]),
+        (["plan", "--gib", "none"], ["--gib", "'none'"]),
+        (["score", "mmlu", "--data", "x", "--field", "y"], ["'mmlu'"]),
+        (["score", "bbq", "--data", "x"], ["--field"]),
+        (["score", "bbq", "--field", "x"], ["--data"]),
     ],
 )
-def test_wrong_usage_is_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_2(argv: list[str], named: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = says(capsys, *argv)
     assert (status, out) == (2, "")
-    assert message in err and "Traceback" not in err
+    assert names(err.partition("error: ")[2], *named) and "Traceback" not in err
 
 
 # ---- opening a run
@@ -86,7 +87,7 @@ def test_a_missing_run_is_not_made_by_accident(run: Run, capsys: pytest.CaptureF
     path = run.path.parent / "mien"
     status, out, err = says(capsys, "train", path)
     assert (status, out) == (2, "")
-    assert f"no run in {path}" in err and "did you mean" in err and f"grpo-nb train {path} --preset demo" in err
+    assert names(err, path, run.path, f"grpo-nb train {path} --preset demo")
     assert not path.exists()
 
 
@@ -104,7 +105,7 @@ def test_the_same_command_again_is_no_contradiction(tmp_path: Path, capsys: pyte
     command = ["train", tmp_path / "new", "--preset", "demo", "--set", "sft.steps=0", "--set", "algorithm.kl=k2"]
     assert says(capsys, *command, "--steps", 2)[0] == 0
     status, out, _ = says(capsys, *command, "--steps", 2)
-    assert (status, out.strip()) == (0, f"{tmp_path / 'new'}: already at step 2 of 2; pass --steps to go on")
+    assert status == 0 and names(out, tmp_path / "new", "already", 2, "--steps") and out.count("\n") == 1
 
 
 def test_a_contradiction_is_refused_with_both_values(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,8 +113,8 @@ def test_a_contradiction_is_refused_with_both_values(run: Run, capsys: pytest.Ca
     for flags in (["--set", "batch.prompts=8"], ["--preset", "demo"], ["--seed", "3"]):
         status, out, err = says(capsys, "train", run.path, *flags)
         assert (status, out) == (2, "")
-        assert "was made with other settings, which never change" in err
-    assert "run.seed: the run has 0, asked for 3" in err
+        assert names(err, run.path)
+    assert names(err, "run.seed", 0, 3)
 
 
 def test_a_wrong_path_is_corrected_by_the_same_command_with_the_right_one(
@@ -121,30 +122,30 @@ def test_a_wrong_path_is_corrected_by_the_same_command_with_the_right_one(
 ) -> None:
     command = ["train", tmp_path / "new", "--set", "sft.steps=0", "--steps", 2]
     status, _, err = says(capsys, *command, "--set", "objectives.fairness.data=nowhere.jsonl")
-    assert status == 1 and "no file or folder at nowhere.jsonl" in err
+    assert status == 1 and "nowhere.jsonl" in err
     status, out, _ = says(capsys, *command, "--set", "objectives.fairness.data=demo")
-    assert status == 0 and "done, step 2 of 2" in out
+    assert status == 0 and names(out, "done", 2)
     assert Run.open(tmp_path / "new").config.objectives["fairness"].data == "demo"
 
 
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("flag", "named"),
     [
-        ("sampling.temperature=9", "starts the knob 'temperature': temperature=9.0 cannot be set; needs a number"),
-        ("objectives.fairness.beta=11", "objectives.fairness.beta starts the knob 'beta/fairness'"),
-        ("algorithm.learning_rate=2", "algorithm.learning_rate starts the knob 'learning_rate'"),
-        ("batch.group_sice=4", "did you mean 'group_size'?"),
-        ("batch.group_size=1", "needs 2 or more"),
-        ("batch.group_size=many", "found 'many'"),
-        ("algorithm.kl=k1", "use 'k2', 'k3' or 'k3_k2'"),
+        ("sampling.temperature=9", ["'temperature'", "temperature=9.0", 0.05, 5]),
+        ("objectives.fairness.beta=11", ["objectives.fairness.beta", "'beta/fairness'"]),
+        ("algorithm.learning_rate=2", ["algorithm.learning_rate", "'learning_rate'"]),
+        ("batch.group_sice=4", ["group_sice", "'group_size'"]),
+        ("batch.group_size=1", ["group_size=1", 2]),
+        ("batch.group_size=many", ["batch.group_size", "'many'"]),
+        ("algorithm.kl=k1", ["'k1'", "'k2'", "'k3'", "'k3_k2'"]),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(
-    flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flag: str, named: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out, err = says(capsys, "train", tmp_path / "new", "--preset", "demo", "--set", flag)
     assert (status, out) == (2, "")
-    assert err.startswith("error: ") and message in err and "Traceback" not in err
+    assert err.startswith("error: ") and names(err, *named) and "Traceback" not in err
     assert not (tmp_path / "new").exists()
 
 
@@ -153,7 +154,7 @@ def test_a_wrong_setting_is_one_clear_error(
 
 def test_tell_reaches_whoever_trains(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     status, out, _ = says(capsys, "tell", run.path, "pause")
-    assert status == 1 and "new, nothing trains it" in out and run.knobs.command == "run"
+    assert status == 1 and names(out, "new") and run.knobs.command == "run"
     with run.lock():
         run.log_event("start", step=0)
         for word, command in (("pause", "pause"), ("resume", "run"), ("stop", "stop"), ("step", "pause")):

@@ -12,6 +12,7 @@ import pytest
 from grpo_nb.run import Run
 from grpo_nb.train import grpo
 from tests.live_kernel import PATIENCE, Kernel, until
+from tests.support.tokens import names
 from tests.tiny import stable, tiny_run
 
 
@@ -43,23 +44,24 @@ def test_reload_brings_new_code_to_what_the_notebook_holds(shared: Kernel, tmp_p
     kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
     kernel.run("import grpo_nb as g\nfrom grpo_nb import Run, attach, presets\nrun = Run.open('tiny')")
     kernel.run("session = attach(run)\nconfig = run.config\nknob = run.knobs['temperature']")
-    assert kernel.run("session") == "tiny: new, step 0 of 4", "and with its dashboard, which holds it too"
-    assert kernel.run(SHOWN).strip() == "<Session tiny: new, step 0 of 4>"
+    assert names(kernel.run("session"), "tiny", "new", 0, 4), "and with its dashboard, which holds it too"
+    assert names(kernel.run(SHOWN), "Session", "tiny", "new", 0, 4)
     kernel.edit("session.py", 'f"<Session {', 'f"<Renewed session {')
     kernel.edit("run.py", "        self.path = path\n", "        self.path = path\n        self.novelty = 7\n")
     kernel.edit("presets.py", "def demo(", "NOVEL = True\n\n\ndef demo(")
     assert kernel.run("g.reload()") == "['presets.py', 'run.py', 'session.py']"
-    assert kernel.run(SHOWN).strip() == "<Renewed session tiny: new, step 0 of 4>"
+    assert names(kernel.run(SHOWN), "Renewed", "tiny", "new", 0, 4)
     assert kernel.run("run.novelty, presets.NOVEL, knob.value") == "(7, True, 1.0)"
     held = "isinstance(run, Run), isinstance(run, g.Run), isinstance(session.run, Run), isinstance(config, g.Config)"
     assert kernel.run(held) == "(True, True, True, True)"
     assert kernel.run("attach is g.attach, type(attach(run)) is type(session), g.reload()") == "(True, True, [])"
     kernel.edit("session.py", "class Session:", "class Session(:")
     _, error = kernel.ask("g.reload()")
-    assert error and "nothing was reloaded" in error and "session.py, line" in error
-    assert kernel.run("session, isinstance(run, g.Run)") == "(<Renewed session tiny: new, step 0 of 4>, True)"
+    assert error and names(error, "session.py", "line")
+    shown, kept = kernel.run("session, isinstance(run, g.Run)").strip("()").rsplit(", ", 1)
+    assert names(shown, "Renewed", "tiny", "new", 0, 4) and kept == "True", "nothing was reloaded"
     kernel.edit("session.py", "class Session(:", "class Session:")
-    assert kernel.run(f"g.reload()\n{SHOWN}").strip() == "<Renewed session tiny: new, step 0 of 4>"
+    assert names(kernel.run(f"g.reload()\n{SHOWN}"), "Renewed", "tiny", "new", 0, 4)
 
 
 EXPLODES = "config, policy, clock = state.config, 1 / 0, metrics.Clock()"
@@ -70,29 +72,29 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
     run = tiny_run(tmp_path, run__steps=5000)
     kernel.run("%load_ext autoreload\n%autoreload 2\nimport grpo_nb as g")
     shown = kernel.run("session = g.start('tiny')")
-    assert "%autoreload leaves grpo_nb alone from here on" in shown and "grpo_nb.reload()" in shown
+    assert names(shown, "%autoreload", "grpo_nb.reload()")
     until(lambda: run.last_step(), "the first step")
     began = time.monotonic()
     assert kernel.run("6 * 7") == "42" and time.monotonic() - began < 2.0, "other cells answer while it trains"
     _, refused = kernel.ask("g.start('tiny')")
-    assert refused and "already training in this kernel" in refused
+    assert refused and names(refused, "tiny", "wait", "stop", "attach")
     kernel.edit("train.py", "config, policy, clock = state.config, state.policy, metrics.Clock()", EXPLODES)
     kernel.run("import grpo_nb as again")  # %autoreload looks at the files before each cell
     step = run.last_step() or 0
     until(lambda: (run.last_step() or 0) > step + 2, "steps after the edit")
-    assert findings(run) == ["train.py changed on disk after import; this run uses the old code"]
-    said = "train.py changed on disk after import; this run uses the old code"
-    assert said in kernel.run("session.summary()") and kernel.run("again is g, session.live") == "(True, True)"
+    (finding,) = findings(run)
+    assert names(finding, "train.py") and finding in kernel.run("session.summary()")
+    assert kernel.run("again is g, session.live") == "(True, True)"
     _, refused = kernel.ask("g.reload()")
-    assert refused and "tiny trains in this kernel" in refused
+    assert refused and names(refused, "tiny") and kernel.run("session.live") == "True"
 
     def interrupt() -> None:
         time.sleep(1.0)
         kernel.manager.interrupt_kernel()
 
     shown, stopped = kernel.ask("await session.wait()", meanwhile=interrupt)
-    assert "stopping tiny after this step, then saving" in shown
-    assert stopped and stopped.startswith("tiny stopped at step") and "\n" not in stopped, "one line, no traceback"
+    assert names(shown, "stopping", "tiny")
+    assert stopped and names(stopped, "tiny", run.last_step(), 5000) and "\n" not in stopped, "one line, no traceback"
     assert run.checkpoints.steps()[-1] == run.last_step()
     assert kernel.run("g.reload()") == "['train.py']"
     kernel.run("session.resume()")
@@ -114,10 +116,10 @@ def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Ke
     kernel.manager.restart_kernel(now=True)
     kernel.client.wait_for_ready(timeout=PATIENCE)
     listed = kernel.run("import grpo_nb")
-    state, _, line = listed.rpartition("; its kernel is gone; resume: ")
-    assert state.startswith("killed: dead, step ") and line == "grpo_nb.start('runs/killed')", listed
+    state, _, line = listed.rpartition(": ")
+    assert names(state, "killed", "dead", 20) and line == "grpo_nb.start('runs/killed')", listed
     assert kernel.run("import grpo_nb") == "", "said once"
-    assert "its kernel is gone; resume" in kernel.run("grpo_nb.project.runs().frame.to_csv()")
+    assert names(kernel.run("grpo_nb.project.runs().frame.to_csv()"), "killed", "dead", line)
     kernel.run(f"await {line}.wait()")
     assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
 
@@ -128,5 +130,7 @@ def test_old_kernel_trains_in_the_foreground_and_says_so(shared: Kernel, tmp_pat
     kernel.run("m.version = lambda name: '6.17.1' if name == 'ipykernel' else real(name)\nimport grpo_nb as g")
     shown = kernel.run("session = g.start('tiny')")
     kernel.run("m.version = real")
-    assert shown.startswith("foreground mode (ipykernel 6.17.1 serves no widgets while a cell waits; 7.4 does)")
-    assert shown.endswith("tiny: done, step 2 of 2") and run.last_step() == 2, "the cell waited and showed the end"
+    assert names(shown, "foreground", "6.17.1", 7.4)
+    assert names(shown.splitlines()[-1], "tiny", "done", 2) and run.last_step() == 2, (
+        "the cell waited and showed the end"
+    )

@@ -13,6 +13,7 @@ import pytest
 
 from grpo_nb.run import Run
 from tests.live_kernel import Kernel, until
+from tests.support.tokens import names
 from tests.tiny import tiny_run
 
 WIDGETS = """
@@ -69,7 +70,7 @@ def test_controls_work_while_a_cell_waits_and_while_none_does(kernel: Kernel, us
         press(kernel, models["stop"], subshell)
 
     said, error = kernel.ask("await session.wait()", meanwhile=meanwhile)
-    assert error is None and said.endswith(f"tiny: stopped, step {run.last_step()} of 5000"), error
+    assert error is None and names(said.splitlines()[-1], "tiny", "stopped", run.last_step(), 5000), error
     turns = [event for event in run.rows("events") if event["kind"] == "knob" and event["key"] != "command"]
     assert [(turn["key"], turn["new"], turn["by"]) for turn in turns] == [
         ("temperature", 0.7, "dashboard"),

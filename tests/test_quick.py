@@ -20,6 +20,7 @@ from grpo_nb.tasks import Task
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Rollouts, Score, StepStats
 from tests.quiz import Quiz
+from tests.support.tokens import names
 from tests.tiny import REWARDS, rows, small_tasks, tiny_run, weights
 
 F, H = "fairness", "hallucination"
@@ -216,7 +217,7 @@ def test_a_run_that_was_measured_on_shared_templates_keeps_its_pools(tmp_path: P
 def test_a_split_too_small_for_both_shares_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tiny_run(tmp_path, run__eval_examples=24, **{**ON, "run__quick_eval_examples": 4})
     next(grpo(run))
-    assert "of 4 examples 0 are also training prompts and 4 are in evaluate's pool" in caplog.text
+    assert names(caplog.text, 4, 0, "run.quick_eval_examples", "run.eval_examples")
     (event,) = [e for e in run.rows("events") if e["kind"] == "quick_pool"]
     assert event["pools"][F] == {"n": 4, "trained": 0, "final": 4, "clusters": 1, "final_clusters": 1}
 

@@ -13,8 +13,9 @@ import pytest
 from grpo_nb import kernel, session, workers
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
-from grpo_nb.workers import Job, WorkerFailed
+from grpo_nb.workers import AlreadyTraining, Job, WorkerFailed
 from tests.conftest import ROOT
+from tests.support.tokens import names, pattern
 from tests.tiny import REWARDS, small_tasks, tiny_run
 
 PATIENCE = 120.0
@@ -53,7 +54,7 @@ def test_process_trains_pauses_stops_and_goes_on(run: Run) -> None:
     began = time.monotonic()
     live = start(run, where="process")
     assert time.monotonic() - began < 0.5 and live.live and live.state == "starting"
-    with pytest.raises(RunError, match=r"in a process that this kernel started.*wait.*stop.*attach.*another name"):
+    with pytest.raises(AlreadyTraining, match=pattern("tiny", "wait", "stop", "attach")):
         start(run)
     assert attach(str(run.path)) is live, "the same handle again"
     live.wait_blocking(step=2)
@@ -105,7 +106,7 @@ def test_process_outlives_its_kernel(run: Run) -> None:
     step = seen.step
     until(lambda: seen.step > step, "a step after the kernel's death")
     assert not seen.live and seen.followed and seen.state == "running"
-    with pytest.raises(RunError, match=rf"is running in another process \(process {owner.pid} on"):
+    with pytest.raises(AlreadyTraining, match=pattern("tiny", owner.pid)):
         start(run, where="process")
     run.knobs["temperature"].set(0.7)
     seen.wait_blocking(step=seen.step + 2)
@@ -133,20 +134,18 @@ def test_sft_in_a_process_obeys_its_knobs(tmp_path: Path) -> None:
 
 @pytest.mark.ux(13, at="unit")
 def test_failed_process_is_said_with_its_last_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, "import sys; sys.stderr.write('line\\n' * 100 + 'no such model\\n'); sys.exit(3)")
+    stand_in(monkeypatch, "import sys; sys.stderr.write('line\\n' * 100 + 'no-such-model\\n'); sys.exit(3)")
     live = start(run, where="process")
-    with pytest.raises(
-        WorkerFailed, match=r"ended with exit status 3; the end of .*worker.log:\n(line\n)+no such model"
-    ):
+    with pytest.raises(WorkerFailed, match=r"\b3\b.*worker.log:\n(line\n)+no-such-model"):
         live.wait_blocking()
     assert live.state == "failed" and str(live.error).count("line\n") < 20
-    assert "no such model" in live.summary()
+    assert "no-such-model" in live.summary()
 
 
 def test_killed_process_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "import os; os.kill(os.getpid(), 9)")
     live = start(run, where="process")
-    with pytest.raises(WorkerFailed, match=r"was killed by SIGKILL \(by hand, or by the system for want of memory\)"):
+    with pytest.raises(WorkerFailed, match="SIGKILL"):
         live.wait_blocking()
 
 
@@ -209,19 +208,19 @@ def test_thread_of_a_kernel_trains_when_the_cell_has_ended(run: Run, monkeypatch
 def test_recorded_failure_is_seen_from_elsewhere(run: Run) -> None:
     assert attach(run).error is None
     run.log_event("start", step=0)
-    run.log_event("failed", step=3, error="TrainingError: the KL is nan")
+    run.log_event("failed", step=3, error="TrainingError: nan-KL")
     seen = attach(run)
-    assert (seen.state, str(seen.error)) == ("failed", "TrainingError: the KL is nan")
-    (run.path / workers.LOG).write_text("the last words")
-    assert str(seen.error).endswith("the last words")
-    with pytest.raises(WorkerFailed, match="the KL is nan"):
+    assert (seen.state, str(seen.error)) == ("failed", "TrainingError: nan-KL")
+    (run.path / workers.LOG).write_text("last-words")
+    assert str(seen.error).endswith("last-words")
+    with pytest.raises(WorkerFailed, match="nan-KL"):
         seen.wait_blocking()
     os.utime(run.path / workers.LOG, (1, 1))  # of an earlier process
-    assert str(seen.error) == "TrainingError: the KL is nan"
+    assert str(seen.error) == "TrainingError: nan-KL"
 
 
 def test_python_objects_do_not_cross_into_a_process(run: Run) -> None:
-    with pytest.raises(RunError, match=r"tasks and rewards given as Python objects .* cannot reach .*where='thread'"):
+    with pytest.raises(RunError, match=pattern("tasks", "rewards", "where='thread'")):
         start(run, where="process", tasks=small_tasks(), rewards=REWARDS)
     assert not (run.path / workers.LOG).exists() and not session_threads()
 
@@ -234,7 +233,7 @@ def test_interrupt_of_a_view_leaves_the_run_alone(run: Run, monkeypatch: pytest.
 
     with run.lock():
         monkeypatch.setattr(time, "sleep", interrupt)
-        with pytest.raises(Stopped, match="tiny goes on without being waited for"):
+        with pytest.raises(Stopped, match=pattern("tiny", "`session.stop()`")):
             attach(run).wait_blocking()
         assert run.knobs.command == "run"
 
@@ -258,6 +257,6 @@ def test_old_kernels_and_colab_train_in_the_foreground(
     ):
         monkeypatch.setattr("importlib.metadata.version", lambda _, version=version: version)
         assert kernel.usual_place() == place, version
-    assert len(said) == 2 and said[0].startswith("foreground mode (ipykernel 6.17.1 serves no widgets")
+    assert len(said) == 2 and names(said[0], "foreground", "ipykernel 6.17.1")
     monkeypatch.setitem(sys.modules, "google.colab", sys)
     assert kernel.usual_place() == "foreground" and "Colab" in said[-1]
