@@ -9,6 +9,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from grpo_nb.config import ModelConfig
 from grpo_nb.model import ModelError, Policy, load_policy
 from tests import tiny_models as tiny
+from tests.support.tokens import pattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 
@@ -55,14 +56,14 @@ def test_adapters_are_float32_on_a_bfloat16_base(tmp_path: Path) -> None:
 
 def test_lora_targets_that_match_nothing(tmp_path: Path) -> None:
     tiny.folder(tmp_path)
-    with pytest.raises(ModelError, match=r"lora_targets=\('query',\).*Linear layers of this model: .*q_proj"):
+    with pytest.raises(ModelError, match=pattern("lora_targets=('query',)", "q_proj")):
         load_policy(ModelConfig(name=str(tmp_path), train="lora", lora_targets=("query",), device="cpu"))
 
 
 def test_nothing_to_train_is_an_error(tmp_path: Path) -> None:
     frozen = tiny.model()
     frozen.requires_grad_(False)
-    with pytest.raises(ModelError, match="nothing would train"):
+    with pytest.raises(ModelError, match=r"\bnothing\b.*\btrain\b"):
         Policy(frozen, tiny.tokenizer())
     tiny.lora(tmp_path / "base").save(tmp_path / "adapter")
     with pytest.raises(ModelError, match="is_trainable=True"):
@@ -73,7 +74,7 @@ def test_several_active_adapters_are_refused() -> None:
     model = get_peft_model(tiny.model(), LoraConfig(r=2, target_modules=["q_proj"]))
     model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"]))
     model.base_model.set_adapter(["default", "other"])
-    with pytest.raises(ModelError, match="needs exactly one"):
+    with pytest.raises(ModelError, match=pattern("default", "other")):
         Policy(model, tiny.tokenizer())
 
 
@@ -141,7 +142,7 @@ def test_the_reference_travels_as_a_state(either: Policy, tmp_path: Path) -> Non
     with either.as_reference():
         assert torch.equal(tiny.score(either), start)
     assert frozen.keys() == either.state().keys()
-    with pytest.raises(ModelError, match="reference state does not fit this model: missing"):
+    with pytest.raises(ModelError, match=r"q_proj\..*\bweight\b"):
         either.load_reference_state({})
 
 
@@ -172,7 +173,7 @@ def test_weights_that_train_beside_the_adapter(tmp_path: Path) -> None:
         assert torch.equal(tiny.score(learner), start)
     model = tiny.lora(tmp_path).model
     model.get_input_embeddings().requires_grad_(True)
-    with pytest.raises(ModelError, match=r"embed_tokens\.weight trains beside the adapter"):
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight"):
         Policy(model, tiny.tokenizer()).freeze_reference()
 
 

@@ -169,12 +169,12 @@ def test_an_unscored_group_leaves_the_batch_alone(name: str) -> None:
 @pytest.mark.parametrize("bad", [INF, -INF])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_infinite_reward_is_refused(bad: float, name: str) -> None:
-    with pytest.raises(ValueError, match="rewards hold inf; needs finite numbers"):
+    with pytest.raises(ValueError, match=r"\binf\b"):
         advantages([bad, 0.0, 1.0, 1.0], name=name)
 
 
 def test_a_batch_without_any_verdict_is_refused() -> None:
-    with pytest.raises(ValueError, match="no reward of this batch could be scored"):
+    with pytest.raises(ValueError, match="scored"):
         advantages([NAN] * 4, [NAN] * 4)
 
 

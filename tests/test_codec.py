@@ -11,6 +11,7 @@ from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
 from grpo_nb.model import ModelError, Policy, load_policy
 from tests import tiny_models as tiny
+from tests.support.tokens import names, pattern
 
 # ---- text
 
@@ -26,7 +27,7 @@ def test_terminators_are_the_union_of_all_sources() -> None:
 def test_no_terminator_at_all_is_an_error() -> None:
     model = tiny.model()
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    with pytest.raises(ModelError, match="no token ends a completion"):
+    with pytest.raises(ModelError, match=r"eos_token_id|stop_token"):
         Policy(model, tiny.tokenizer(template=None, eos_token=None))
 
 
@@ -73,9 +74,7 @@ def test_a_chat_template_beside_the_model_is_all_that_the_command_line_needs(tmp
 def test_messages_without_a_template_are_refused_and_strings_work() -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(template=None))
     assert learner.encode("who was late") == [7, 8, 9]
-    with pytest.raises(
-        ModelError, match=r"no chat template; put one into the file chat_template\.jinja in .*set_chat_te"
-    ):
+    with pytest.raises(ModelError, match=pattern("chat_template.jinja", "set_chat_template")):
         learner.encode(tiny.CHAT)
     learner.set_chat_template(tiny.TEMPLATE)
     assert learner.encode(tiny.CHAT)[-1] == tiny.ASSISTANT
@@ -83,10 +82,10 @@ def test_messages_without_a_template_are_refused_and_strings_work() -> None:
 
 
 def test_bad_prompts_are_refused() -> None:
-    with pytest.raises(ModelError, match="has no tokens"):
+    with pytest.raises(ModelError, match="tokens"):
         tiny.policy().encode("")
-    with pytest.raises(ModelError, match="chat template refuses"):
-        tiny.policy(tokens=tiny.tokenizer("{{ raise_exception('roles must alternate') }}")).encode(tiny.CHAT)
+    with pytest.raises(ModelError, match="roles-must-alternate"):
+        tiny.policy(tokens=tiny.tokenizer("{{ raise_exception('roles-must-alternate') }}")).encode(tiny.CHAT)
 
 
 def test_decoding_drops_special_tokens_and_terminators() -> None:
@@ -96,28 +95,28 @@ def test_decoding_drops_special_tokens_and_terminators() -> None:
 @pytest.mark.parametrize(
     ("named", "pad", "reason"),
     [
-        ({}, tiny.PAD, "the tokenizer's own"),
-        ({"pad_token": None}, tiny.PAD, "has none; <pad> is free"),
-        ({"pad_token": "<eos>"}, tiny.PAD, "also ends completions; <pad> is free"),
-        ({"pad_token": "<|end|>"}, tiny.PAD, "also ends completions"),
+        ({}, tiny.PAD, "tokenizer"),
+        ({"pad_token": None}, tiny.PAD, "<pad>"),
+        ({"pad_token": "<eos>"}, tiny.PAD, "<pad>"),
+        ({"pad_token": "<|end|>"}, tiny.PAD, "<pad>"),
     ],
 )
 def test_padding_is_no_terminator(named: dict[str, Any], pad: int, reason: str) -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(**named))
     assert learner.pad_id == pad and learner.pad_id not in learner.terminators
-    assert reason in str(learner.describe()["pad"])
+    assert names(str(learner.describe()["pad"]), reason)
 
 
 def test_padding_without_a_spare_token_adds_no_row() -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(pad_token=None), eos=[tiny.PAD])
-    assert learner.pad_id == tiny.UNK and "unknown token" in str(learner.describe()["pad"])
+    assert learner.pad_id == tiny.UNK and str(tiny.UNK) in str(learner.describe()["pad"])
     bare = tiny.policy(tokens=tiny.tokenizer(pad_token=None, unk_token=None), eos=[tiny.PAD])
-    assert bare.pad_id not in bare.terminators and "masks are positional" in str(bare.describe()["pad"])
+    assert bare.pad_id not in bare.terminators
     assert bare.model.get_input_embeddings().weight.shape[0] == tiny.VOCABULARY
 
 
 def test_vocabulary_too_small() -> None:
-    with pytest.raises(ModelError, match=rf"vocabulary too small: .* has 20 rows, .* ids up to {tiny.VOCABULARY - 1}"):
+    with pytest.raises(ModelError, match=pattern(20, tiny.VOCABULARY - 1)):
         tiny.policy(vocab_size=20)
 
 
@@ -126,7 +125,7 @@ def test_an_added_token_without_a_row_is_refused_only_when_used() -> None:
     tokens.add_special_tokens({"additional_special_tokens": ["<image>"]})
     learner = tiny.policy(tokens=tokens)
     assert learner.encode("who") == [7] and "<image>" in str(learner.describe()["notes"])
-    with pytest.raises(ModelError, match=f"'<image>' has id {tiny.VOCABULARY}"):
+    with pytest.raises(ModelError, match=pattern("'<image>'", tiny.VOCABULARY)):
         learner.encode("who <image>")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_nb.guards import TrainingError, check_rollouts
 from grpo_nb.types import Rollouts
+from tests.support.tokens import pattern
 
 END = 9
 GOOD = Rollouts(
@@ -30,22 +31,22 @@ def test_what_the_engine_should_give_passes() -> None:
 )
 def test_a_completion_ends_with_its_first_terminator(completion_ids: list[list[int]]) -> None:
     logprobs = [[-1.0] * len(ids) for ids in completion_ids]
-    with pytest.raises(TrainingError, match="does not end with its first terminator"):
+    with pytest.raises(TrainingError, match=pattern("completion", "terminators", f"[{END}]")):
         check_rollouts(dataclasses.replace(GOOD, completion_ids=completion_ids, logprobs=logprobs), [END])
 
 
 @pytest.mark.parametrize(
-    ("logprobs", "says"),
+    ("logprobs", "named"),
     [
-        ([], "log-probs of 0 completions, and 2"),
-        ([[-0.1, -2.0, 0.0], []], "completion 1: the engine gave 0 log-probs for 2 tokens; it must give one a token"),
-        ([[-0.1, -2.0, 0.0, 0.0], [-1.0, -3.5]], "completion 0: the engine gave 4 log-probs for 3 tokens"),
-        ([[-0.1, math.nan, 0.0], [-1.0, -3.5]], "3 log-probs for 3 tokens, among them nan"),
-        ([[-0.1, -math.inf, 0.0], [-1.0, -3.5]], "among them -inf"),
-        ([[-0.1, -2.0, 0.0], [1.0, -3.5]], "among them 1.0"),
+        ([], [0, 2]),
+        ([[-0.1, -2.0, 0.0], []], ["completion 1", 0, 2]),
+        ([[-0.1, -2.0, 0.0, 0.0], [-1.0, -3.5]], ["completion 0", 4, 3]),
+        ([[-0.1, math.nan, 0.0], [-1.0, -3.5]], ["completion 0", 3, "nan"]),
+        ([[-0.1, -math.inf, 0.0], [-1.0, -3.5]], ["completion 0", "-inf"]),
+        ([[-0.1, -2.0, 0.0], [1.0, -3.5]], ["completion 1", "1.0"]),
     ],
 )
-def test_every_token_has_the_log_prob_it_was_drawn_with(logprobs: Any, says: str) -> None:
+def test_every_token_has_the_log_prob_it_was_drawn_with(logprobs: Any, named: list[object]) -> None:
     """A missing one was once read as 0, as if the engine had been certain of that token."""
-    with pytest.raises(TrainingError, match=says):
+    with pytest.raises(TrainingError, match=pattern(*named)):
         check_rollouts(dataclasses.replace(GOOD, logprobs=logprobs), [END])

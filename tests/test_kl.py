@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.losses import KL
+from tests.support.tokens import pattern
 from tests.trl_case import ADVANTAGE, LOGP, MASK, OLD, REF, float64, recipe
 
 ESTIMATORS = sorted(KL)
@@ -136,9 +137,9 @@ def test_a_constant_ratio_is_exactly_one_on_policy() -> None:
 
 
 def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="as a loss its expected gradient is zero"):
+    with pytest.raises(ValueError, match=pattern("k1", "k1_in_reward")):
         losses.kl_loss("k1")
-    with pytest.raises(ValueError, match="unknown KL estimator 'k4'; as a loss use one of k2, k3, k3_k2"):
+    with pytest.raises(ValueError, match=pattern("'k4'", "k2, k3, k3_k2")):
         losses.kl_loss("k4")
     assert losses.kl_loss("k2") is losses.kl_k2
 
@@ -151,7 +152,7 @@ def test_k1_in_the_reward_adds_no_term_to_the_loss() -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_reference_must_not_carry_a_gradient(name: str) -> None:
-    with pytest.raises(ValueError, match="carry a gradient; they are constants of the step"):
+    with pytest.raises(ValueError, match=r"torch\.no_grad\(\)"):
         KL[name](LOGP, REF.clone().requires_grad_(), 20.0, None)
 
 

@@ -21,6 +21,7 @@ from grpo_nb import algorithms, losses
 from grpo_nb.algorithms import ALGORITHMS, algorithm
 from grpo_nb.losses import Counts
 from tests.conftest import ROOT
+from tests.support.tokens import names, pattern
 from tests.trl_case import COUNTS, ENTROPY, LOGP, MASK, OLD, REF, ROW, float64, loss_and_gradient
 
 NAN, INF = float("nan"), float("inf")
@@ -291,11 +292,11 @@ def test_a_row_can_be_changed_in_one_choice() -> None:
 
 
 def test_what_does_not_exist_or_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown algorithm 'ppo'; use one of grpo, dr_grpo, dapo"):
+    with pytest.raises(ValueError, match=pattern("'ppo'", "grpo, dr_grpo, dapo")):
         algorithm("ppo")
-    with pytest.raises(ValueError, match="as a loss its expected gradient is zero"):
+    with pytest.raises(ValueError, match=pattern("k1", "k1_in_reward")):
         algorithm("grpo", kl="k1")
-    with pytest.raises(ValueError, match="one ratio a completion"):
+    with pytest.raises(ValueError, match=pattern("'gmpo'")):
         algorithm("reinforce_pp", surrogate="gmpo")
     with pytest.raises(ValueError, match=r"needs 0 < clip_low < 1, 'gspo' usually has 0.0003"):
         algorithm("gspo", clip_low=1.0)
@@ -346,24 +347,23 @@ def test_shapes_that_disagree_are_refused_not_broadcast() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", IN_A_USERS_PROCESS], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    group = "needs [prompt, group] with two answers a prompt or more"
     expected = [
-        "logp is [4, 5], logp_old is [4, 4], logp_ref is [4, 5], mask is [4, 5]; all must have one shape",
-        "logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 1]; all",
-        "logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 5], weight is [5]; all",
-        "advantage is [4] for logp [4, 5]; needs one a completion, [4, 1], or one a token",
-        "advantage is [1, 5] for logp [4, 5]",
-        f"rewards are [4, 1]; {group}",
-        f"rewards are [4]; {group}",
-        "rewards are [2, 4], lengths [4, 2]; needs one length",
-        "unknown advantage 'z'; use one of group_std",
-        *["advantage is [4] for logp [4, 5]"] * len(losses.SURROGATES),
-        *["logp is [4, 5], logp_base is [1, 5], mask is [4, 5]"] * (len(losses.SURROGATES) + len(losses.KL)),
-        *["per_token is [4, 5], mask is [1, 5]"] * len(losses.REDUCTIONS),
-        "values is [4, 5], mask is [1, 5]",
-        "rewards is [4, 5], truncated is [1, 5]",
-        "the loss has the term 'kl', but logp_ref is None; give it",
-        "the loss has the term 'entropy', but entropy is None; give it",
+        ["logp is [4, 5], logp_old is [4, 4], logp_ref is [4, 5], mask is [4, 5]"],
+        ["logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 1]"],
+        ["logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 5], weight is [5]"],
+        ["advantage is [4]", "logp [4, 5]", "[4, 1]"],
+        ["advantage is [1, 5]", "logp [4, 5]"],
+        ["[4, 1]", "[prompt, group]"],
+        ["[4]", "[prompt, group]"],
+        ["rewards are [2, 4]", "lengths [4, 2]"],
+        ["'z'", "group_std"],
+        *[["advantage is [4]", "logp [4, 5]"]] * len(losses.SURROGATES),
+        *[["logp is [4, 5], logp_base is [1, 5], mask is [4, 5]"]] * (len(losses.SURROGATES) + len(losses.KL)),
+        *[["per_token is [4, 5], mask is [1, 5]"]] * len(losses.REDUCTIONS),
+        ["values is [4, 5], mask is [1, 5]"],
+        ["rewards is [4, 5], truncated is [1, 5]"],
+        ["'kl'", "logp_ref", None],
+        ["'entropy'", "entropy", None],
     ]
-    for message, start in zip(json.loads(ran.stdout), expected, strict=True):
-        assert message.startswith(start)
+    for message, named in zip(json.loads(ran.stdout), expected, strict=True):
+        assert names(message, *named)

@@ -1,5 +1,6 @@
 """The planner against numbers worked out by hand."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from grpo_nb.loading import ModelError
 from grpo_nb.memory import GIB, Plan, Term, item_bytes, kv_bytes_per_token, plan
 from grpo_nb.shapes import _KNOWN, ModelShape, shape_of
 from grpo_nb.tasks import demo
+from tests.support.tokens import names
 
 PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
@@ -84,9 +86,9 @@ def test_a_folder_is_read_from_its_config(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_planned_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no such file or folder"):
+    with pytest.raises(ModelError, match=re.escape(str(tmp_path / "nothing"))):
         shape_of(str(tmp_path / "nothing"))
-    with pytest.raises(ModelError, match="no causal language model"):
+    with pytest.raises(ModelError, match=r"T5|t5"):
         ModelShape.from_config(T5Config())
 
 
@@ -110,7 +112,7 @@ def test_lora_terms_by_hand() -> None:
 def test_full_training_holds_four_float32_copies_and_the_reference() -> None:
     result = plan(lora(model__train="full"), TINY, device_gib=1)
     assert result.held("always") == (1 + 3 + 1) * 4 * 1000
-    assert "all of them learn" in term(result, "weights").arithmetic
+    assert names(term(result, "weights").arithmetic, "1,000")
 
 
 @pytest.mark.parametrize(
@@ -154,16 +156,16 @@ def test_presets_fit_the_cards_they_are_named_for() -> None:
     for name, size in (("cpu_small", 8), ("gpu_24gb", 24), ("gpu_40gb", 40), ("gpu_80gb", 80)):
         result = plan(presets.PRESETS[name](), device_gib=size)
         assert result.fits, f"{name}: {result.verdict}"
-        assert result.advice == () and result.verdict.startswith("fits: peak")
+        assert result.advice == () and names(result.verdict, "fits")
 
 
 def test_advice_leads_to_settings_that_fit() -> None:
     config = presets.gpu_40gb().replace(**{"model.gradient_checkpointing": False, "batch.micro_batch": 16})
     short = plan(config, device_gib=24)
-    assert not short.fits and short.verdict.startswith("does not fit: peak")
+    assert not short.fits and names(short.verdict, "24 GiB")
     *steps, last = short.advice
     changes = dict(step.removeprefix("set ").split(": ")[0].split("=") for step in steps)
-    assert "batch.micro_batch" in changes and last.startswith("then it fits")
+    assert "batch.micro_batch" in changes and names(last, "fits")
     followed = config.replace(**{key: {"true": True}.get(value, value) for key, value in changes.items()})
     assert plan(followed, device_gib=24).fits
 
@@ -181,11 +183,12 @@ def test_full_training_of_a_large_model_is_advised_to_take_lora() -> None:
 
 def test_nothing_left_to_lower_is_said() -> None:
     result = plan(presets.gpu_24gb(), device_gib=8)
-    assert result.advice[-1].startswith("then it still needs") and "larger device" in result.advice[-1]
+    (nothing,) = result.advice
+    assert not nothing.startswith("set ") and names(nothing, f"{result.peak / 2**30:.2f} GiB")
 
 
 def test_a_device_without_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="0 GiB holds nothing"):
+    with pytest.raises(ConfigError, match=r"\b0 GiB\b"):
         plan(lora(), TINY, device_gib=0)
 
 
@@ -198,5 +201,5 @@ def test_this_machine_is_measured() -> None:
 
 def test_the_table_can_be_read() -> None:
     text = str(plan(lora(), TINY, device_gib=1))
-    assert "2 B x 1,000 frozen parameters" in text and "held all the time" in text
+    assert names(text, "1,000")
     assert memory.gib(3 * GIB // 2) == "1.50 GiB" and memory.gib(3 * 2**20) == "3.0 MiB"

@@ -15,6 +15,7 @@ from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import EagerEngine
 from tests import tiny_models as tiny
+from tests.support.tokens import names, pattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 
@@ -120,8 +121,8 @@ def test_collate_masks_by_position_whatever_the_ids() -> None:
     [
         ([[8]], [], "1 prompts for 0 completions"),
         ([], [], "0 prompts"),
-        ([[8], []], [[9], [9]], "prompt without tokens"),
-        ([[8] * 100], [[9] * 40], "row of 140 tokens; the model's context is 128"),
+        ([[8], []], [[9], [9]], "prompt"),
+        ([[8] * 100], [[9] * 40], "140 .*128"),
     ],
 )
 def test_collate_refuses(prompts: Any, completions: Any, message: str) -> None:
@@ -138,7 +139,7 @@ def test_training_mode_has_no_dropout(kind: str) -> None:
     expected = tiny.score(learner)
     learner.model.train()
     assert torch.equal(tiny.score(learner), expected)
-    assert "dropout set to 0" in str(learner.describe()["notes"])
+    assert names(str(learner.describe()["notes"]), "dropout", 0)
 
 
 # ---- flags
@@ -245,7 +246,7 @@ def test_an_adapter_of_the_demo_finds_its_base_whatever_the_seed(tmp_path: Path)
 
 def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelError, match=r"cannot save to .*choose a folder that can be written"):
+    with pytest.raises(ModelError, match=pattern(tmp_path / "file" / "model")):
         tiny.policy().save(tmp_path / "file" / "model")
 
 

@@ -13,6 +13,7 @@ from grpo_nb.rollout import EagerEngine
 from grpo_nb.shapes import shape_of
 from tests import multimodal, tiny
 from tests import tiny_models as models
+from tests.support.tokens import names
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 
@@ -39,7 +40,7 @@ def test_every_adapter_weight_of_auto_gets_a_gradient(kind: str) -> None:
     decoder = adapters._name_of(learner.model, models.base(learner).get_decoder())
     adapted = {name.partition(".lora_")[0] for name in parameters}
     assert len(adapted) >= 8 and all(name.startswith(decoder) for name in adapted)
-    assert "language model only" in str(learner.describe()["notes"])
+    assert names(str(learner.describe()["notes"]), "adapters", "language model")
 
 
 @quick("gemma3", "qwen2_5_vl")
@@ -64,7 +65,7 @@ def test_a_folder_of_it_is_sampled_from_and_scored_like_a_model_of_text(kind: st
 def test_adapters_that_a_person_put_on_the_tower_are_noted() -> None:
     model = get_peft_model(multimodal.model("gemma3"), LoraConfig(r=2, target_modules="all-linear"))
     notes = str(Policy(model, models.tokenizer()).describe()["notes"])
-    assert "18 adapter weights are where text never reaches" in notes
+    assert names(notes, "18 adapter weights")
 
 
 def test_a_model_of_text_has_neither_note_nor_exclusions() -> None:

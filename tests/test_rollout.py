@@ -19,6 +19,7 @@ from grpo_nb.rollout import ENGINES, EagerEngine, Engine, eager, engine
 from grpo_nb.rollout.eager import draw
 from grpo_nb.types import Rollouts
 from tests import tiny_models as tiny
+from tests.support.tokens import pattern
 
 PROMPTS = [[tiny.BOS, 8, 9], [tiny.BOS, 10], [11], [tiny.BOS, *range(7, 23)]]
 CAP = 12
@@ -317,15 +318,15 @@ def test_padding_is_not_penalised_as_a_repetition() -> None:
 
 def test_the_registry() -> None:
     assert isinstance(engine(), EagerEngine) and isinstance(engine("eager"), Engine) and "eager" in ENGINES
-    with pytest.raises(ConfigError, match="engine 'vlm' is unknown; use one of: eager"):
+    with pytest.raises(ConfigError, match=pattern("'vlm'", "eager")):
         engine("vlm")
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     learner = tiny.policy()
-    with pytest.raises(ModelError, match=r"prompt of 17 tokens and max_completion=120 need 137 positions.* has 128"):
+    with pytest.raises(ModelError, match=pattern(17, "max_completion=120", 137, 128)):
         sample(learner, max_completion=120, draws=uniforms(12, columns=120))
-    with pytest.raises(ModelError, match="prompt without tokens"):
+    with pytest.raises(ModelError, match=r"\A\D*\bprompt\b\D*\Z"):
         sample(learner, [[8], []])
     for wrong in (None, uniforms(11), uniforms(12, columns=CAP - 1), uniforms(12).float()):
         with pytest.raises(ValueError, match=r"uniforms: found .*; needs float64 \[12, 12\]"):
@@ -340,7 +341,7 @@ def test_weights_that_are_not_finite_are_named_with_what_to_do(greedy: bool) -> 
     name, parameter = list(learner.parameters_by_name().items())[-1]
     with torch.no_grad():
         parameter.fill_(math.nan)
-    with pytest.raises(ModelError, match=rf"token 1 of an answer are nan .* 1 of its weights hold nan .*{name} first"):
+    with pytest.raises(ModelError, match=pattern("token 1", "nan", 1, name)):
         sample(learner, greedy=greedy)
 
 
@@ -359,7 +360,7 @@ def test_scores_that_overflow_with_sound_weights_are_laid_to_the_precision(
         return logits, cache
 
     monkeypatch.setattr(eager, "_forward", overflowing)
-    with pytest.raises(ModelError, match=r"for token 2 of an answer .* its weights are finite, so float32 overflows"):
+    with pytest.raises(ModelError, match=pattern("token 2", "float32")):
         sample(tiny.policy())
 
 

@@ -150,5 +150,5 @@ def test_old_and_reference_log_probs_hold_no_graph(policy: Policy) -> None:
     tokens = micro_tokens(policy, experience, [0, 1], AlgorithmConfig())
     assert tokens.logp.requires_grad and not tokens.logp_old.requires_grad
     experience.logprobs_reference = experience.logprobs_reference.requires_grad_()
-    with pytest.raises(ValueError, match="carry a gradient; they are constants of the step"):
+    with pytest.raises(ValueError, match=r"torch\.no_grad\(\)"):
         gradients_of(policy, experience)

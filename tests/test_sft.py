@@ -14,6 +14,7 @@ from grpo_nb.run import Run, RunError
 from grpo_nb.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.tasks import DataError
 from grpo_nb.types import Example, Score, Steps
+from tests.support.tokens import pattern
 from tests.tiny import edited, rows, small_pairs, small_tasks, tiny_config, tiny_run
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Answer: The inn"}]}
@@ -58,7 +59,7 @@ def test_a_broken_off_sft_resumes_to_the_same_bits(tmp_path: Path) -> None:
 def test_settings_edited_between_two_parts_of_sft_are_refused(tmp_path: Path) -> None:
     run = small_run(tmp_path)
     next(learn(run))
-    with pytest.raises(RunError, match=r"checkpoint 000001 of sft/[\s\S]*sft\.learning_rate: the checkpoint has"):
+    with pytest.raises(RunError, match=pattern("000001", "sft/", "sft.learning_rate", 0.5)):
         next(learn(edited(run, sft__learning_rate=0.5)))
     assert [step.step for step in learn(edited(run, sft__learning_rate=run.config.sft.learning_rate))] == [2, 3]
 

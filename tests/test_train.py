@@ -20,6 +20,7 @@ from grpo_nb.tasks import DataError
 from grpo_nb.train import TrainingError
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Score, StepStats
+from tests.support.tokens import names, pattern
 from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights
 
 
@@ -92,7 +93,7 @@ def test_a_hole_in_the_log_is_said_with_its_steps_and_training_goes_on(
     assert [step.step for step in grpo(run, steps=5)] == [5]
     (event,) = [e for e in run.rows("events") if e["kind"] == "log_hole"]
     assert (event["step"], event["missing"]) == (4, [2, 3])
-    assert "lacks step 2 to 3 of 4" in caplog.text
+    assert names(caplog.text, "metrics.jsonl", 2, 3, 4)
 
 
 def test_the_reference_is_the_sft_result_also_after_a_resume(tmp_path: Path) -> None:
@@ -114,11 +115,10 @@ def test_settings_edited_between_start_and_resume_are_refused_and_listed(tmp_pat
     with pytest.raises(RunError) as refusal:
         next(grpo(other))
     said = str(refusal.value)
-    assert "config.json was edited after checkpoint 000001 of checkpoints/ was made" in said
-    assert "batch.group_size: the checkpoint has 4, now 8" in said
-    assert "model.name: the checkpoint has 'demo', now 'elsewhere/model'" in said
-    assert "run.steps: the checkpoint has 4, now 9" in said and "(steps=N, or --steps N)" in said
-    assert "put the checkpoint's values back" in said and said.count("the checkpoint has") == 3
+    assert names(said, "config.json", "000001", "checkpoints/", "steps=N", "--steps N")
+    listed = [line.strip() for line in said.splitlines() if re.match(r"\s*(batch|model|run)\.\w+: ", line)]
+    assert len(listed) == 3 and names(listed[0], "batch.group_size", 4, 8)
+    assert names(listed[1], "model.name", "'demo'", "'elsewhere/model'") and names(listed[2], "run.steps", 4, 9)
     assert [step.step for step in grpo(edited(run), steps=5)] == [2, 3, 4, 5], "going further is no edit"
 
 
@@ -126,7 +126,7 @@ def test_settings_corrected_elsewhere_are_not_trained_over(tmp_path: Path) -> No
     run = tiny_run(tmp_path)
     right = Run.open_or_create(run.path, changes={"run.seed": 1})
     for stage in (sft, grpo):
-        with pytest.raises(RunError, match=r"run\.seed: opened with 0, now 1\nopen the run again"):
+        with pytest.raises(RunError, match=pattern("run.seed", 0, 1)):
             next(stage(run))
     assert next(grpo(right)).step == 1
 
@@ -134,7 +134,7 @@ def test_settings_corrected_elsewhere_are_not_trained_over(tmp_path: Path) -> No
 def test_settings_edited_between_sft_and_grpo_are_refused(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     list(sft(run))
-    with pytest.raises(RunError, match=r"checkpoint 000003 of sft/[\s\S]*run\.seed: the checkpoint has 0, now 1\n"):
+    with pytest.raises(RunError, match=pattern("000003", "sft/", "run.seed", 0, 1)):
         next(grpo(edited(run, run__seed=1)))
     assert run.checkpoints.steps() == []
 
@@ -152,11 +152,9 @@ def test_a_damaged_checkpoint_of_the_start_is_no_matter_of_taking_another(tmp_pa
     run = tiny_run(tmp_path)
     next(grpo(run))
     (run.path / "checkpoints" / "000000" / "policy.safetensors").write_bytes(b"cut")
-    with pytest.raises(
-        RunError, match=r"has 3 bytes.* no other can stand in for it: restore checkpoints/000000"
-    ) as caught:
+    with pytest.raises(RunError, match=pattern("policy.safetensors", 3, "checkpoints/000000")) as caught:
         next(grpo(run))
-    assert "take another" not in str(caught.value)
+    assert "000001" not in str(caught.value), "no other can stand in for it"
 
 
 def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
@@ -227,8 +225,8 @@ def test_a_turn_of_the_temperature_empties_the_controllers_window(tmp_path: Path
     for step in grpo(run):
         if step.step == 1:
             run.knobs["temperature"].set(0.5)
-    (said,) = [e for e in run.rows("events") if e["kind"] == "beta" and "sampling temperature" in e["message"]]
-    assert said["step"] == 2 and "what its band means" in said["message"]
+    (said,) = [e for e in run.rows("events") if e["kind"] == "beta" and names(e["message"], "temperature")]
+    assert said["step"] == 2 and names(said["message"], "band")
     states = run.checkpoints.load(3).state()["betas"]
     assert all(len(state["window"]) <= 2 for state in states.values()), "the KL of step 1 is forgotten"
 
@@ -303,7 +301,7 @@ def test_a_missing_solver_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
     run = tiny_run(tmp_path, algorithm__combine=combine)
-    with pytest.raises(ConfigError, match=rf"combine='{combine}'.*pip install \"grpo_nb\[combine\]\""):
+    with pytest.raises(ConfigError, match=pattern(f"combine='{combine}'", 'pip install "grpo_nb[combine]"')):
         next(verb(run))
     assert run.last_step() is None and not (run.path / "sft").exists()
 
@@ -371,7 +369,7 @@ def test_a_moved_beta_is_said_with_its_objective(tmp_path: Path) -> None:
     list(grpo(run))
     (event,) = run.events().query("kind == 'beta'").to_dict("records")
     assert event["objective"] == "fairness"
-    assert event["message"].startswith("fairness: KL ") and "below 0.05, beta down 7%" in event["message"]
+    assert names(event["message"], "fairness", "KL", 0.05, "7%")
 
 
 def test_stop_saves_and_the_next_start_goes_on(tmp_path: Path) -> None:
@@ -388,8 +386,8 @@ def test_a_call_for_more_steps_is_the_total_that_the_run_shows(tmp_path: Path) -
     for _ in grpo(run, steps=3):
         assert run.goal() == 3
         break
-    assert repr(run).endswith("stopped, step 1 of 3)")
-    assert len(list(grpo(run, steps=2))) == 1 and repr(run).endswith("done, step 2 of 2)")
+    assert names(repr(run), "stopped", 1, 3)
+    assert len(list(grpo(run, steps=2))) == 1 and names(repr(run), "done", 2)
 
 
 def test_a_second_trainer_is_refused(tmp_path: Path) -> None:
@@ -498,7 +496,7 @@ def test_prompts_that_do_not_fit_are_refused_before_any_work(tmp_path: Path) -> 
 def test_what_grpo_would_refuse_is_refused_before_the_warm_up(tmp_path: Path) -> None:
     for name, change, error in (
         ("prompt", {"sampling__max_prompt": 5}, "sampling.max_prompt is 5"),
-        ("context", {"sampling__max_completion": 100_000}, "do not fit the model's context"),
+        ("context", {"sampling__max_completion": 100_000}, r"\b100000\b|max_completion"),
         ("general", {"objectives__fairness__task": "halueval_general"}, "halueval_general"),
     ):
         run = tiny_run(tmp_path / name, **change)
@@ -509,7 +507,7 @@ def test_what_grpo_would_refuse_is_refused_before_the_warm_up(tmp_path: Path) ->
 
 def test_objective_whose_task_only_grpo_is_given_does_not_hinder_the_warm_up(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, objectives__fairness__task="capitals", sampling__max_prompt=5)
-    with pytest.raises(ConfigError, match=r"prompt hallucination/.*max_prompt"):
+    with pytest.raises(ConfigError, match=pattern("hallucination/", "max_prompt")):
         next(sft(run))
     next(sft(tiny_run(tmp_path / "b", objectives__fairness__task="capitals", sft__data="demo")))
 
@@ -520,7 +518,7 @@ def test_the_warm_up_warns_of_a_judge_that_could_not_be_asked(
     monkeypatch.delenv("A_JUDGES_KEY", raising=False)
     judge = {"providers": [{"model": "m", "api_key_env": "A_JUDGES_KEY"}]}
     next(sft(tiny_run(tmp_path, sft__steps=1, objectives__hallucination__judge=judge)))
-    assert "A_JUDGES_KEY is not set" in caplog.text and "the warm-up needs no judge" in caplog.text
+    assert names(caplog.text, "A_JUDGES_KEY")
 
 
 def test_sft_is_refused_once_grpo_has_begun(tmp_path: Path) -> None:
@@ -583,36 +581,35 @@ class Single(Bare):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "named"),
     [
-        (
-            Bare(),
-            "'fairness' (Bare) lacks examples; needs a `name`, `examples(split)` and `score(example, completion)`",
-        ),
-        (object(), "lacks name, examples, score"),
-        (Single, "is the class Single; give Single()"),
-        (Wordy(), "task 'bare' gave str among its train examples; needs Example(id=, prompt=)"),
-        (Single(), "task 'bare' gave Example for its train examples; needs a list"),
+        (Bare(), ("'fairness'", "Bare", "examples", "`examples(split)`", "`score(example, completion)`")),
+        (object(), ("name", "examples", "score")),
+        (Single, ("Single", "Single()")),
+        (Wordy(), ("'bare'", "str", "train", "Example(id=, prompt=)")),
+        (Single(), ("'bare'", "Example", "train", "list")),
     ],
 )
-def test_what_is_no_task_is_refused_before_any_work(tmp_path: Path, task: Any, said: str) -> None:
+def test_what_is_no_task_is_refused_before_any_work(tmp_path: Path, task: Any, named: tuple[str, ...]) -> None:
     run = tiny_run(tmp_path)
-    with pytest.raises((ConfigError, DataError), match=re.escape(said)):
+    with pytest.raises((ConfigError, DataError), match=pattern(*named)):
         next(grpo(run, tasks={"fairness": task}))
     assert not run.has_work()
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("rewards", "said"),
+    ("rewards", "named"),
     [
-        ({"fairness": REWARDS["fairness"][0]}, r"rewards are function .*; needs a list"),
-        (REWARDS["fairness"], r"rewards are a list; needs functions by objective, e.g. {'fairness': \[f\]}"),
+        ({"fairness": REWARDS["fairness"][0]}, ("function", "list")),
+        (REWARDS["fairness"], ("list", "{'fairness': [f]}")),
     ],
 )
-def test_rewards_of_another_shape_are_refused_before_any_work(tmp_path: Path, rewards: Any, said: str) -> None:
+def test_rewards_of_another_shape_are_refused_before_any_work(
+    tmp_path: Path, rewards: Any, named: tuple[str, ...]
+) -> None:
     run = tiny_run(tmp_path)
-    with pytest.raises((ConfigError, RewardError), match=said):
+    with pytest.raises((ConfigError, RewardError), match=pattern("rewards", *named)):
         next(grpo(run, rewards=rewards))
     assert not run.has_work()
 
@@ -621,15 +618,15 @@ def test_an_objective_that_is_misspelt_is_told_the_nearest(tmp_path: Path) -> No
     wrong: list[dict[str, Any]] = [{"tasks": {"fairnes": small_tasks()["fairness"]}}, {"rewards": {"fairnes": [len]}}]
     run = tiny_run(tmp_path)
     for given in wrong:
-        with pytest.raises(ConfigError, match=r"did you mean 'fairness'\?$"):
+        with pytest.raises(ConfigError, match=pattern("'fairness'")):
             next(grpo(run, **given))
 
 
 def test_a_key_that_a_step_lacks_is_told_the_nearest() -> None:
     step = StepStats(3, {"reward/fairness": 0.5, "kl/fairness": 0.1, "loss": 0.0})
-    with pytest.raises(KeyError, match="no 'reward/fairnes' in step 3; there are reward/fairness, kl/fairness"):
+    with pytest.raises(KeyError, match=pattern("'reward/fairnes'", 3, "reward/fairness", "kl/fairness")):
         step["reward/fairnes"]
-    with pytest.raises(KeyError, match="no 'zzz' in step 3; there are reward/fairness, kl/fairness, loss"):
+    with pytest.raises(KeyError, match=pattern("'zzz'", 3, "reward/fairness", "kl/fairness", "loss")):
         step["zzz"]
 
 
@@ -643,7 +640,7 @@ def test_repeated_example_ids_are_refused(tmp_path: Path) -> None:
         def score(self, example: Example, completion: str) -> Score:
             return Score(value=0.0)
 
-    with pytest.raises(DataError, match="'x' is used 3 times"):
+    with pytest.raises(DataError, match=pattern("'x'", 3)):
         next(grpo(tiny_run(tmp_path), tasks={"fairness": Twins(), "hallucination": Twins()}))
 
 
