@@ -29,6 +29,7 @@ from grpo_nb.tasks import SPLITS, demo
 from grpo_nb.train import grpo
 from grpo_nb.types import Example, Score
 from tests import tiny_models as tiny
+from tests.support.tokens import names, pattern
 
 SMALL = {
     "batch.prompts": 2,
@@ -288,7 +289,7 @@ def test_a_replaced_data_file_is_refused_everywhere_and_its_questions_are_not_co
     run, data = asked
     ask_otherwise(data)
     for begin in (lambda: list(grpo(run, steps=2)), lambda: evaluate(run)):
-        with pytest.raises(DependencyChanged, match=r"bbq\.jsonl, first in line 4;") as refused:
+        with pytest.raises(DependencyChanged, match=pattern("bbq.jsonl", "line 4")) as refused:
             begin()
         assert refused.value.kinds == ("data",)
     assert main(["train", str(run.path)]) == 1
@@ -297,11 +298,11 @@ def test_a_replaced_data_file_is_refused_everywhere_and_its_questions_are_not_co
     (event,) = accepted(run)
     assert (event["dependency"], event["key"], run.last_step()) == ("data", "data/fairness", 2)
     assert main(["eval", str(run.path)]) == 0
-    with pytest.raises(RunError, match=r"6 and 6 questions, \d of them the same"):
+    with pytest.raises(RunError, match=pattern("6 and 6")):
         compare_stages(run, "base", "latest")
     with caplog.at_level(logging.WARNING):
         assert pareto(run, mode="greedy")["stage"].tolist() == ["step 2"]
-    assert "left out" in caplog.text
+    assert names(caplog.text, run.name, "fairness")
     load_best(run, "fairness", "accuracy")
 
 
@@ -334,7 +335,7 @@ def test_rows_of_earlier_versions_pair_by_id_until_other_questions_are_accepted(
     assert compare_stages(run, "base", "latest")["difference"].notna().any()
     ask_otherwise(data)
     evaluate(run, accept_changed=["data"])
-    with pytest.raises(RunError, match="different questions"):
+    with pytest.raises(RunError, match=pattern("'base'", "'latest'")):
         compare_stages(run, "base", "latest")
 
 
@@ -390,7 +391,7 @@ def test_changed_pairs_of_sft_are_refused(tmp_path: Path) -> None:
     next(walk)
     walk.close()  # type: ignore[attr-defined]
     pairs.write_text(pairs.read_text().replace("yes", "no"))
-    with pytest.raises(DependencyChanged, match=r"pairs\.jsonl, first in line 1;") as refused:
+    with pytest.raises(DependencyChanged, match=pattern("pairs.jsonl", "line 1")) as refused:
         list(sft(run))
     assert refused.value.kinds == ("data",)
     assert main(["sft", str(run.path), "--accept-changed", "data"]) == 0

@@ -17,6 +17,7 @@ from grpo_nb import rules
 from grpo_nb.doctor import diagnose, environment, errors, explain, machine
 from grpo_nb.run import Run
 from tests.made_rows import healthy, ill
+from tests.support.tokens import names
 from tests.tiny import edited, tiny_run
 
 F = "fairness"
@@ -39,7 +40,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def names(run: Run) -> list[str]:
+def serious(run: Run) -> list[str]:
     return [finding.rule for finding in diagnose(run) if finding.severity != "info"]
 
 
@@ -47,7 +48,7 @@ def names(run: Run) -> list[str]:
 
 
 def test_a_run_that_ended_well_has_no_findings(run: Run) -> None:
-    assert names(run) == []
+    assert serious(run) == []
 
 
 def test_a_new_run_has_no_findings(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_the_rules_see_the_log_nan_included(tmp_path: Path) -> None:
     for row in rows:
         run.log_metrics(row)
     save(run, 20)
-    assert names(run) == ["non_finite"]
+    assert serious(run) == ["non_finite"]
     assert [f.rule for f in rules.post_mortem(rows, run.config) if f.severity != "info"] == ["non_finite"]
 
 
@@ -74,13 +75,13 @@ def test_a_damaged_checkpoint_is_named_with_the_reason(run: Run) -> None:
     (run.path / "checkpoints" / "000040" / "policy.safetensors").write_bytes(b"cut")
     (finding,) = [f for f in diagnose(run) if f.rule == "checkpoint_damaged"]
     assert finding.severity == "error" and finding.step == 40 and "policy.safetensors has 3 bytes" in finding.message
-    assert "no_checkpoint" not in names(run)
+    assert "no_checkpoint" not in serious(run)
 
 
 def test_settings_edited_since_the_checkpoint_are_an_error_with_both_values(run: Run) -> None:
     state = {"step": 60, "config": run.config.model_dump(mode="json")}
     run.checkpoints.save(60, {"policy": {"w": torch.ones(4)}}, state)
-    assert names(run) == []
+    assert serious(run) == []
     (finding,) = [f for f in diagnose(edited(run, run__seed=5)) if f.severity != "info"]
     assert (finding.rule, finding.severity, finding.step) == ("config_edited", "error", 60)
     assert finding.evidence == {"differences": {"run.seed": [0, 5]}} and "run.seed" in finding.message
@@ -90,13 +91,13 @@ def test_the_damaged_checkpoint_of_the_start_has_advice_of_its_own(run: Run) -> 
     for step in (0, 40):
         (run.path / "checkpoints" / f"{step:06d}" / "policy.safetensors").write_bytes(b"cut")
     first, second = (f for f in diagnose(run) if f.rule == "checkpoint_damaged")
-    assert "restore it from a copy" in first.advice and "takes the newest whole one" in second.advice
+    assert first.step == 0 and names(first.advice, "reference") and not names(second.advice, "reference")
 
 
 def test_a_run_without_any_whole_checkpoint_cannot_go_on(run: Run) -> None:
     for folder in (run.path / "checkpoints").iterdir():
         (folder / "manifest.json").unlink()
-    assert names(run).count("checkpoint_damaged") == 3 and "no_checkpoint" in names(run)
+    assert serious(run).count("checkpoint_damaged") == 3 and "no_checkpoint" in serious(run)
 
 
 def test_a_broken_line_in_the_middle_of_a_log_is_counted(run: Run) -> None:
@@ -104,7 +105,7 @@ def test_a_broken_line_in_the_middle_of_a_log_is_counted(run: Run) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:30], "{broken\n", *lines[30:]]))
     (finding,) = [f for f in diagnose(run) if f.rule == "log_damaged"]
-    assert finding.evidence == {"file": "metrics.jsonl", "lines": 1} and names(run) == ["log_damaged"]
+    assert finding.evidence == {"file": "metrics.jsonl", "lines": 1} and serious(run) == ["log_damaged"]
 
 
 def test_steps_that_are_in_no_row_are_counted_and_named(run: Run) -> None:
@@ -140,7 +141,7 @@ def test_an_owner_that_vanished_is_reported_with_what_is_saved(tmp_path: Path) -
         owner = json.loads((run.path / "lock").read_bytes())
     (run.path / "lock").write_text(json.dumps(owner | {"host": "elsewhere", "heartbeat": 0.0}))
     (finding,) = [f for f in diagnose(run) if f.rule == "dead_owner"]
-    assert "at step 25 of 60 of GRPO; a resume goes on from step 20 and redoes 5" in finding.message
+    assert names(finding.message, 25, 60, "GRPO", 20, 5)
 
 
 def test_an_owner_that_vanished_in_sft_is_placed_there(tmp_path: Path) -> None:
@@ -151,15 +152,15 @@ def test_an_owner_that_vanished_in_sft_is_placed_there(tmp_path: Path) -> None:
         owner = json.loads((run.path / "lock").read_bytes())
     (run.path / "lock").write_text(json.dumps(owner | {"host": "elsewhere", "heartbeat": 0.0}))
     (finding,) = [f for f in diagnose(run) if f.rule == "dead_owner"]
-    assert "at step 5 of 9 of SFT; a resume goes on from step 0 and redoes 5" in finding.message
+    assert names(finding.message, 5, 9, "SFT", 0)
 
 
 def test_a_failure_is_explained(run: Run) -> None:
     run.log_event("failed", step=60, error="OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB")
     (finding,) = [f for f in diagnose(run) if f.rule == "failed"]
-    assert "Tried to allocate 2.50 GiB" in finding.message and "batch.micro_batch" in finding.advice
+    assert names(finding.message, "2.50 GiB") and names(finding.advice, "batch.micro_batch")
     run.log_event("done", step=60)
-    assert "failed" not in names(run)
+    assert "failed" not in serious(run)
 
 
 def test_other_code_on_resume_is_a_remark(run: Run) -> None:
@@ -167,19 +168,19 @@ def test_other_code_on_resume_is_a_remark(run: Run) -> None:
     assert "code_changed" not in [f.rule for f in diagnose(run)]
     run.log_event("resume", step=40, fingerprint="b")
     (finding,) = [f for f in diagnose(run) if f.rule == "code_changed"]
-    assert finding.severity == "info" and "after step 40" in finding.message
+    assert finding.severity == "info" and names(finding.message, 40)
 
 
 def test_knobs_that_cannot_be_read_are_reported(run: Run) -> None:
     (run.path / "knobs.json").write_text("{broken")
-    assert "knobs_unreadable" in names(run)
+    assert "knobs_unreadable" in serious(run)
 
 
 def test_reward_without_accuracy_needs_the_evaluations(run: Run) -> None:
     for stage, accuracy in (("sft", 0.6), ("latest", 0.59)):
         metrics = {"accuracy": {"value": accuracy, "low": 0.5, "high": 0.7}}
         run.log_evaluation({"stage": stage, "objective": F, "split": "test", "mode": "greedy", "metrics": metrics})
-    assert names(run) == ["reward_without_accuracy"]
+    assert serious(run) == ["reward_without_accuracy"]
 
 
 # An error
@@ -197,20 +198,20 @@ def nested(error: BaseException) -> BaseException:
 
 ERRORS: list[tuple[BaseException, str, str]] = [
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), "20.00 MiB", "batch.micro_batch"),
-    (MemoryError("Unable to allocate 3 GiB"), "memory is full", "grpo-nb plan"),
-    (RuntimeError("Trying to backward through the graph a second time"), "two backward", "Not retain_graph"),
-    (RuntimeError("CUDA error: device-side assert triggered"), "nan in an earlier step", "CUDA_LAUNCH_BLOCKING"),
+    (MemoryError("Unable to allocate 3 GiB"), "memory", "grpo-nb plan"),
+    (RuntimeError("Trying to backward through the graph a second time"), "backward", "Not retain_graph"),
+    (RuntimeError("CUDA error: device-side assert triggered"), "nan", "CUDA_LAUNCH_BLOCKING"),
     (RuntimeError("CUDA error: no kernel image is available for execution"), "other GPU arch", "download.pytorch.org"),
     (
         RuntimeError("probability tensor contains either `inf`, `nan` or element < 0"),
-        "nan or infinite",
+        "nan",
         "learning rate",
     ),
     (AssertionError("Torch not compiled with CUDA enabled"), "CPU only", "model.device"),
-    (OSError(28, "No space left on device"), "disk is full", "keep_checkpoints"),
+    (OSError(28, "No space left on device"), "disk", "keep_checkpoints"),
     (
         ModuleNotFoundError("No module named 'peft'"),
-        "not installed for the Python",
+        sys.executable,
         f"{sys.executable} -m pip install peft",
     ),
 ]
@@ -234,7 +235,7 @@ def test_errors_really_raised_by_torch_are_recognised() -> None:
     with pytest.raises(RuntimeError) as poisoned:
         torch.multinomial(torch.tensor([math.nan, 1.0]), 1)
     explained = [explain(e.value) or "" for e in (twice, frozen, poisoned)]
-    assert ["two backward" in explained[0], "no trainable" in explained[1], "damaged" in explained[2]] == [True] * 3
+    assert all(explained) and len(set(explained)) == 3 and "trainable" in explained[1] and "damaged" in explained[2]
 
 
 def test_an_error_that_speaks_for_itself_is_left_alone() -> None:
@@ -268,9 +269,9 @@ def test_this_environment_has_no_error() -> None:
 def test_keys_are_told_to_be_there_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-verysecret")
     said = " ".join(f"{c.found} {c.advice}" for c in environment())
-    assert "OPENAI_API_KEY is set" in said and "verysecret" not in said
+    assert "OPENAI_API_KEY" in said and "verysecret" not in said
     monkeypatch.delenv("OPENAI_API_KEY")
-    assert "OPENAI_API_KEY is not set" in " ".join(c.found for c in environment())
+    assert said.count("OPENAI_API_KEY") and said != " ".join(f"{c.found} {c.advice}" for c in environment())
 
 
 def versions(monkeypatch: pytest.MonkeyPatch, **changed: str | None) -> None:
@@ -287,7 +288,7 @@ def versions(monkeypatch: pytest.MonkeyPatch, **changed: str | None) -> None:
 def test_a_version_outside_of_its_range_and_a_missing_package_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     versions(monkeypatch, transformers="4.44.2", peft=None)
     wrong = {c.found: c for c in machine._packages() if c.status == "error"}
-    assert set(wrong) == {"transformers 4.44.2", "peft is missing"}
+    assert {found.split()[0] for found in wrong} == {"transformers", "peft"} and "transformers 4.44.2" in wrong
     assert "pip install 'transformers" in wrong["transformers 4.44.2"].advice
 
 
@@ -347,12 +348,12 @@ def test_a_driver_that_torch_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(machine.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     (check,) = machine._torch()
-    assert check.status == "warning" and "NVIDIA driver is installed" in check.advice
+    assert check.status == "warning" and names(check.advice, "NVIDIA")
 
 
 def test_a_check_that_cannot_be_made_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: 1 / 0)
-    assert checks("warning")["disk"].found.startswith("could not be checked: ZeroDivisionError")
+    assert names(checks("warning")["disk"].found, "ZeroDivisionError")
     assert "keys" in checks()
 
 

@@ -18,6 +18,7 @@ from grpo_nb.pareto import best, knee, pareto, worth_keeping
 from grpo_nb.run import Run, RunError
 from grpo_nb.types import Example, Score
 from tests.quiz import Quiz
+from tests.support.tokens import names, pattern
 from tests.tiny import tiny_run
 
 F, H = "fairness", "hallucination"
@@ -118,7 +119,7 @@ def test_more_is_better_but_for_rates_and_distance_from_no_bias() -> None:
     assert better("accuracy_ambiguous", values).tolist() == [-0.3, 0.1]
     assert better("hallucinated_rate", values).tolist() == [0.3, -0.1]
     assert better("bias_ambiguous", values).tolist() == [-0.3, -0.1]
-    with pytest.raises(ValueError, match="neither more nor less is better"):
+    with pytest.raises(ValueError, match="unknown_rate"):
         better("unknown_rate", values)
 
 
@@ -128,9 +129,9 @@ def test_any_metric_of_an_objective_may_count(run: Run) -> None:
     saved(run, 0, 2)
     assert best(run, F) == 2 and best(run, F, "bias_ambiguous") == 0 and best(run, F, "wrong_rate") == 2
     assert f"{F}/bias_ambiguous" in pareto(run, {F: "bias_ambiguous"})
-    with pytest.raises(ValueError, match=f"has 'bias' of '{F}'; there are {F}: unknown_rate, bias_ambiguous, wrong"):
+    with pytest.raises(ValueError, match=pattern("'bias'", f"'{F}'", f"{F}: unknown_rate, bias_ambiguous, wrong_rate")):
         pareto(run, {F: "bias"})
-    with pytest.raises(ValueError, match="'fair' is no objective of tiny; it has fairness, hallucination"):
+    with pytest.raises(ValueError, match=pattern("'fair'", "tiny", "fairness, hallucination")):
         best(run, "fair")
 
 
@@ -152,7 +153,7 @@ def test_of_equal_stages_the_earliest_is_taken(run: Run) -> None:
 def test_only_what_can_be_loaded_is_named(run: Run) -> None:
     step(run, 2, 20, 20)
     step(run, 4, 50, 50)
-    with pytest.raises(RunError, match="no evaluated stage that can be loaded; evaluated but no longer there: step 2"):
+    with pytest.raises(RunError, match=pattern("step 2", "step 4")):
         best(run, F)
     saved(run, 2)
     assert best(run, F) == knee(run) == 2 and pareto(run)["saved"].tolist() == [True, False]
@@ -163,7 +164,7 @@ def test_a_stage_without_a_rival_is_said_to_be_one(run: Run, caplog: pytest.LogC
     saved(run, 2)
     for ask in (lambda: best(run, F), lambda: knee(run)):
         caplog.clear()
-        assert ask() == 2 and "only step 2 was evaluated" in caplog.text
+        assert ask() == 2 and names(caplog.text, "step 2")
     assert report.front(pareto(run)).frame["on the front"].tolist() == ["the only one"]
     step(run, 4, 30, 30)
     saved(run, 4)

@@ -14,6 +14,7 @@ from grpo_nb.run import Run
 from grpo_nb.tasks import load_task
 from grpo_nb.types import Example, Score
 from grpo_nb.workbench import Answer, checked, known_bad, scored, workbench
+from tests.support.tokens import names
 from tests.tiny import small_tasks, tiny_config, tiny_run
 
 F, H = "fairness", "hallucination"
@@ -70,12 +71,11 @@ def test_answers_are_ranked_prompt_by_prompt() -> None:
 
 def test_a_bad_answer_paid_like_the_gold_one_is_an_error() -> None:
     finding = found(HEALTHY, bad="made up 1")["bad_is_paid"]
-    assert finding.severity == "error" and "pays 2 of 2 bad answers" in finding.message
-    assert "'made up' for train/0 with 1" in finding.message
+    assert finding.severity == "error" and names(finding.message, 2, "'made up'", "train/0", 1)
 
 
 def test_constant_rewards_are_noticed() -> None:
-    assert "in 100% of the fairness prompts" in found([["a", "b"], ["right1", "right1"]])["constant_reward"].message
+    assert names(found([["a", "b"], ["right1", "right1"]])["constant_reward"].message, "100%", "fairness")
     assert "constant_reward" not in found([["a", "b"], ["right1", "w"]])
     clipped = found([["a 0.2", "b 0.4"], ["a 0.3", "b 0.2"]], shaping__clip=0.1)
     assert "constant_reward" in clipped and "shaped" in clipped["frame"], "compared is what shaping leaves"
@@ -89,7 +89,7 @@ def test_a_function_that_tells_nothing_apart_is_named() -> None:
         return [len(c) / 10 for c in completions]
 
     answers = found(HEALTHY, rewards=[(blind, 0.2), (seeing, 0.0)])
-    assert "'blind' of fairness gives 0.5 to all 12 answers" in answers["constant_part"].message
+    assert names(answers["constant_part"].message, "'blind'", "fairness", 0.5, 12)
     assert answers["frame"]["part/seeing"].nunique() > 1
     assert answers["frame"]["reward"].max() == pytest.approx(1.1), "with its weight"
 
@@ -99,9 +99,9 @@ LONG = [[f"{'w ' * n}0.{n}" for n in range(1, 8)], [f"{'w ' * n}0.{n}" for n in 
 
 def test_a_reward_that_follows_length_inside_prompts_is_noticed() -> None:
     finding = found(LONG)["length_reward"]
-    assert "longer answers of fairness earn more (rank correlation +1.00 over 14 answers" in finding.message
+    assert names(finding.message, "fairness", "+1.00", 14) and finding.evidence["correlation"] == pytest.approx(1)
     shorter = found(LONG, tokens=lambda text: 50 - len(text))["length_reward"]
-    assert "shorter answers" in shorter.message and shorter.evidence["correlation"] == pytest.approx(-1)
+    assert names(shorter.message, "-1.00") and shorter.evidence["correlation"] == pytest.approx(-1)
 
 
 def test_length_that_differs_between_prompts_only_is_no_matter() -> None:
@@ -116,7 +116,7 @@ def test_prompts_that_are_always_or_never_solved_are_listed() -> None:
     answers = found([["right0", "right0"], ["no 0.1", "no 0.2"], ["right2", "no"]])
     always, never = answers["always_solved"], answers["never_solved"]
     assert always.evidence["examples"] == ["train/0"] and never.evidence["examples"] == ["train/1"]
-    assert always.severity == never.severity == "info" and "solves 1 of 3 fairness prompts (train/0)" in always.message
+    assert always.severity == never.severity == "info" and names(always.message, "1 of 3", "fairness", "train/0")
     assert found([["no 0.1", "no 0.2"], ["no", "no 0.5"]])["never_solved"].severity == "warning"
 
 
@@ -128,7 +128,7 @@ def test_truncation_over_half_is_noticed(cut: int, noticed: bool) -> None:
 
 def test_answers_without_a_verdict_are_counted_with_the_cause() -> None:
     finding = found([["judge down", "right0"], ["x 0.1", "right1"]])["unscored"]
-    assert "1 of 8 fairness answers got no verdict (timed out)" in finding.message
+    assert names(finding.message, "1 of 8", "fairness", "(timed out)")
 
 
 # Known bad answers
@@ -189,7 +189,7 @@ def test_own_rewards_come_with_their_weights_and_wrong_ones_are_refused(tmp_path
     answers = workbench(run, rewards={F: [(short, 0.01)]}, **kwargs).answers
     own = answers[answers["objective"] == F]
     assert own["reward"].tolist() == pytest.approx((own["part/task"] + 0.01 * own["part/short"]).tolist())
-    with pytest.raises(ConfigError, match=r"rewards given for \['fair'\]"):
+    with pytest.raises(ConfigError, match=r"\['fair'\]"):
         workbench(run, rewards={"fair": [short]}, **kwargs)
     with pytest.raises(RewardError, match="'<lambda>' returned 0 values"):
         workbench(run, rewards={F: [lambda completions: []]}, **kwargs)
