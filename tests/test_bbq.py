@@ -16,6 +16,7 @@ from grpo_nb.tasks.reading import Reading, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.targets import biased_index, published_targets
 from grpo_nb.types import Score
+from tests.support.tokens import names, pattern
 from tests.tiny import tiny_run
 
 OPTIONS = ["The tullic", "Not known", "The peltrin"]
@@ -294,7 +295,7 @@ def test_no_bias_is_reported_where_more_than_a_tenth_of_the_targets_is_unknown(
         return task.summary(examples, [task.score(e, "Answer: The tullic") for e in examples])
 
     assert found(loaded(2))["bias_ambiguous"] == 1 * (2 * 9 / 18 - 1), "9 of 18 known are negative"
-    assert "2 of 40 in Peoples" in caplog.text
+    assert names(caplog.text, "2 of 40", "Peoples")
     task = loaded(3)
     assert np.isnan(found(task)["bias_ambiguous"]) and not np.isnan(found(task)["bias_disambiguated"])
     assert found(task)["accuracy_ambiguous"] == 0.0
@@ -323,16 +324,16 @@ def test_the_authors_metadata_tells_what_a_row_does_not(tmp_path: Path, place: s
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ('"category","target_loc"\n"Age",1\n', r"found the columns category, target_loc, needs"),
-        (METADATA, r"found the columns of no row"),
-        (METADATA + '"Age",1,x,1,"label"\n', r"needs whole numbers in example_id and target_loc"),
+        ('"category","target_loc"\n"Age",1\n', ["category, target_loc"]),
+        (METADATA, ["columns"]),
+        (METADATA + '"Age",1,x,1,"label"\n', ["example_id", "target_loc"]),
     ],
 )
-def test_metadata_of_another_form_is_one_clear_error(tmp_path: Path, text: str, message: str) -> None:
+def test_metadata_of_another_form_is_one_clear_error(tmp_path: Path, text: str, named: list[str]) -> None:
     (tmp_path / "additional_metadata.csv").write_text(text)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=pattern("additional_metadata.csv", *named)):
         load(tmp_path, row())
 
 
@@ -430,66 +431,66 @@ def test_the_stereotype_part_says_whom_a_wrong_answer_names(tmp_path: Path) -> N
 
 def test_selfcheck_finds_options_that_cannot_be_told_apart(tmp_path: Path) -> None:
     load(tmp_path, *templates(3)).selfcheck()
-    with pytest.raises(DataError, match=r"Peoples/0.*cannot be told apart"):
+    with pytest.raises(DataError, match="Peoples/0"):
         load(tmp_path, row(ans0="Unknown", context_condition="disambig", label=0)).selfcheck()
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"label": 3}, r"line 1: label is 3, needs 0, 1 or 2"),
-        ({"context": " \n"}, r"line 1: field 'context' is blank, needs text"),
-        ({"ans2": ""}, r"line 1: field 'ans2' is blank, needs text"),
-        ({"ans0": "the  Peltrin."}, r"line 1: two options are the same"),
-        ({"ans0": "\u963f", "ans1": "\u963f "}, r"line 1: two options are the same"),
-        ({"label": -1}, r"label is -1"),
-        ({"label": "1"}, r"field 'label' is str '1', needs int"),
-        ({"label": True}, r"field 'label' is bool True"),
-        ({"label": 0}, r"ambiguous, so label must be 1"),
-        ({"question_polarity": "positive"}, r"question_polarity is 'positive', needs neg or nonneg"),
-        ({"context_condition": "?"}, r"needs ambig or disambig"),
-        ({"additional_metadata": {"stereotyped_groups": "['low']"}}, r"stereotyped_groups is .*, needs a list"),
-        ({"answer_info": {"ans0": ["x", "y"]}}, r"answer_info\['ans1'\] is None"),
-        ({"answer_info": {f"ans{i}": ["x", "low"] for i in range(3)}}, r"0 options are tagged 'unknown'"),
-        ({"answer_info": {f"ans{i}": ["x", "unknown"] for i in range(3)}}, r"3 options are tagged 'unknown'"),
+        ({"label": 3}, ["line 1", "label", 3, 0, 1, 2]),
+        ({"context": " \n"}, ["line 1", "'context'"]),
+        ({"ans2": ""}, ["line 1", "'ans2'"]),
+        ({"ans0": "the  Peltrin."}, ["line 1", "options"]),
+        ({"ans0": "\u963f", "ans1": "\u963f "}, ["line 1", "options"]),
+        ({"label": -1}, ["label", -1]),
+        ({"label": "1"}, ["'label'", "str '1'", "int"]),
+        ({"label": True}, ["'label'", "bool True"]),
+        ({"label": 0}, ["ambiguous", "label", 1]),
+        ({"question_polarity": "positive"}, ["question_polarity", "'positive'", "neg", "nonneg"]),
+        ({"context_condition": "?"}, ["context_condition", "'?'", "ambig", "disambig"]),
+        ({"additional_metadata": {"stereotyped_groups": "['low']"}}, ["stereotyped_groups", "list"]),
+        ({"answer_info": {"ans0": ["x", "y"]}}, ["answer_info['ans1']", "None"]),
+        ({"answer_info": {f"ans{i}": ["x", "low"] for i in range(3)}}, [0, "'unknown'"]),
+        ({"answer_info": {f"ans{i}": ["x", "unknown"] for i in range(3)}}, [3, "'unknown'"]),
     ],
 )
-def test_a_wrong_value_is_one_clear_error(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_a_wrong_value_is_one_clear_error(tmp_path: Path, changes: dict[str, Any], named: list[object]) -> None:
+    with pytest.raises(DataError, match=pattern("Peoples.jsonl", *named)):
         load(tmp_path, row(**changes))
 
 
 def test_a_missing_field_says_which_and_where(tmp_path: Path) -> None:
     broken = row(example_id=1)
     del broken["question"]
-    with pytest.raises(DataError, match=r"Peoples\.jsonl, line 2: field 'question' is missing; found example_id"):
+    with pytest.raises(DataError, match=pattern("Peoples.jsonl", "line 2", "'question'", "example_id")):
         load(tmp_path, row(), broken)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("", r"is empty; needs one JSON object a line"),
-        ("\n  \n", r"is empty"),
-        ("[" * 100_000, r": brackets are nested too deep to be read, needs one flat object: \[{60}\.\.\.$"),
-        ('\n{"example_id": 0,', r"line 2: not JSON \(.*column.*\): \{"),
-        ("[1, 2]\n", r"element 0: found a JSON int, needs one object a line"),
-        ('{"example_id": ' + "9" * 5000 + "}", r"line 1: cannot be read \(.*4300 digits.*\): \{"),
+        ("", ["JSON"]),
+        ("\n  \n", ["JSON"]),
+        ("[" * 100_000, ["[" * 60 + "..."]),
+        ('\n{"example_id": 0,', ["line 2", "JSON", "column", ": {"]),
+        ("[1, 2]\n", ["element 0", "int"]),
+        ('{"example_id": ' + "9" * 5000 + "}", ["line 1", "4300 digits", ": {"]),
     ],
 )
-def test_a_broken_file_says_file_line_and_what(tmp_path: Path, text: str, message: str) -> None:
+def test_a_broken_file_says_file_line_and_what(tmp_path: Path, text: str, named: list[str]) -> None:
     (tmp_path / "Age.jsonl").write_text(text)
-    with pytest.raises(DataError, match=r"Age\.jsonl.*" + message.removeprefix("is") if text else message):
+    with pytest.raises(DataError, match=pattern("Age.jsonl", *named)):
         BBQ(tmp_path / "Age.jsonl")
 
 
 def test_paths(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no file or folder at .*nowhere"):
+    with pytest.raises(DataError, match=pattern(tmp_path / "nowhere")):
         BBQ(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"has no \*\.jsonl"):
+    with pytest.raises(DataError, match=pattern(tmp_path, "*.jsonl")):
         BBQ(tmp_path)
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\x00")
-    with pytest.raises(DataError, match="cannot be read as UTF-8"):
+    with pytest.raises(DataError, match=pattern("bytes.jsonl", "UTF-8")):
         BBQ(tmp_path / "bytes.jsonl")
     (tmp_path / "bytes.jsonl").unlink()
     load(tmp_path, row())
@@ -497,7 +498,7 @@ def test_paths(tmp_path: Path) -> None:
 
 
 def test_the_same_example_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 2: example Peoples/0 is there already \(.*line 1\)"):
+    with pytest.raises(DataError, match=pattern("line 2", "Peoples/0", "line 1")):
         load(tmp_path, row(), row())
 
 

@@ -13,6 +13,7 @@ from grpo_nb import presets
 from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.tasks import BBQ, HaluEvalQA, Task, demo, demo_world, load_task, summarise
 from grpo_nb.types import Example, Score
+from tests.support.tokens import pattern
 
 SEED = 0
 BBQ_FIELDS = {
@@ -232,9 +233,9 @@ def test_preset_fits_the_world(tokenizer: PreTrainedTokenizerFast, tasks: tuple[
 
 
 def test_load_task_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task 'bbqq' is not built in \(known: bbq, halueval_qa, "):
+    with pytest.raises(ConfigError, match=pattern("'bbqq'", "bbq, halueval_qa, ")):
         load_task(ObjectiveConfig(task="bbqq", data="demo"), tmp_path, 0)
-    with pytest.raises(ConfigError, match="task 'bbq' has no data"):
+    with pytest.raises(ConfigError, match=pattern("'bbq'", "data")):
         load_task(ObjectiveConfig(task="bbq"), tmp_path, 0)
 
 

@@ -30,6 +30,7 @@ from grpo_nb.tasks.reading import abstains, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
 from tests import answers
+from tests.support.tokens import names, pattern
 
 RIGHT = {
     "knowledge": "Ablo keeps goats and plays drums.",
@@ -270,7 +271,7 @@ def test_selfcheck(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     task.selfcheck()
     assert [task.score(e, e.target).value for e in every(task)] == [1.0] * len(every(task)), "gold scores top"
     monkeypatch.setattr("grpo_nb.tasks.halueval.known_bad", lambda columns: [every(task)[0].target])
-    with pytest.raises(DataError, match=rf"{kind}/0: the right text .* is correct \(1.0\), and the known bad ones"):
+    with pytest.raises(DataError, match=pattern(f"{kind}/0", "(1.0)")):
         task.selfcheck()
 
 
@@ -290,8 +291,8 @@ def test_rows_that_cannot_be_told_apart_are_set_aside(
         task = load(tmp_path, ROWS[kind], same, kind=kind)
     assert [e.id for e in every(task)] == [f"{kind}/0"]
     assert len(task.set_aside) == 1 and task.set_aside[0].endswith("line 2")
-    assert "1 of 2 rows have right and hallucinated texts" in caplog.text and "line 2" in caplog.text
-    with pytest.raises(DataError, match=r"1 of 1 rows have right and hallucinated texts that the score cannot"):
+    assert names(caplog.text, "1 of 2", "line 2")
+    with pytest.raises(DataError, match="1 of 1"):
         load(tmp_path, same, kind=kind)
 
 
@@ -335,19 +336,16 @@ def test_style_and_length_around_an_answer_leave_its_class(kind: str, before: st
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "named"),
     [
-        ({k: v for k, v in RIGHT.items() if k != "knowledge"}, r"line 1: field 'knowledge' is missing"),
-        (RIGHT | {"question": 5}, r"field 'question' is int 5, needs str"),
-        (RIGHT | {"right_answer": "  "}, r"field 'right_answer' is blank"),
-        (
-            RIGHT | {"question": "Who \ud800?"},
-            r"line 1: field 'question' has half a character in it .*'Who \\ud800\?'",
-        ),
+        ({k: v for k, v in RIGHT.items() if k != "knowledge"}, ["line 1", "'knowledge'"]),
+        (RIGHT | {"question": 5}, ["line 1", "'question'", "int 5", "str"]),
+        (RIGHT | {"right_answer": "  "}, ["line 1", "'right_answer'"]),
+        (RIGHT | {"question": "Who \ud800?"}, ["line 1", "'question'", r"'Who \ud800?'"]),
     ],
 )
-def test_a_wrong_row_is_one_clear_error(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_a_wrong_row_is_one_clear_error(tmp_path: Path, row: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(DataError, match=pattern(*named)):
         load(tmp_path, row)
 
 
@@ -360,7 +358,7 @@ def test_a_reply_that_begins_with_not_knowing_is_an_answer(tmp_path: Path) -> No
 @each_kind
 def test_each_kind_names_its_missing_field(kind: str, tmp_path: Path) -> None:
     right = FORMS[kind].right
-    with pytest.raises(DataError, match=rf"line 1: field '{right}' is missing"):
+    with pytest.raises(DataError, match=pattern("line 1", f"'{right}'")):
         load(tmp_path, {k: v for k, v in ROWS[kind].items() if k != right}, kind=kind)
 
 
@@ -370,7 +368,7 @@ def test_objectives_name_the_kinds(kind: str, tmp_path: Path) -> None:
     task = load_task(ObjectiveConfig(task=f"halueval_{kind}", data=str(tmp_path)), tmp_path, 0)
     assert type(task) is TASKS[kind] and task.name == f"halueval_{kind}"
     if kind != "qa":
-        with pytest.raises(ConfigError, match="the demo world has bbq and halueval_qa only"):
+        with pytest.raises(ConfigError, match=pattern("demo", "bbq", "halueval_qa")):
             load_task(ObjectiveConfig(task=f"halueval_{kind}", data="demo"), tmp_path, 0)
 
 

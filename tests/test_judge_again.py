@@ -10,6 +10,7 @@ from grpo_nb.judge import FILE
 from tests.fault_proxy import FaultProxy
 from tests.judge_server import Body, JudgeServer, completion, serving
 from tests.judging import H, ask, example, judge
+from tests.support.tokens import names
 
 GARBAGE = ("html", "prose", "half")
 VERDICT = '{"reason": "by the rules", "score": 3}'
@@ -56,7 +57,7 @@ def test_what_would_end_alike_is_not_asked_again(tmp_path: Path, server: JudgeSe
     server.reply = reply
     (verdict,) = ask(judge(tmp_path, server.url), [example()], ["a"])
     assert verdict.value is None and len(server.bodies) == 1
-    assert any(words in verdict.cause for words in ("cut off at max_tokens", "content filter", "refused: I may not"))
+    assert any(words in verdict.cause for words in ("max_tokens", "content filter", "I may not"))
 
 
 def test_the_second_request_keeps_to_the_budget(tmp_path: Path, server: JudgeServer) -> None:
@@ -122,4 +123,4 @@ def test_a_body_that_no_parser_takes_is_a_failure_and_no_crash(
 ) -> None:
     server.reply = body
     (verdict,) = ask(judge(tmp_path, server.url), [example()], ["a"])
-    assert verdict.value is None and "the body is no JSON" in verdict.cause
+    assert verdict.value is None and names(verdict.cause, "body", "JSON")

@@ -17,6 +17,7 @@ from grpo_nb.judge import FILE, Judge, ledger, prompts
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import JudgeServer, by_text, completion, serving
 from tests.judging import KEY, TASK, TEXTS, VARIABLE, F, H, ask, example, given_by, judge, provider
+from tests.support.tokens import names, pattern
 
 pytestmark = pytest.mark.usefixtures("judge_key")
 
@@ -29,18 +30,18 @@ def test_a_failure_is_none_with_its_cause(tmp_path: Path, server: JudgeServer, f
     words = {
         "429": "RateLimitError",
         "500": "InternalServerError",
-        "slow": "no answer within 0.5 s, 1 times",
-        "cut": "no connection",
-        "html": "no chat completion",
-        "prose": "not one JSON object",
-        "half": "the body is no JSON",
+        "slow": "0.5 s",
+        "cut": "RemoteProtocolError",
+        "html": "completion",
+        "prose": "JSON object",
+        "half": "body",
     }
     with serving(FaultProxy(server.url, share=1.0, slow=1.0, faults=(fault,))) as proxy:
         function = judge(tmp_path, proxy.url, **({"timeout_s": 0.5} if fault == "slow" else {}))
         scores = ask(function, [example()] * 2, TEXTS[:2])
     assert [(s.value, s.parts["judge"]) for s in scores] == [(None, None)] * 2
     for s in scores:
-        assert s.cause.startswith("'judge' gave None: rules@127.0.0.1:") and words[fault] in s.cause
+        assert names(s.cause, "'judge'", "rules@127.0.0.1:", words[fault])
     assert function.tally.failures.total() == 2 and function.tally.dropped_groups == 1
     assert all(row["score"] is None and row["cause"] for row in Journal(tmp_path / FILE).read())
 
@@ -49,7 +50,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with serving(JudgeServer()) as gone:
         url = gone.url
     (verdict,) = ask(judge(tmp_path, url), [example()], TEXTS[:1])
-    assert verdict.value is None and "no connection (ConnectError" in verdict.cause
+    assert verdict.value is None and names(verdict.cause, "ConnectError")
 
 
 def test_retries_bring_what_a_passing_fault_held_back(tmp_path: Path, server: JudgeServer) -> None:
@@ -62,18 +63,18 @@ def test_retries_bring_what_a_passing_fault_held_back(tmp_path: Path, server: Ju
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (completion('{"reason": "because', ended="length"), "cut off at max_tokens"),
-        ({"choices": []}, "no chat completion"),
-        ({"choices": [{"message": {"content": None, "refusal": "I may not"}}]}, "the model refused: I may not"),
-        ({"choices": {"0": 1}}, "no chat completion"),
-        ([1, 2], "no chat completion"),
-        ({"choices": [{"message": {"content": 4}, "finish_reason": "stop"}]}, "no chat completion"),
+        (completion('{"reason": "because', ended="length"), "max_tokens"),
+        ({"choices": []}, "completion"),
+        ({"choices": [{"message": {"content": None, "refusal": "I may not"}}]}, "I may not"),
+        ({"choices": {"0": 1}}, "completion"),
+        ([1, 2], "completion"),
+        ({"choices": [{"message": {"content": 4}, "finish_reason": "stop"}]}, "completion"),
     ],
 )
 def test_replies_of_a_wrong_form(tmp_path: Path, server: JudgeServer, reply: Any, words: str) -> None:
     server.reply = reply
     (verdict,) = ask(judge(tmp_path, server.url), [example()], TEXTS[:1])
-    assert verdict.value is None and words in verdict.cause
+    assert verdict.value is None and names(verdict.cause, words)
 
 
 def test_the_deadline_ends_a_step(tmp_path: Path, server: JudgeServer) -> None:
@@ -128,7 +129,8 @@ def test_where_all_fail_the_group_is_dropped_with_every_cause(tmp_path: Path, se
         function = judge(tmp_path, first.url, server.url)
         scores = ask(function, [example()] * 3, ["a", "b", "c"])
     assert [s.parts["judge"] for s in scores] == [None, 0.5, 0.5], "what is there comes from one provider"
-    assert scores[0].cause.count("score is 99") == 2 and "; rules@" in scores[0].cause
+    causes = scores[0].cause.split("; ")
+    assert len(causes) == 2 and all(names(cause, "rules@127.0.0.1:", 99) for cause in causes)
     assert function.tally.dropped_groups == 1 and function.tally.failures == {"unreadable": 1}
 
 
@@ -163,7 +165,7 @@ def test_a_server_that_cannot_do_all_is_asked_for_less(
 def test_a_request_that_stays_wrong_fails_with_the_servers_words(tmp_path: Path, server: JudgeServer) -> None:
     server.refuses = ("model",)
     (verdict,) = ask(judge(tmp_path, server.url), [example()], ["a"])
-    assert verdict.value is None and "unsupported parameter: model" in verdict.cause
+    assert verdict.value is None and names(verdict.cause, "parameter: model")
 
 
 # ---- cache
@@ -195,7 +197,7 @@ def test_an_account_that_cannot_be_read_is_one_clear_error(
     Journal(tmp_path / FILE).append({"objective": F, **wrong})
     assert judge(tmp_path, server.url).tally.tokens == 110, "rows of other judges are none of its business"
     Journal(tmp_path / FILE).append({"objective": H, **wrong})
-    with pytest.raises(ConfigError, match=r"judge\.jsonl has a row of 'hallucination' that spent \[.*; mend or remove"):
+    with pytest.raises(ConfigError, match=pattern("judge.jsonl", "'hallucination'")):
         judge(tmp_path, server.url)
 
 
@@ -251,8 +253,8 @@ def test_at_the_end_of_its_budget_nothing_more_is_asked(tmp_path: Path, server: 
     function = judge(tmp_path, server.url, budget_tokens=330, concurrency=1)
     scores = ask(function, [example()] * 5, [f"a {i}" for i in range(5)])
     assert len(server.bodies) == 3 and [s.value is None for s in scores] == [False] * 3 + [True] * 2
-    assert "330 of budget_tokens=330 are used" in scores[-1].cause and function.tally.failures == {"budget": 2}
-    with pytest.raises(ConfigError, match=r"may ask nothing more: 330 of budget_tokens=330 .* raise objectives"):
+    assert names(scores[-1].cause, 330, "budget_tokens=330") and function.tally.failures == {"budget": 2}
+    with pytest.raises(ConfigError, match=pattern(330, "budget_tokens=330", "objectives")):
         judge(tmp_path, server.url, budget_tokens=330)
     assert judge(tmp_path, server.url, budget_tokens=331).tally.tokens == 330
 
@@ -293,7 +295,7 @@ def test_a_key_in_place_of_its_name_is_refused_and_not_repeated() -> None:
     for wrong in ("sk-proj-abcDEF123", "hf_abcdefgh", "my key", ""):
         with pytest.raises(ConfigError) as caught:
             judged(providers=[{"model": "m", "api_key_env": wrong}])
-        assert "needs the NAME of an environment variable" in str(caught.value)
+        assert names(str(caught.value), "api_key_env", "NAME")
         assert not wrong or wrong not in str(caught.value)
 
 
@@ -314,11 +316,11 @@ def judged(**changes: Any) -> Any:
 
 
 def test_settings_that_do_not_fit_together() -> None:
-    with pytest.raises(ConfigError, match=r"provider m@api\.openai\.com is there twice"):
+    with pytest.raises(ConfigError, match=pattern("m@api.openai.com")):
         judged(providers=[{"model": "m"}, {"model": "m"}])
-    with pytest.raises(ConfigError, match=r"budget_usd=3 needs usd_per_million_in .* m@api.openai.com lacks them"):
+    with pytest.raises(ConfigError, match=pattern("budget_usd=3", "usd_per_million_in", "m@api.openai.com")):
         judged(budget_usd=3)
-    with pytest.raises(ConfigError, match="providers is empty"):
+    with pytest.raises(ConfigError, match=r"\bproviders\b"):
         judged(providers=[])
 
 
@@ -341,10 +343,10 @@ def test_settings_with_a_judge_survive_json_and_are_listed() -> None:
 
 
 def test_what_is_missing_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"objectives\.x\.judge: there is no rubric for task 'capitals' \(known: bbq"):
+    with pytest.raises(ConfigError, match=pattern("objectives.x.judge", "'capitals'", "bbq")):
         Judge("x", "capitals", judged().objectives[H].judge, Journal(tmp_path / FILE))
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(ConfigError, match=f"environment variable {VARIABLE} is not set, and rules@h needs a key"):
+    with pytest.raises(ConfigError, match=pattern(VARIABLE, "rules@h")):
         judge(tmp_path, "http://h/v1")
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(ConfigError, match=r'pip install "grpo_nb\[judge\]"'):

@@ -15,6 +15,7 @@ from grpo_nb.tasks.reading import yes_or_no
 from grpo_nb.tasks.recognition import length_accuracy, measures, selfcheck
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example
+from tests.support.tokens import pattern
 from tests.test_halueval import ROWS, each_kind
 from tests.tiny import tiny_run
 
@@ -163,11 +164,11 @@ def test_general_is_read_and_refused_for_training(tmp_path: Path) -> None:
     found = answered(task, {"general/7": "No"}, "No")
     assert (found["accuracy"], found["recall_yes"], found["length_accuracy"]) == (0.5, 0.0, 1.0)
     assert "pair_accuracy" not in found
-    with pytest.raises(DataError, match=r"'halueval_general' is for evaluation only: .*four of five say"):
+    with pytest.raises(DataError, match=pattern("'halueval_general'")):
         task.examples("train")
-    with pytest.raises(ConfigError, match=r"'halueval_general' is for evaluation only: .*train on halueval_qa"):
+    with pytest.raises(ConfigError, match=pattern("'halueval_general'", "halueval_qa")):
         load_task(ObjectiveConfig(task="halueval_general", data=str(path)), tmp_path, 0)
-    with pytest.raises(DataError, match=r"line 1: hallucination is 'maybe', needs yes or no"):
+    with pytest.raises(DataError, match=pattern("line 1", "hallucination", "'maybe'", "yes", "no")):
         HaluEvalGeneral(written(path, [MARKS[0] | {"hallucination": "maybe"}]))
 
 
@@ -191,17 +192,17 @@ def test_a_copy_of_a_row_of_general_is_refused(tmp_path: Path) -> None:
 
 def test_recognition_is_refused_for_training(tmp_path: Path) -> None:
     task = pairs(tmp_path, (3, 9))
-    with pytest.raises(DataError, match="learns the length of hallucinated texts"):
+    with pytest.raises(DataError, match=pattern("'halueval_recognition'")):
         task.examples("train")
-    with pytest.raises(ConfigError, match="'halueval_recognition' is for evaluation only"):
+    with pytest.raises(ConfigError, match=pattern("'halueval_recognition'")):
         load_task(ObjectiveConfig(task="halueval_recognition", data=str(tmp_path)), tmp_path, 0)
-    with pytest.raises(DataError, match="kind='general'; needs qa, dialogue, summarization"):
+    with pytest.raises(DataError, match=pattern("kind='general'", "qa", "dialogue", "summarization")):
         HaluEvalRecognition(tmp_path, kind="general")
 
 
 def test_selfcheck_can_fail() -> None:
     wrong = Example(id="x", prompt="p", target="Answer: Yes", columns={"hallucinated": False})
-    with pytest.raises(DataError, match=r"x: gold, its opposite, nothing and both are judged \['wrong', 'wrong'"):
+    with pytest.raises(DataError, match=pattern("x", "['wrong', 'wrong'")):
         selfcheck([wrong])
 
 

@@ -19,6 +19,7 @@ import torch
 from grpo_nb.reward_notes import BESIDES, Notes, TrainerState
 from grpo_nb.rewards import Completions, RewardError, Rubric, Scoring, _weighted, function_name, score, task_scores
 from grpo_nb.types import Example, Score
+from tests.support.tokens import names, pattern
 
 
 class Fixed:
@@ -164,7 +165,7 @@ def test_what_only_waits_may_fail_and_is_named() -> None:
         raise OSError("no disk")
 
     waits.only_waits = True  # type: ignore[attr-defined]
-    with pytest.raises(RewardError, match="'waits' raised OSError: no disk"):
+    with pytest.raises(RewardError, match=pattern("'waits'", "OSError: no disk")):
         score(Rubric(Fixed(), [waits]), Completions([Example(id="e", prompt="p")], ["a"], [[1]]))
 
 
@@ -217,7 +218,7 @@ def test_no_function_can_spoil_the_examples_or_what_the_others_get() -> None:
 def test_none_leaves_one_completion_unscored_with_its_cause() -> None:
     first, second = run(Colour())
     assert first.value == pytest.approx(4.0) and first.cause == ""
-    assert second.value is None and second.cause == "'Colour' gave None"
+    assert second.value is None and names(second.cause, "'Colour'", None)
     assert second.parts == {"detail": 0.5, "task": 0.25, "Colour": None}, "the known parts are kept"
 
 
@@ -226,13 +227,13 @@ def test_a_score_says_why_there_is_none() -> None:
         return [Score(value=None, cause="timed out"), Score(value=0.5)]
 
     first, second = run((judge, 0.1))
-    assert first.value is None and first.cause == "'judge' gave None: timed out" and first.parts["judge"] is None
+    assert first.value is None and names(first.cause, "'judge'", "timed out") and first.parts["judge"] is None
     assert second.value == pytest.approx(0.25 + 0.05) and second.parts["judge"] == 0.5
 
     def wrong(completions: list[Any]) -> list[Any]:
         return [Score(value=math.nan), 1.0]
 
-    with pytest.raises(RewardError, match="'wrong' gave float nan for completion 0"):
+    with pytest.raises(RewardError, match=pattern("'wrong'", "float nan", 0)):
         run(wrong)
 
 
@@ -250,28 +251,25 @@ def test_numbers_of_any_kind_are_taken(values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "named"),
     [
-        ([1.0], r"'bad' returned 1 values; needs a list of 2 numbers"),
-        ([1.0] * 3, r"'bad' returned 3 values"),
-        (None, r"'bad' returned NoneType None; needs a list of 2 numbers"),
-        (1.0, r"'bad' returned float 1.0"),
-        ("ab", r"'bad' returned str 'ab'"),
-        (torch.tensor(1.0), r"'bad' returned Tensor tensor\(1.\); needs a list of 2"),
-        ({"a": 1, "b": 2}, r"'bad' returned dict"),
-        (
-            [1.0, math.inf],
-            r"'bad' gave float inf for completion 1; needs a finite number of at most 1e\+09 in size, or None",
-        ),
-        ([10**400, 1.0], r"'bad' gave int 1000"),
-        ([1.0, -1e300], r"'bad' gave float -1e\+300 for completion 1"),
-        ([math.nan, 1.0], r"'bad' gave float nan for completion 0"),
-        ([1.0, "2"], r"'bad' gave str '2' for completion 1"),
-        ([1.0, [2.0]], r"'bad' gave list \[2.0\] for completion 1"),
+        ([1.0], (1, 2)),
+        ([1.0] * 3, (3, 2)),
+        (None, ("NoneType", 2)),
+        (1.0, ("float 1.0", 2)),
+        ("ab", ("str 'ab'", 2)),
+        (torch.tensor(1.0), ("Tensor tensor(1.)", 2)),
+        ({"a": 1, "b": 2}, ("dict", 2)),
+        ([1.0, math.inf], ("float inf", 1, "1e+09")),
+        ([10**400, 1.0], ("int", "...", 0)),
+        ([1.0, -1e300], ("float -1e+300", 1)),
+        ([math.nan, 1.0], ("float nan", 0)),
+        ([1.0, "2"], ("str '2'", 1)),
+        ([1.0, [2.0]], ("list [2.0]", 1)),
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_is_no_reward_is_an_error_that_names_the_function(kind: str, given: Any, message: str) -> None:
+def test_what_is_no_reward_is_an_error_that_names_the_function(kind: str, given: Any, named: tuple[Any, ...]) -> None:
     def plain(completions: list[Any]) -> Any:
         return given
 
@@ -280,7 +278,7 @@ def test_what_is_no_reward_is_an_error_that_names_the_function(kind: str, given:
 
     bad = plain if kind == "sync" else awaited
     bad.__name__ = "bad"
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RewardError, match=pattern("'bad'", *named)):
         run(bad)
 
 
@@ -311,32 +309,32 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     def asks(completions: list[Any], answer: list[str]) -> list[float]:
         return [0.0, 0.0]
 
-    with pytest.raises(RewardError, match=r"'asks' asks for answer; these examples have own, colour, size, prompts"):
+    with pytest.raises(RewardError, match=pattern("'asks'", "answer", "own, colour, size, prompts")):
         run(asks)
 
 
 def test_a_task_that_raises_or_gives_no_number() -> None:
-    with pytest.raises(RewardError, match=r"task 'fixed' raised ValueError: no on example 0"):
+    with pytest.raises(RewardError, match=pattern("'fixed'", "ValueError: no", 0)):
         run(examples=[Example(id="0", prompt="p", columns={"own": ValueError("no")}), EXAMPLES[1]])
-    with pytest.raises(RewardError, match=r"task 'fixed' gave float inf for example 0"):
+    with pytest.raises(RewardError, match=pattern("'fixed'", "float inf", 0)):
         run(examples=[Example(id="0", prompt="p", columns={"own": math.inf}), EXAMPLES[1]])
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "named"),
     [
-        (dict(value="1"), "gave str '1' for example 0; needs a finite number of at most 1e\\+09 in size, or None"),
-        (dict(value=10**400), "gave int 1000.* for example 0"),
-        (dict(value=-(10**5000)), "gave int too long to show for example 0"),
-        (dict(value=2e9), "gave float 2000000000.0 for example 0"),
-        (dict(value=1.0, parts={"a": "x"}), "gave str 'x' for part 'a' of example 0"),
-        (dict(value=1.0, parts=[1.0]), r"gave parts=list \[1.0\] for example 0; needs a mapping"),
-        (0.5, "gave float 0.5 for example 0; needs a Score"),
+        (dict(value="1"), ("str '1'", 0, "1e+09")),
+        (dict(value=10**400), ("int", "...", 0)),
+        (dict(value=-(10**5000)), ("int", 0)),
+        (dict(value=2e9), ("float 2000000000.0", 0)),
+        (dict(value=1.0, parts={"a": "x"}), ("str 'x'", "'a'", 0)),
+        (dict(value=1.0, parts=[1.0]), ("parts=list [1.0]", 0)),
+        (0.5, ("float 0.5", 0, "Score")),
     ],
 )
-def test_what_a_task_gives_is_checked(given: Any, said: str) -> None:
-    with pytest.raises(RewardError, match=f"task 'fixed' {said}"):
+def test_what_a_task_gives_is_checked(given: Any, named: tuple[Any, ...]) -> None:
+    with pytest.raises(RewardError, match=pattern("'fixed'", *named)):
         task_scores(Giving(Score(**given) if isinstance(given, dict) else given), EXAMPLES, TEXTS)
 
 
@@ -349,28 +347,26 @@ def test_numbers_of_any_kind_are_taken_from_a_task_and_texts_made_of_labels() ->
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_wrong_rubric_is_refused_at_once() -> None:
-    with pytest.raises(RewardError, match="'lengths' is used twice"):
+    with pytest.raises(RewardError, match="'lengths'"):
         Rubric(Fixed(), [lengths, (lengths, 0.5)])
-    with pytest.raises(RewardError, match=r"tuple \(.* is no reward function; needs f"):
+    with pytest.raises(RewardError, match=pattern("tuple", "'per token'")):
         _weighted((lengths, 0.5, "per token"))
-    with pytest.raises(RewardError, match="3 is no reward function"):
+    with pytest.raises(RewardError, match=r"\b3\b"):
         _weighted(3)
     for bare in (lengths, Colour()):
-        with pytest.raises(
-            RewardError, match=r"rewards are .*; needs a list: \[f\], or \[\(f, 0.1\)\] with its weight"
-        ):
+        with pytest.raises(RewardError, match=pattern("rewards", "[f]", "[(f, 0.1)]")):
             Rubric(Fixed(), bare)
-    with pytest.raises(RewardError, match=r"float 0.1 is no reward function; .*in a list: \[f\], \[\(f, 0.1\)\]"):
+    with pytest.raises(RewardError, match=pattern("float 0.1", "[f], [(f, 0.1)]")):
         Rubric(Fixed(), (lengths, 0.1))
-    with pytest.raises(RewardError, match=r"weight of reward function 'lengths' is int 1000"):
+    with pytest.raises(RewardError, match=pattern("weight", "'lengths'", "int", "...")):
         Rubric(Fixed(), [(lengths, 10**400)])
-    with pytest.raises(RewardError, match=r"weight of reward function 'lengths' is float nan"):
+    with pytest.raises(RewardError, match=pattern("weight", "'lengths'", "float nan")):
         Rubric(Fixed(), [(lengths, math.nan)])
 
     def task(completions: list[Any]) -> list[float]:
         return []
 
-    with pytest.raises(RewardError, match="'task' is used twice"):
+    with pytest.raises(RewardError, match="'task'"):
         Rubric(Fixed(), [task])
 
 
@@ -415,26 +411,23 @@ def test_what_trl_also_hands_over_goes_to_whoever_names_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "named"),
     [
-        (lambda log_metric, log_extra: log_metric("m", math.nan), r"log_metric\('m', nan\) needs a finite number"),
-        (lambda log_metric, log_extra: log_metric("m", "1"), r"log_metric\('m', '1'\) needs a finite number"),
-        (lambda log_metric, log_extra: log_metric("m", torch.ones(2)), "needs a finite number"),
-        (
-            lambda log_metric, log_extra: log_extra("c", [1]),
-            r"log_extra\('c', ...\) has 1 values; needs 2, one a compl",
-        ),
-        (lambda log_metric, log_extra: log_extra("c", [1, {2}]), r"log_extra\('c', ...\) cannot be written as JSON"),
-        (lambda log_metric, log_extra: log_extra("c", [1, math.inf]), r"cannot be written as JSON"),
-        (lambda log_metric, log_extra: [log_extra("c", [1, 2]) for _ in "ab"], "is there already in this step"),
+        (lambda log_metric, log_extra: log_metric("m", math.nan), ["log_metric('m', nan)"]),
+        (lambda log_metric, log_extra: log_metric("m", "1"), ["log_metric('m', '1')"]),
+        (lambda log_metric, log_extra: log_metric("m", torch.ones(2)), ["log_metric('m', tensor"]),
+        (lambda log_metric, log_extra: log_extra("c", [1]), ["log_extra('c', ...)", 1, 2]),
+        (lambda log_metric, log_extra: log_extra("c", [1, {2}]), ["log_extra('c', ...)", "JSON"]),
+        (lambda log_metric, log_extra: log_extra("c", [1, math.inf]), ["log_extra('c', ...)", "JSON"]),
+        (lambda log_metric, log_extra: [log_extra("c", [1, 2]) for _ in "ab"], ["log_extra('c', ...)"]),
     ],
 )
-def test_a_wrong_note_is_an_error_that_names_the_function(call: Any, said: str) -> None:
+def test_a_wrong_note_is_an_error_that_names_the_function(call: Any, named: list[Any]) -> None:
     def noting(log_metric: Any, log_extra: Any) -> list[float]:
         call(log_metric, log_extra)
         return [0.0, 0.0]
 
-    with pytest.raises(RewardError, match=f"reward function 'noting' raised ValueError: .*{said}"):
+    with pytest.raises(RewardError, match=pattern("'noting'", "ValueError", *named)):
         run(noting)
 
 
