@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_nb import checkpoints, optim, release, training, workers
+from grpo_nb.checkpoints import NotFinite
 from grpo_nb.guards import TrainingError
 from grpo_nb.lock import RunLocked
 from grpo_nb.model import load_policy
@@ -156,7 +157,7 @@ def fills_up(stage: str, folder: Path, call: int, expected: Any) -> None:
     before = (run.path / f"{log}.jsonl").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         full_from(patch, call)
-        with pytest.raises(RunError, match="no space is left"):
+        with pytest.raises(RunError, match=r"\([\d,]+ bytes\b"):
             list(walk)
     assert (run.path / f"{log}.jsonl").read_bytes().startswith(before)
     assert run.status().owner is None
@@ -324,7 +325,7 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "learned", learned)
-        with pytest.raises(TrainingError, match="not finite"):
+        with pytest.raises(TrainingError, check=lambda error: isinstance(error.__cause__, NotFinite)):
             list(trained(run, stage))
     (refused, *more) = events(run, "checkpoint_refused", "sft_checkpoint_refused")
     good = refused["resumes_from"]
