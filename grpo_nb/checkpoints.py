@@ -8,7 +8,6 @@ A folder without a manifest that verifies is none, whatever else lies in it. No 
 
 import errno
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -23,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grpo_nb import documents, regular, schema
 from grpo_nb.durable import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
 from grpo_nb.regular import Irregular
+from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     from torch import Tensor
 else:  # torch takes a second to import, and whoever lists or watches runs loads no tensor
     Tensor = Any
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 FORMAT = 1
 MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"

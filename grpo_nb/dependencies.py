@@ -6,7 +6,6 @@ task judges), `generation` (the model's generation_config). Where one is found c
 refused until the change is accepted by its kind's name.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,9 +21,10 @@ from grpo_nb.paired import CHANGE
 from grpo_nb.reads import FileRead, Read
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import Task, read_examples
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 __all__ = ["DependencyChanged", "accepted_kinds", "check", "question", "watch"]
 

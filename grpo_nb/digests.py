@@ -5,7 +5,6 @@ inode, so that a model of many gigabytes is read once and not at every start.
 """
 
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_nb.durable import RunError, exclusive, from_json, to_json, write_atomically
 from grpo_nb.reads import Stamp, canonical
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 CACHED_FROM = 1 << 20
 """Bytes of the smallest file whose digest is cached: a smaller one is read as quickly as the cache."""

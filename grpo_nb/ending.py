@@ -7,14 +7,15 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import logging
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-log = logging.getLogger(__name__)
+from grpo_nb.terminal import clean_logger
+
+log = clean_logger(__name__)
 
 POLL_SECONDS = 0.1
 

@@ -5,7 +5,6 @@ answers the same questions with the same luck, so that differences between stage
 """
 
 import hashlib
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,9 +29,10 @@ from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, read_examples, summarise, supported
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Rollouts, Score
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 APART = "pools_apart"
 """In rows of this version on: the pools of quick and final evaluation share no cluster where the data allow it."""

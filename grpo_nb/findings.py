@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
+from grpo_nb.terminal import printable
+
 Row = Mapping[str, Any]
 Severity = Literal["info", "warning", "error"]
 Action = Literal["none", "warn", "skip", "stop", "end"]
@@ -66,9 +68,8 @@ class Finding:
 
     def __str__(self) -> str:
         where = "" if self.step is None else f" at step {self.step}"
-        return f"{self.severity}: {self.rule}{where}: {self.message}" + (
-            f" What to do: {self.advice}." if self.advice else ""
-        )
+        advice = f" What to do: {self.advice}." if self.advice else ""
+        return printable(f"{self.severity}: {self.rule}{where}: {self.message}{advice}")
 
 
 def number(row: Row, key: str) -> float | None:

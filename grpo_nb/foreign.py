@@ -1,14 +1,15 @@
 """Calling code of somebody else's, e.g. a reward: whatever it does, training is as it was, or one error names it."""
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-log = logging.getLogger(__name__)
+from grpo_nb.terminal import Clean, clean_logger
+
+log = clean_logger(__name__)
 
 STANDARD = (0, 1, 2)
 """Standard input, output and error. Where one is closed, the next file has its number, and takes what is printed."""
@@ -16,7 +17,7 @@ LONGEST_ERROR = 2000
 """Characters of what it raised that are quoted."""
 
 
-class RewardError(ValueError):
+class RewardError(Clean, ValueError):
     """A reward function is wrong: the message names it, what it gave and what is expected."""
 
 

@@ -21,8 +21,9 @@ import numpy as np
 from grpo_nb import presets
 from grpo_nb.durable import to_json
 from grpo_nb.run import Run
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 LENGTHS = (10_000, 100_000, 1_000_000)
 SAMPLES_MIB = (100, 1000)

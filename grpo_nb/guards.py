@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from grpo_nb import metrics, rules, sources, warmup
 from grpo_nb.findings import Finding, Rows
 from grpo_nb.run import Run
+from grpo_nb.terminal import Clean
 from grpo_nb.training import Training
 from grpo_nb.types import Experience, Rollouts
 
@@ -13,7 +14,7 @@ ROUNDING = 1e-3
 """Nats above 0 that an engine in bfloat16 may give to a token that is as good as certain."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(Clean, RuntimeError):
     """Training must not go on; the message says what was found and what to change."""
 
 

@@ -5,7 +5,6 @@ next append cuts it off, so that no row is ever glued to it.
 """
 
 import errno
-import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +17,12 @@ from grpo_nb import lines, schema
 from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
 from grpo_nb.lines import Place, Sought, Span
 from grpo_nb.regular import RunError, opened, refuse_irregular
+from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     from grpo_nb.index import Index, LogRows
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 Row = dict[str, Any]
 _COLUMNS: Mapping[str, Collection[str] | None] = {

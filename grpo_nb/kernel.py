@@ -1,7 +1,6 @@
 """The notebook's kernel: what it can do for a session, and saying a line under the cell that runs."""
 
 import importlib.metadata
-import logging
 import sys
 import threading
 import time
@@ -10,9 +9,9 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from grpo_nb.terminal import printable
+from grpo_nb.terminal import clean_logger, printable
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 NEEDED = "7.4"
 """The first ipykernel that serves widgets while a cell awaits."""

@@ -5,7 +5,6 @@ here, and what is in use is in the metrics row of each step.
 """
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +18,9 @@ from grpo_nb import regular, schema
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.durable import RunError, clear_errors, exclusive, to_json, write_atomically
 from grpo_nb.spelling import near
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 Mode = Literal["manual", "auto"]
 Command = Literal["run", "pause", "stop"]

@@ -28,11 +28,12 @@ from grpo_nb import presets
 from grpo_nb.intervals import bootstrap, interval
 from grpo_nb.run import Run
 from grpo_nb.session import Session
+from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     import pandas as pd
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 LEFT_OUT = 4
 """Of a block: its first steps, while the dashboard comes up, and its last one, which is held."""

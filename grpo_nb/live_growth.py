@@ -23,8 +23,9 @@ from grpo_nb.growth_bench import metric_row
 from grpo_nb.history import History
 from grpo_nb.pareto import pareto
 from grpo_nb.run import Run
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 REPEATED = 10
 """Measurements whose mean is shown."""

@@ -6,7 +6,6 @@ safetensors or GGUF only, and no code from a repository is ever run.
 
 import contextlib
 import json
-import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +29,9 @@ from transformers import (
 )
 
 from grpo_nb import quantised
+from grpo_nb.terminal import Clean, clean_logger
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
 WEIGHT_FILES = ("*.safetensors",)
@@ -49,7 +49,7 @@ UNSUPPORTED_LORA = {
 """Settings of LoRA with which a policy cannot have a frozen reference or a fixed distribution, with the reason."""
 
 
-class ModelError(ValueError):
+class ModelError(Clean, ValueError):
     """A model or tokenizer cannot be used: the message says what was found, what is needed, what to change."""
 
 

@@ -8,7 +8,6 @@ owner is on another machine, process id and heartbeat decide instead.
 import errno
 import getpass
 import json
-import logging
 import os
 import secrets
 import socket
@@ -25,8 +24,9 @@ from typing import Any, Self
 from grpo_nb import documents
 from grpo_nb.durable import RunError, clear_errors, flock, same_file
 from grpo_nb.regular import opened
+from grpo_nb.terminal import clean_logger, one_line
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 LOCK = "lock"
 """The lock's name in the run directory."""
@@ -91,7 +91,8 @@ class Owner:
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        return f"process {self.pid} on {self.host} ({self.user}), since {since}, last sign of life {self.age:.0f} s ago"
+        where = one_line(f"{self.host} ({self.user})")
+        return f"process {self.pid} on {where}, since {since}, last sign of life {self.age:.0f} s ago"
 
 
 class RunLock:

@@ -1,6 +1,5 @@
 """The loop of SFT and GRPO: one step after the other, saved at step boundaries only, by the lock's owner only."""
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from typing import Literal, Protocol
@@ -10,9 +9,10 @@ from grpo_nb.guards import TrainingError
 from grpo_nb.knobs import KnobSnapshot, Order
 from grpo_nb.lock import RunLock
 from grpo_nb.run import Run
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Steps, StepStats
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 POLL_SECONDS = 0.2
 

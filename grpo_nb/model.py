@@ -1,7 +1,6 @@
 """The policy: a language model, its tokenizer, the weights that learn, and the reference it must stay near."""
 
 import contextlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,11 +19,12 @@ from grpo_nb.config import ModelConfig
 from grpo_nb.loading import ModelError
 from grpo_nb.origins import Origin
 from grpo_nb.silence import as_it_came, silence
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Batch, Prompt, TokenStats
 
 __all__ = ["ModelError", "Policy", "load_policy"]
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 FULL_BELOW = 20_000_000
 """`train="auto"` trains all weights of a model with fewer parameters than this."""

@@ -1,12 +1,11 @@
 """An evaluation that is requested while a run trains, done between two steps."""
 
-import logging
-
 from grpo_nb import dependencies
 from grpo_nb.evaluate import evaluate
+from grpo_nb.terminal import clean_logger
 from grpo_nb.training import Training
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 
 def measure(state: Training) -> None:

@@ -5,7 +5,6 @@ difference of two stages is bootstrapped in pairs: the same resampled questions,
 """
 
 import functools
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 from grpo_nb.intervals import PARTS, paired
 from grpo_nb.run import Run, RunError
 from grpo_nb.schema import comparable
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 Split = Literal["train", "test"]
 Mode = Literal["greedy", "sample"]

@@ -5,7 +5,6 @@ paired bootstrap interval of the difference leaves out 0: what a few dozen quest
 front together.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from grpo_nb.intervals import PARTS
 from grpo_nb.paired import Logged, Row, Split, Stage, count, different, logged, same_questions
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 Metrics = Mapping[str, str]
 """The metric that counts, by objective."""

@@ -3,7 +3,6 @@
 The warm-up asks for it too, on behalf of GRPO, which would find it out only after the warm-up's minutes.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ from grpo_nb.model import ModelError, Policy
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.spelling import hint
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, check_task, load_task, read_examples
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 Encode = Callable[[str, Example], list[int]]
 """Token ids of the prompt of an objective's example."""

@@ -6,7 +6,6 @@ both: what is chosen by these numbers (the best checkpoint, the knee) can still 
 part in the choice. Where they must share, the log says how much.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 
@@ -16,10 +15,11 @@ from grpo_nb.evaluate import APART, ask, cluster_of, examples_of, measured, orde
 from grpo_nb.objectives import Objective
 from grpo_nb.paired import Logged, Row, logged
 from grpo_nb.run import Run
+from grpo_nb.terminal import clean_logger
 from grpo_nb.training import Training
 from grpo_nb.types import Example
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 MODE: Logged = "quick"
 

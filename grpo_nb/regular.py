@@ -9,6 +9,8 @@ import os
 import stat
 from pathlib import Path
 
+from grpo_nb.terminal import Clean
+
 _GUARDS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _WRITES = os.O_WRONLY | os.O_RDWR
 _KINDS = (
@@ -20,7 +22,7 @@ _KINDS = (
 )
 
 
-class RunError(ValueError):
+class RunError(Clean, ValueError):
     """A run directory cannot do what was asked: the message says what was found and what to change."""
 
 

@@ -3,7 +3,6 @@
 import gc
 import importlib
 import importlib.util
-import logging
 import sys
 import threading
 from types import ModuleType
@@ -11,8 +10,9 @@ from typing import Any
 
 from grpo_nb import sources
 from grpo_nb.run import RunError
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 PACKAGE = sources.PACKAGE
 Modules = dict[str, ModuleType]

@@ -1,6 +1,5 @@
 """What a run's files say, for reading without a live kernel: its picture, tables of its logs, its answers."""
 
-import logging
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,10 +25,11 @@ from grpo_nb.schema import narrow
 from grpo_nb.standing import MILESTONES
 from grpo_nb.tables import Table, cell, interval, words
 from grpo_nb.tasks import SPLITS, Task, selfcheck
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt
 from grpo_nb.workbench import Bench
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ Log a step's rows before saving its checkpoint: saving syncs the logs, so that a
 """
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +38,7 @@ from grpo_nb.standing import PAUSES, Milestones, standing_of
 from grpo_nb.standing import RunStatus as RunStatus
 from grpo_nb.standing import RunSummary as RunSummary
 from grpo_nb.standing import State as State
+from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 else:  # half a second to import, and only whoever asks for a table needs it
     DataFrame = LogRows = Any
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 LONGEST_PROBLEM = 500

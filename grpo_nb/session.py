@@ -18,7 +18,7 @@ from grpo_nb.knobs import Knobs, Order
 from grpo_nb.ledger import accepted_kinds
 from grpo_nb.run import Run, RunError
 from grpo_nb.spelling import hint
-from grpo_nb.terminal import printable
+from grpo_nb.terminal import Clean, printable
 from grpo_nb.workers import (
     LIVE,
     LOG,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and th
 POLL_SECONDS = 0.1
 
 
-class Stopped(Exception):
+class Stopped(Clean):
     """A wait was interrupted: the run has saved and stopped. Shown as one line, and ends Run All."""
 
     def _render_traceback_(self) -> list[str]:
@@ -257,7 +257,7 @@ class Session:
         words = [f"{self.run.name}: {self.state}, step {self.step} of {self.steps}"]
         if (error := self.error) is not None:
             words.append(f"{type(error).__name__}: {error}")
-        return Summary("; ".join([*words, *filter(None, [self.stale])]))
+        return Summary(printable("; ".join([*words, *filter(None, [self.stale])])))
 
     @property
     def stale(self) -> str | None:

@@ -34,6 +34,33 @@ def json_text(text: str) -> str:
     return _CONTROLS.sub(lambda found: "".join(f"\\u{unit:04x}" for unit in _units(found[0])), text)
 
 
+class Clean(Exception):
+    """An error fit for a terminal, whatever it quotes: a traceback shows it as its text is."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class _Cleaning(logging.Filter):
+    """Takes the control characters out of log records, so that any handler may write them anywhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = printable(record.msg)
+        if isinstance(record.args, tuple):
+            record.args = tuple(arg if isinstance(arg, int | float) else printable(arg) for arg in record.args)
+        if record.exc_info and not record.exc_text:
+            record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+def clean_logger(name: str) -> logging.Logger:
+    """The logger of a module of this package: what it logs has no control characters."""
+    logger = logging.getLogger(name)
+    if not any(isinstance(known, _Cleaning) for known in logger.filters):
+        logger.addFilter(_Cleaning())
+    return logger
+
+
 class Formatter(logging.Formatter):
     """Log records fit for a terminal, whatever they quote."""
 

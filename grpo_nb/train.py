@@ -3,7 +3,6 @@
 `for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,12 +26,13 @@ from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run import Run
 from grpo_nb.tasks import Task, told
+from grpo_nb.terminal import clean_logger
 from grpo_nb.training import Drawn, Rewards, Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 
 def grpo(

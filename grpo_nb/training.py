@@ -1,6 +1,5 @@
 """What a GRPO run holds in memory while it trains: prepared from its directory, saved back into it."""
 
-import logging
 import os
 import platform
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,9 +28,10 @@ from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import Task
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 TOKENS_LOGGED = 128
 """Tokens of a logged completion that samples.jsonl tells one by one: some 25 bytes each."""

@@ -5,7 +5,6 @@ Both are threads here. The one trains; the other waits for the process, which ne
 
 import contextlib
 import ctypes
-import logging
 import os
 import signal
 import subprocess
@@ -21,13 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo_nb import ending, kernel, regular
 from grpo_nb.lock import LOCK, release_here
 from grpo_nb.run import Run, RunError
+from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
     from grpo_nb.rewards import RewardFunction
     from grpo_nb.tasks import Task
     from grpo_nb.types import Steps
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 Stage = Literal["sft", "grpo"]
 Where = Literal["thread", "process", "foreground"]

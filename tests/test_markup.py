@@ -1,9 +1,14 @@
 """Nothing that a run's files hold becomes markup: not in pages, not in widgets, not in a terminal."""
 
+import importlib
 import json
 import logging
+import pkgutil
 import re
+import sys
+import traceback
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
@@ -12,13 +17,16 @@ import ipywidgets as w
 import pandas as pd
 import pytest
 
+import grpo_nb
 from grpo_nb import cli, docs, markup, project, render, report, rollouts_view, tables
 from grpo_nb.doctor import diagnose
+from grpo_nb.findings import Finding
+from grpo_nb.lock import Owner
 from grpo_nb.rollouts_view import Colouring
-from grpo_nb.run import Run, list_runs
-from grpo_nb.session import attach
+from grpo_nb.run import Run, RunError, list_runs
+from grpo_nb.session import attach, start
 from grpo_nb.tables import Table
-from grpo_nb.terminal import _CONTROLS, Formatter, json_text, one_line, printable
+from grpo_nb.terminal import _CONTROLS, Formatter, clean_logger, json_text, one_line, printable
 from grpo_nb.widgets.samples import SampleBrowser
 from tests.kill_points import ROOT
 from tests.strangers_run import MARKUP, name, strangers_run
@@ -220,6 +228,63 @@ def test_errors_and_warnings_reach_a_terminal_clean(tmp_path: Path, capsys: pyte
     assert "config.json" in said and not _CONTROLS.search(said)
     record = logging.LogRecord("n", logging.WARNING, "p", 1, "%s", (MARKUP,), None)
     assert STRUCK in (line := Formatter("%(message)s").format(record)) and not _CONTROLS.search(line)
+
+
+DIRTY = "\x1b[2J\x9b31m\u202e\x07"
+
+
+def test_what_python_prints_is_clean(tmp_path: Path) -> None:
+    """Where nobody cleans what comes out: plain Python, and whatever logging somebody set up."""
+    path = strangers_run(tmp_path).path.rename(tmp_path / f"a{DIRTY}")
+    run = Run.open(path)
+    owner = json.dumps(asdict(replace(Owner.here(), host=DIRTY, user=DIRTY)))
+    (path / "lock").write_text(owner.ljust(1024))
+    status, finding = run.status(), Finding("r", "error", 1, DIRTY, {"x": DIRTY}, DIRTY)
+    words = [str(finding), repr(finding), repr(run), repr(status), str(status.owner), repr(list_runs(tmp_path))]
+    words += [repr(diagnose(run)), *map(str, diagnose(run)), attach(run).summary(), repr(attach(run))]
+    words += [repr(report.report(run)), repr(report.samples(run)), repr(run.knobs["temperature"])]
+    with pytest.raises(RunError) as refused:
+        start(run)
+    words += [str(refused.value), *traceback.format_exception(refused.value)]
+    with pytest.raises(RunError) as missing:
+        Run.open(tmp_path / f"b{DIRTY}")
+    words += [str(missing.value), repr(missing.value)]
+    assert not [text for text in words if _CONTROLS.search(text)]
+    assert sum("\\x9b31m" in text for text in words) > 8
+
+
+def error_classes() -> list[type[Exception]]:
+    for module in pkgutil.walk_packages(grpo_nb.__path__, "grpo_nb."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    modules = [module for name, module in sys.modules.items() if name.startswith("grpo_nb.")]
+    found = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    own = {kind for kind in found if issubclass(kind, Exception) and kind.__module__.startswith("grpo_nb.")}
+    return sorted(own, key=lambda kind: kind.__name__)
+
+
+def test_every_error_of_the_package_is_clean() -> None:
+    inside = {"Damaged", "Outdated", "Forgotten"}  # caught where they are raised
+    errors = [kind for kind in error_classes() if kind.__name__ not in inside]
+    assert len(errors) > 15
+    assert not [kind.__name__ for kind in errors if _CONTROLS.search(str(kind.__new__(kind, DIRTY)))]
+
+
+def test_every_logger_of_the_package_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (ROOT / "grpo_nb").rglob("*.py"):
+        assert path.name == "terminal.py" or "getLogger(__name__)" not in path.read_text(), path
+    log, handler = clean_logger("grpo_nb.somewhere"), logging.StreamHandler(sys.stderr)
+    log.addHandler(handler)
+    try:
+        log.error("%s %d %.1f %r " + DIRTY, DIRTY, 7, 0.5, Path(DIRTY))
+        try:
+            raise KeyError(DIRTY)
+        except KeyError:
+            log.exception("%(a)s", {"a": 1})
+    finally:
+        log.removeHandler(handler)
+    said = capsys.readouterr().err
+    assert not _CONTROLS.search(said) and " 7 0.5 " in said and "KeyError" in said
 
 
 def test_the_list_of_the_first_import_is_clean(tmp_path: Path) -> None:

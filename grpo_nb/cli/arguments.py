@@ -10,9 +10,10 @@ from typing import Any
 from grpo_nb import __version__, presets
 from grpo_nb.config import Config
 from grpo_nb.ledger import KINDS
+from grpo_nb.terminal import Clean
 
 
-class UsageError(Exception):
+class UsageError(Clean):
     """The command line asks for something that does not go together."""
 
 

@@ -5,13 +5,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from grpo_nb.terminal import Clean
+
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, lt=2**53)]
 MOST_STEPS = 10**9
 Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 
 
-class ConfigError(ValueError):
+class ConfigError(Clean, ValueError):
     """A setting is wrong: the message says what was found, what is needed and what to change."""
 
 

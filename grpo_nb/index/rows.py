@@ -1,6 +1,5 @@
 """The rows of a long log, of which only those that are looked at are parsed, and its columns."""
 
-import logging
 import os
 import weakref
 from bisect import bisect_right
@@ -16,8 +15,9 @@ from grpo_nb.index.chunks import Chunk, Head, Kind, Parse, Row
 from grpo_nb.index.packing import Numbers, Places, Texts
 from grpo_nb.index.store import Damaged, Outdated, Store
 from grpo_nb.regular import RunError
+from grpo_nb.terminal import clean_logger
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 A_FEW = 256
 """Rows that are read at once, and that a slice gives as a list."""

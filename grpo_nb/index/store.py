@@ -7,7 +7,6 @@ A file is disposable. One that is damaged is removed and made anew; one that was
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import sqlite3
 import sys
@@ -19,8 +18,9 @@ from pathlib import Path
 
 from grpo_nb.index.chunks import Chunk, Head, Kind
 from grpo_nb.regular import Irregular, refuse_for_writing
+from grpo_nb.terminal import clean_logger
 
-logger = logging.getLogger(__name__)
+logger = clean_logger(__name__)
 
 FOLDER = "GRPO_NB_CACHE_DIR"
 """Environment variable that moves the cache folder."""

@@ -4,7 +4,6 @@ Retries and their growing pauses are the `openai` client's own. The key is read 
 and kept in no object of ours; whatever a server says is cleared of it before anything of it is cut or kept.
 """
 
-import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,8 +18,9 @@ from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
 from grpo_nb.judge.refusals import plain, refused, said
 from grpo_nb.judge.replies import Reply, read_reply, words_in
 from grpo_nb.judge.secrets import strike
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 LONGEST_CAUSE = 300
 THINKING = 20

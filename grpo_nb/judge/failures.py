@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from grpo_nb.config import JudgeConfig
+from grpo_nb.terminal import Clean
 
 Kind = Literal[
     "key",
@@ -35,7 +36,7 @@ class Failure:
     """Another reply may be better: what spoilt this one need not be the model."""
 
 
-class AskFailed(Exception):
+class AskFailed(Clean):
     """There is no reply; the message says why."""
 
     def __init__(self, kind: Kind, cause: str) -> None:

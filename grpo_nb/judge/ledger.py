@@ -40,7 +40,9 @@ class Verdict:
 class Ledger:
     """The verdicts known so far and the tokens and dollars spent, of one objective over the whole run.
 
-    Every reply is written down as it comes, readable or not, so neither a kill nor a rewind forgets what was paid.
+    Every reply is written down as it comes, readable or not, so neither a kill nor a rewind forgets what was paid. The
+    file is the one that the run's lock does not fence: a request that was under way when the lock was lost is paid all
+    the same, and its reply is worth keeping. Rows are appended whole and are no step's, so another owner's stay right.
 
     Raises:
         ConfigError: a row whose tokens or price are no numbers, so that what was spent is not known.

@@ -13,6 +13,7 @@ from typing import Any
 from grpo_nb.tasks.reading import LETTERS
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.thinking import after_thinking
+from grpo_nb.terminal import Clean
 
 VERSION = 1
 """Of everything below; a verdict is kept with it, so a changed prompt never meets an old verdict."""
@@ -39,7 +40,7 @@ VERDICT_FORMAT: Mapping[str, Any] = {
 Messages = list[dict[str, str]]
 
 
-class UnreadableVerdict(ValueError):
+class UnreadableVerdict(Clean, ValueError):
     """What the judge wrote is no verdict; the message says why."""
 
 

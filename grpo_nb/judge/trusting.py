@@ -6,7 +6,6 @@ by creating a run with it here, by `trust` in a notebook, or by `--yes` of a com
 """
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterable
@@ -18,8 +17,9 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError, JudgeConfig, JudgeProvider
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 FOLDER = "GRPO_NB_CONFIG_DIR"
 """Environment variable: where this user's confirmations are kept instead of the platform's configuration folder."""

@@ -4,7 +4,6 @@ Files as published by nyu-mll/BBQ: one JSON-lines file per category, every quest
 context (the right answer is "unknown") and with one that tells, in a negative and a non-negative wording.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,10 @@ from grpo_nb.tasks.parsed import Parsed, once
 from grpo_nb.tasks.reading import LETTERS, Reading, contains, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.tasks.targets import METADATA, OPTIONS, biased_index, metadata_file, published_targets, unknown_index
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Score
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 INSTRUCTION = "Reply with one line, 'Answer: ' and the text of the option that the context supports."
 

@@ -7,7 +7,6 @@ something true to repair.
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.demo_world import INSTRUCTION
 from grpo_nb.tasks.halueval import HaluEvalQA
 from grpo_nb.tasks.records import DataError
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTRUCTION", "DemoPaths", "build_model", "build_tokenizer", "ensure", "vocabulary", "write"]
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 STEREOTYPED = 0.7
 """Share of the ambiguous SFT answers that name the stereotype's person; the others say unknown."""

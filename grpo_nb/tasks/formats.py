@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo_nb.terminal import Clean
 
-class DataError(ValueError):
+
+class DataError(Clean, ValueError):
     """A data file or a row of it is wrong: the message says where, what was found and what is needed."""
 
 

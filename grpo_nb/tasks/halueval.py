@@ -6,7 +6,6 @@ is an abstention phrase ("Not stated", "The text does not say").
 """
 
 import hashlib
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,10 @@ from grpo_nb.tasks.hub import locate, rows_of
 from grpo_nb.tasks.parsed import Parsed, once
 from grpo_nb.tasks.reading import abstains, cut_off, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
+from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Score
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 _LOW = {"unparsed": (0.0, 0.0), "wrong": (0.1, 0.1), "abstained": (0.3, 0.3)}
 _RIGHT = {"misquoted": (0.8, 0.8), "correct": (0.9, 0.9), "correct and grounded": (1.0, 1.0)}

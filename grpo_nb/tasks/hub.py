@@ -1,6 +1,5 @@
 """Rows of a data set: from files, or from the Hugging Face hub with `datasets` where that is installed."""
 
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,8 +8,9 @@ from typing import Any
 
 from grpo_nb import reads
 from grpo_nb.tasks.records import DataError, Row, checked_row, find_files, read_rows
+from grpo_nb.terminal import clean_logger
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 _ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w.-]+))?")
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz")

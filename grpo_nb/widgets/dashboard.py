@@ -5,7 +5,6 @@ alike. One thread draws, at most once a second, and only when a file changed. Wh
 now and then whether the run moves again, in whatever process, and ends when the dashboard is closed.
 """
 
-import logging
 import os
 import statistics
 import threading
@@ -22,13 +21,14 @@ from grpo_nb.journal import Row
 from grpo_nb.markup import html
 from grpo_nb.plots import canvas
 from grpo_nb.run import Log, RunError
+from grpo_nb.terminal import clean_logger
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls
 from grpo_nb.widgets.followed import Followed
 from grpo_nb.widgets.samples import SampleBrowser
 from grpo_nb.widgets.states import Notice
 
-log = logging.getLogger(__name__)
+log = clean_logger(__name__)
 
 TICK_SECONDS = 1.0
 REST_SECONDS = 3.0
