@@ -83,8 +83,7 @@ def test_trainer_of_another_process_is_named_and_its_death_is_seen(desk: Desk, t
         finally:
             trainer.kill()
     desk.says("dead")
-    until(lambda: "Resume" in desk.output(1), "the way on")
-    assert notices(desk.cell(1)) == ["error"]
+    until(lambda: notices(desk.cell(1)) == ["error"], "the notice of its death")
     desk.shot("state-dead", desk.cell(1))
     desk.press("Resume")
     desk.says("in this kernel")
