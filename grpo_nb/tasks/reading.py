@@ -114,6 +114,9 @@ _NEXT = re.compile(
 )
 _EVIDENCE = re.compile(r"(?<!no )(?<!any )\b(?:supporting )?evidence\b[\s*_`\"']*:", re.IGNORECASE)
 _JSON_EVIDENCE = re.compile(r"\"evidence\"\s*:\s*\"((?:[^\"\\]|\\.)*)\"", re.IGNORECASE)
+_JSON_OTHERS = re.compile(
+    r"\"(?:answer_?[2-9]|(?:second|other|alternative)_?(?:answer)?)\"\s*:\s*\"((?:[^\"\\]|\\.)*)\"", re.IGNORECASE
+)
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c\u201d", "\u00ab": "\u00bb", "\u2018": "\u2019", "'": "'"}
 _QUOTES |= {"\u300c": "\u300d", "\u2039": "\u203a", "`": "`", "\u201d": "\u201d"}
 _LEFTOVER = re.compile(
@@ -203,7 +206,7 @@ def cut_off(answer: str) -> bool:
     (True, False, False)
     """
     words = answer.split()
-    within = len(words) > 7 and words[-1][-1].isalpha() and re.search(r"[.!?][*_]*\s", answer) is not None
+    within = len(words) > 7 and words[-1][-1].isalnum() and re.search(r"[.!?][*_]*\s", answer) is not None
     return len(words) > 2 and (words[-1].lower() in DANGLING or words[-1][-1] in ",:" or within)
 
 
@@ -230,7 +233,7 @@ def _read(text: str, depth: int) -> Reading:
         return Reading(whole, evidence(text), "", " ".join(whole.split()))
     marker, answer = found
     if marker.again:
-        inner = _read(answer, depth - 1)
+        inner = _read(_with_others(answer, own, marker.name), depth - 1)
         return Reading(inner.answer, evidence(text) or inner.evidence, inner.marker or marker.name, inner.block)
     lines = [line for part in _before_evidence(answer).splitlines() if (line := part.strip().strip(_LINE_MARKS))]
     if not lines or _lists(own):
@@ -238,6 +241,12 @@ def _read(text: str, depth: int) -> Reading:
     if items := _bulleted(_before_evidence(answer)):
         return Reading(", ".join(items), evidence(text), marker.name, " ".join(lines))
     return Reading(lines[0] + _taken_back(lines), evidence(text), marker.name, " ".join(lines))
+
+
+def _with_others(answer: str, text: str, marker: str) -> str:
+    """An answer in JSON with the further ones beside it, `"answer_2": ...`: two answers are none."""
+    others = [found[1] for found in _JSON_OTHERS.finditer(text)] if marker == "json" else []
+    return "; ".join([answer, *others])
 
 
 def _own(text: str) -> str:

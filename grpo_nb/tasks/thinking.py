@@ -46,7 +46,7 @@ FAMILIES: Mapping[str, Family] = {
         r"<\|channel\|>\s*final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>",
         ("<|channel|>", "<|message|>"),
     ),
-    "gpt-oss without its special tokens": Family(r"\Aanalysis(?=[A-Z])", r"assistantfinal(?=\W|[A-Z]|\Z)"),
+    "gpt-oss without its special tokens": Family(r"\Aanalysis(?=[A-Z])", r"assistantfinal(?=\W|[A-Z\d]|\Z)"),
     "Granite": Family(r"^here(?: is|['\u2019]s) my thought process:", r"^here(?: is|['\u2019]s) my response:"),
 }
 """Opening and closing marks by family."""
