@@ -18,7 +18,7 @@ from grpo_nb.tasks.grounding.claims import forms
 from grpo_nb.tasks.grounding.free import copied, judge_free, reference
 from grpo_nb.tasks.grounding.items import Verdict, item
 from grpo_nb.tasks.grounding.passages import passage
-from grpo_nb.tasks.grounding.quotes import Subject, best_quote, grounds
+from grpo_nb.tasks.grounding.quotes import Subject, best_quote, grounds, made_up
 from grpo_nb.tasks.grounding.short import judge_short
 from grpo_nb.tasks.grounding.silence import ends_silent, names_something, refuses, says_nothing, tells_nothing
 from grpo_nb.tasks.grounding.yes_no import judge_yes_no, says_yes_or_no
@@ -41,6 +41,8 @@ BARE = Bands({**_LOW, "copied": (0.9, 0.9), "correct": (1.0, 1.0)})
 """The same where no evidence is asked for."""
 UNTOLD = Bands({"unparsed": (0.0, 0.0), "invented": (0.1, 0.1), "correct": (1.0, 1.0)})
 """Reward by class where the text does not tell: to say so is what is right, and anything else is made up."""
+COPIED = 25
+"""Words of a source above which an answer that repeats all of it answers nothing."""
 UNDECIDED = "undecided"
 """Label of an answer that rules cannot tell right from wrong. It has no reward, and counts as not correct."""
 
@@ -109,7 +111,7 @@ class HaluEval:
 
     form: Form
     name: str
-    rules = 2
+    rules = 3
     """Version of how answers are judged; runs keep it with what they depend on."""
 
     def __init__(
@@ -281,6 +283,9 @@ def _quoting(columns: Mapping[str, Any], quote: str | None, copies: bool) -> Sco
     if quote is not None and grounds(quote, passage(_source(columns)), _subject(columns)):
         found = "misquoted" if copies else "correct and grounded"
         return Score(value=GROUNDED.value(found), label="correct", parts={"grounded": 1.0})
+    asked = forms(f"{right_of(columns)} {_asked(columns)}")
+    if quote is not None and columns["kind"] == "qa" and made_up(quote, passage(_source(columns)), asked):
+        return Score(value=GROUNDED.value("wrong"), label="wrong", cause="its quotation is made up")
     found = "misquoted" if copies or quote is not None else "correct"
     return Score(value=GROUNDED.value(found), label="correct", parts={"grounded": 0.0})
 
@@ -330,8 +335,10 @@ def _verdict(columns: Mapping[str, Any], answer: str) -> Verdict:
         return Verdict("unparsed" if refused or (not silent and says_nothing(answer, about)) else "invented")
     if about.yes_no and abstains(answer) and not says_yes_or_no(answer):
         return Verdict("abstained")
+    if copied(answer, about.source, whole=True) and len(about.source.split()) > COPIED:
+        return Verdict("wrong", "it repeats the source")
     found = judge_yes_no(answer, about) if about.yes_no else judge_short(answer, about)
-    if found.label == "correct" and not about.yes_no and ends_silent(answer):
+    if found.label == "correct" and not about.yes_no and ends_silent(answer, about):
         return Verdict("abstained", "it says, too, that the text does not tell")
     if found.label in ("absent", "wrong") and silent and not names_something(answer, about):
         return Verdict("abstained", found.cause)

@@ -5,13 +5,14 @@ that takes the fact and leaves the thing is made up, though each of its words is
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from grpo_nb.tasks.grounding.claims import Token
-from grpo_nb.tasks.grounding.hearing import ARTICLES, LINKS, Heard, in_source
+from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard, in_source
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import ACTING, CLASSIFIERS
+from grpo_nb.tasks.grounding.lexicon import ACTING, CLASSIFIERS, UNIT_FORMS
 from grpo_nb.tasks.grounding.measures import number_of
+from grpo_nb.tasks.grounding.owners import belongs
 from grpo_nb.tasks.grounding.stems import related
 
 _YEAR = re.compile(r"1\d{3}|20\d\d")
@@ -19,8 +20,6 @@ _TIMES = frozenset(("year", "decade", "century"))
 _LIFE = ACTING["born"][0]
 _WIDE = 8
 """Tokens that a bracket opens at most before a year in it."""
-_AHEAD = 4
-"""Words that may stand between `by` and a name: `by the Danish engineer X`."""
 
 
 def misattached(heard: Heard) -> str:
@@ -32,7 +31,7 @@ def misattached(heard: Heard) -> str:
         if cause := not again and (_number_elsewhere(heard, first, last) or _agent_as_place(heard, first, last)):
             return cause
         seen |= set(run)
-    return _other_agent(heard) or _opposite_act(heard)
+    return _opposite_act(heard)
 
 
 def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
@@ -48,13 +47,19 @@ def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
         and heard.part[last + 1] == "new"
         and following.kind == "word"
         and not in_source(about, following.form)
+        and not derived(heard, first, run)
     ):
         return f"'{following.word}' is not what the source counts"
-    if _YEAR.fullmatch(run[-1]) and (cause := _gloss(heard, first, last) or _dated_otherwise(heard, first, last)):
+    if _YEAR.fullmatch(run[-1]) and of_noun(heard, last):
+        return ""
+    if _YEAR.fullmatch(run[-1]) and (cause := _gloss(heard, first, last)):
         return cause
+    timed = following is not None and following.form in _TIMES and not _YEAR.fullmatch(run[-1])
+    if timed and following and not passage.spoken((*run, following.form), about.near):
+        return "" if derived(heard, first, run) else f"'{run[-1]} {following.word}' is not in the source"
     places = passage.spoken(run, about.near)
     own = about.evidence if about.named else about.near
-    if not places or places & passage.thread(own) or differs(heard, first, run):
+    if not places or places & passage.thread(own) or derived(heard, first, run) or belongs(heard, first):
         return ""
     bracket = any(t.form == "(" for t, n in zip(heard.tokens, heard.segment, strict=True) if n == heard.segment[first])
     alone = sum(t.claims for t, n in zip(heard.tokens, heard.segment, strict=True) if n == heard.segment[first]) == len(
@@ -83,17 +88,34 @@ def held_in(about: Item, form: str, places: Collection[int]) -> bool:
     return any(related(form, other) for place in places for other in about.passage.sentences[place].forms)
 
 
-def differs(heard: Heard, first: int, run: Sequence[str]) -> bool:
+def derived(heard: Heard, first: int, run: Sequence[str]) -> bool:
+    """Whether a number follows from the source: how many things it lists there, or a sum or difference."""
+    return _counts(heard, first, run) or _differs(heard, first, run)
+
+
+def _counts(heard: Heard, first: int, run: Sequence[str]) -> bool:
+    """Whether a small number is how many things a sentence near the answer lists: `four members`."""
+    if len(run) > 1 or not re.fullmatch(r"\d|1\d", run[0]):
+        return False
+    about = heard.item
+    behind = next((t.form for t in heard.tokens[first + 1 : first + 4] if t.claims or t.form in ".,;"), ".")
+    if behind in ".,;" and not about.chooses:
+        return False
+    counted = "" if behind in about.asked or behind in (*".,;", "member") else behind
+    return any((counted, int(run[0])) in about.passage.sentences[place].listings for place in about.near)
+
+
+def _differs(heard: Heard, first: int, run: Sequence[str]) -> bool:
     """Whether a number is how far two numbers near the answer are apart, or what they are together.
 
     `X, by three years`; where the question does not choose between two things, only of years.
     """
     about = heard.item
     years = heard.tokens[first + 1].form in _TIMES if first + 1 < len(heard.tokens) else False
-    if not (about.chooses or about.yes_no or years):
+    if len(run) > 1 + (run[-1] in UNIT_FORMS) or not (about.chooses or about.yes_no or years):
         return False
     found = {number_of(form) for place in about.near for form in about.passage.sentences[place].forms} - {0.0}
-    found = found if about.chooses or about.yes_no else {number for number in found if 1000 < number < 2100}
+    found = {number for number in found if 1000 < number < 2100} if years else found
     return any(number_of(run[0]) in (one - other, one + other) for one in found for other in found if one > other)
 
 
@@ -129,49 +151,13 @@ def _in_life(tokens: Sequence[Token], place: int) -> bool:
     return years > 1 or any(ACTING.get(token.word, (None, 0))[0] == _LIFE for token in inside)
 
 
-def _dated_otherwise(heard: Heard, first: int, last: int) -> str:
-    """Whether a bare year stands beside the right answer where the source dates what is asked by another one."""
-    about, segment = heard.item, heard.segment[first]
-    opens = next((p for p in range(first, -1, -1) if heard.tokens[p].form in "()"), None)
-    bracket = opens is not None and heard.tokens[opens].form == "("
-    since = heard.segment[opens] if bracket and opens is not None else segment
-    others = [p for p, part in enumerate(heard.part) if part == "new" and since <= heard.segment[p] <= segment]
-    if len(others) > 1 or of_noun(heard, last) or about.yes_no or about.chooses:
-        return ""
-    verbs = about.subject[1]
-    dated = {
-        token.form
-        for place in about.near
-        for clause in _clauses(about.passage.sentences[place].tokens)
-        if any(token.form in verbs for token in clause)
-        for token in clause
-        if _YEAR.fullmatch(token.form)
-    }
-    year = heard.tokens[first].form
-    before = next((t.form for t in heard.tokens[first - 1 :: -1] if t.claims), "") if first else ""
-    if before and heard.item.passage.spoken((before, year), about.near):
-        return ""
-    return f"'{year}' is not when, in the source" if dated and year not in dated else ""
-
-
 def of_noun(heard: Heard, last: int) -> bool:
     """Whether a year is an adjective that the source could give: `the 1964 film`."""
     following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
-    if following is None or following.kind != "word":
+    if following is None or following.kind != "word" or following.word.endswith("s"):
         return False
     year = heard.tokens[last].form
     return any({year, following.form} <= sentence.holds for sentence in heard.item.passage.sentences)
-
-
-def _clauses(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    part: list[Token] = []
-    for token in tokens:
-        if token.form in (",", ";") or token.word in ("and", "which", "who"):
-            yield part
-            part = []
-        else:
-            part.append(token)
-    yield part
 
 
 def _agent_as_place(heard: Heard, first: int, last: int) -> str:
@@ -196,41 +182,6 @@ def governor(tokens: Sequence[Token], place: int) -> str:
         past = token.kind == "name" or token.word in ARTICLES or token.word in ("the", "a", "an", "of", "and")
         if not (past or token.word in CLASSIFIERS or token.form == ","):
             return token.word
-    return ""
-
-
-def _agents(tokens: Sequence[Token]) -> Iterator[tuple[str, int, set[str]]]:
-    """Each verb before a `by`, the place of the `by`, and the names behind it."""
-    for place, token in enumerate(tokens):
-        if token.word != "by" or not place or tokens[place - 1].kind != "word":
-            continue
-        names: set[str] = set()
-        for other, behind in enumerate(tokens[place + 1 :]):
-            if behind.kind == "name":
-                names.add(behind.form)
-            elif other >= _AHEAD or behind.form in ".;:(" or behind.word in LINKS - {"of"}:
-                break
-        yield tokens[place - 1].form, place, names
-
-
-def _other_agent(heard: Heard) -> str:
-    """Whether something is done by X that the source has done, but by others."""
-    passage = heard.item.passage
-    told = [
-        (verb, passage.thread([place]), names)
-        for place, sentence in enumerate(passage.sentences)
-        for verb, _, names in _agents(sentence.tokens)
-    ]
-    fixed = {token.form for token in heard.item.gold}
-    for verb, place, names in _agents(heard.tokens):
-        segment = heard.segment[place]
-        line = zip(heard.tokens, heard.segment, strict=True)
-        subject = {t.form for t, where in line if where == segment and t.kind == "name"} - names
-        ours = [(where, agents) for known, where, agents in told if known == verb and agents]
-        same = [agents for where, agents in ours if all(held_in(heard.item, form, where) for form in subject)]
-        known = set().union(*(same if subject and same else [agents for _, agents in ours]))
-        if segment not in heard.denied and names and known and not names & (known | fixed):
-            return f"'{' '.join(sorted(names))}' is not whom the source has behind '{verb} by'"
     return ""
 
 

@@ -65,6 +65,7 @@ _SHORT_RANGE = re.compile(r"\b(\d\d)(\d\d)-(\d\d)\b(?!-)")
 _RANKED = re.compile(r"(?:\b(?:[Nn]o\.|[Nn]r\.)|#) ?(?=\d)")
 _SPACED = re.compile(r"(?<![\w.,])\d{1,3}(?: \d{3})+(?![\w,]|\.\d)")
 _KIN = re.compile(r"\b(?:great|half|step|grand)-(?=[a-z])(?:grand-?)?[a-z]+|\b[a-z]+-in-law\b", re.IGNORECASE)
+_PROFIT = re.compile(r"\bnot-for-(?=[a-z])", re.IGNORECASE)
 _NOT = re.compile(r"\b(?:ca(?:n't|nnot)|(\w+)n't)\b", re.IGNORECASE)
 _TOKEN = re.compile(
     r"(?P<initials>(?<![^\W\d_])(?:[^\W\d_]\.){1,}[^\W\d_](?![^\W\d_])\.?)"
@@ -98,6 +99,7 @@ def tokenise(text: str) -> tuple[Token, ...]:
     bare = _RANKED.sub("", bare)
     bare = _SPACED.sub(lambda found: found[0].replace(" ", ""), bare)
     bare = _KIN.sub(lambda found: found[0].replace("-", ""), bare)
+    bare = _PROFIT.sub("non", bare)
     bare = _NOT.sub(lambda found: f"{found[1] or 'can'} not ", bare)
     return tuple(_dated(_wide(_metric(_counted(_initials(_split(bare)))))))
 
@@ -177,6 +179,8 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
     word = raw.lower()
     opens = begins and ahead[:1] == " " and ahead[1:2].isupper() and not is_adverb(word)
     capital = raw[:1].isupper() and (not begins or opens or _strange(word))
+    if initials and word in ("ie", "eg", "aka"):
+        return Token(word, "small", word)
     if initials:
         return Token(VARIABLE.get(word, word), "name", word, owns)
     if raw.isupper() and len(raw) > 1 and word not in SMALL | NEGATIONS and word not in UNITS:
@@ -241,7 +245,10 @@ def _counted(tokens: list[Token]) -> list[Token]:
     place = 0
     while place < len(tokens):
         value, used = _value(tokens, place)
-        if used:
+        if rank := _rank(tokens, place):
+            made.append(Token(rank, "number", rank))
+            place += 3
+        elif used:
             made.append(Token(value, "number", value))
             place += used
             place += _hyphen(tokens, place)
@@ -255,6 +262,13 @@ def _counted(tokens: list[Token]) -> list[Token]:
             made.append(tokens[place])
             place += 1
     return made
+
+
+def _rank(tokens: Sequence[Token], place: int) -> str:
+    """The rank that three tokens spell, `twenty-third` as 23th; else empty."""
+    words = [token.word or token.form for token in tokens[place : place + 3]]
+    tens, unit = NUMBERS.get(words[0], 0), ORDINALS.get(words[-1], 10)
+    return f"{tens + unit}th" if len(words) == 3 and words[1] == "-" and tens >= 20 and unit < 10 else ""
 
 
 def _hyphen(tokens: Sequence[Token], place: int) -> bool:

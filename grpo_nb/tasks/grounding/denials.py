@@ -1,9 +1,9 @@
 """Answers that take the right one back, leave it open, or name another thing by it. Each check gives a cause, or ''."""
 
 import re
-from itertools import pairwise
+from collections.abc import Sequence
 
-from grpo_nb.tasks.grounding.claims import tokenise
+from grpo_nb.tasks.grounding.claims import Token, tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard
 from grpo_nb.tasks.grounding.items import Item
 from grpo_nb.tasks.grounding.lexicon import (
@@ -21,6 +21,9 @@ from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import any_alike
 
 _ORDERS = frozenset(words("after before like against over above over under below behind"))
+_ABOVE = frozenset(words("more over above exceeding least"))
+_BELOW = frozenset(words("fewer less under below most"))
+_BESIDE = frozenset(words("near next close beside opposite adjacent nearby"))
 _WH = frozenset(words("who whom whose what which where when how"))
 
 _CLASSIFIERS = frozenset(stem(word) for word in CLASSIFIERS)
@@ -42,7 +45,12 @@ def taken_back(heard: Heard) -> str:
     for place, token in enumerate(heard.tokens):
         if heard.segment[place] in heard.denied and token.kind != "not":
             continue
-        if token.word in UNIVERSAL and token.form not in known and _covers(heard, place):
+        tells_apart = (
+            token.word == "other"
+            and heard.tokens[place - 1].word == "the"
+            and heard.part[place + 1 :][:1] in (["asked"], ["new"])
+        )
+        if token.word in UNIVERSAL and token.form not in known and not tells_apart and _covers(heard, place):
             return f"'{token.word}' leaves the right answer out"
         if token.word in DENIALS and stem(token.word) not in known:
             return f"'{token.word}' takes the right answer back"
@@ -74,6 +82,34 @@ def _excepts(heard: Heard, place: int) -> bool:
     return words in (["none", "other", "than"], ["nobody", "else", "than"]) or words[:1] in (["all"], ["any"])
 
 
+def wrong_side(heard: Heard) -> str:
+    """Whether an answer takes the right one's number from the other side: `fewer than 1,600` for `more than 1,600`."""
+    right = _side(tokenise(heard.item.right))
+    for first, _ in heard.blocks if right else ():
+        ours = _side(heard.tokens[max(0, first - 3) : first + 3])
+        if ours and ours != right:
+            return "it is on the other side of the number"
+    return ""
+
+
+def _told_side(heard: Heard, first: int) -> bool:
+    """Whether the question or the source has the number from the side that an answer takes it from: `over 300`."""
+    about, form = heard.item, heard.tokens[first].form
+    told = [
+        sentence.tokens[max(0, place - 3) : place]
+        for sentence in about.passage.sentences
+        for place, token in enumerate(sentence.tokens)
+        if token.form == form
+    ]
+    sides = {_side(tokens) for tokens in (tokenise(about.question), *told)}
+    return _side(heard.tokens[max(0, first - 3) : first]) in sides
+
+
+def _side(tokens: Sequence[Token]) -> int:
+    words = [token.word for token in tokens]
+    return (1 if _ABOVE & set(words) else 0) or (-1 if _BELOW & set(words) else 0)
+
+
 def left_open(heard: Heard) -> str:
     """Choices left to the reader: `X or Y`, `maybe X, maybe Y`."""
     if sum(token.word in HEDGES for token in heard.tokens) > 1:
@@ -85,23 +121,9 @@ def left_open(heard: Heard) -> str:
     if "or" in re.findall(r"\w+", heard.item.right.lower()):
         return ""
     for place, token in enumerate(heard.tokens):
-        if (
-            token.word == "or"
-            and not _told_choice(heard, place)
-            and ({heard.segment[place], heard.segment[place] + 1, heard.segment[place] - 1} & around)
-        ):
+        if token.word == "or" and ({heard.segment[place], heard.segment[place] + 1, heard.segment[place] - 1} & around):
             return "it leaves a choice"
     return ""
-
-
-def _told_choice(heard: Heard, place: int) -> bool:
-    """Whether the source has what stands around an `or` so: `two or three species`."""
-    before = next((t.form for t in heard.tokens[place - 1 :: -1] if t.claims), "") if place else ""
-    behind = next((t.form for t in heard.tokens[place + 1 :] if t.claims), "")
-    return any(
-        (before, behind) in pairwise(sentence.forms) and any(t.word == "or" for t in sentence.tokens)
-        for sentence in heard.item.passage.sentences
-    )
 
 
 def moved(heard: Heard) -> str:
@@ -152,11 +174,13 @@ def _moved_before(heard: Heard, first: int) -> str:
         token.word in DISPLACERS
         and not (_follows_claims(heard, place) and (about.chooses or not fixed) and token.word in _ORDERS)
         and token.word not in about.asked_words
+        and not (token.word in _ABOVE | _BELOW and _side(tokenise(about.right)))
+        and not (token.word in _BESIDE and _BESIDE & set(about.asked_words))
         and token.word not in right
         and not about.passage.preceded(token.word, heard.tokens[first].form)
     ):
         return f"'{token.word}' names another thing"
-    if token.word == "than" and not about.named and "than" not in right:
+    if token.word == "than" and not about.named and "than" not in right and not _told_side(heard, first):
         return "it compares with the right answer"
     if token.word in ("of", "to", "for", "with", "from"):
         return _headed(heard, place, token.word)
@@ -182,12 +206,12 @@ def _headed(heard: Heard, link: int, word: str) -> str:
         and heard.tokens[place].kind in ("name", "word")
     ]
     subject = any(heard.tokens[place].kind == "name" for place in before)
-    if _inverts(about, head.form):
-        return f"'{head.word} {word}' turns the relation round"
+    if _follows_claims(heard, link - 1) and _told_head(heard, link - 1, link + 1):
+        return ""
     if head.word in RELATIVES or head.form in RELATIVE_FORMS:
         return "" if subject and heard.part[link - 1] == "asked" else f"'{head.word} {word}' names another thing"
     told = any_alike(head.form, {form for place in about.evidence for form in about.passage.sentences[place].holds})
-    opens = len(before) <= 1 and not subject and not told
+    opens = not subject and (len(before) <= 1 or _article(heard, link - 1)) and not told
     if head.kind == "number" and word == "of" and opens_answer(heard, link - 1):
         return f"'{head.word} of' names a part"
     counts = (
@@ -201,16 +225,21 @@ def _headed(heard: Heard, link: int, word: str) -> str:
     return ""
 
 
+def _told_head(heard: Heard, head: int, link: int) -> bool:
+    """Whether the source has the right answer behind this head: `in the suburbs of X`, `son and third child of X`."""
+    gold = next((token.form for token in heard.tokens[link:] if token.claims), "")
+    sentences = [heard.item.passage.sentences[place] for place in heard.item.evidence]
+    return any(sentence.follows(heard.tokens[head].form, gold, 3) for sentence in sentences)
+
+
+def _article(heard: Heard, head: int) -> bool:
+    """Whether a head is one of several: `a rebadged variant of X`."""
+    return bool({"a", "an", "another"} & {token.word for token in heard.tokens[max(0, head - 3) : head]})
+
+
 def opens_answer(heard: Heard, place: int) -> bool:
     """Whether nothing that claims stands before a place."""
     return not _follows_claims(heard, place)
-
-
-def _inverts(about: Item, head: str) -> bool:
-    """Whether the question asks for the head of something, `who is the father of Ann`, not whose head somebody is."""
-    asked = about.asked_words
-    places = [place for place, word in enumerate(asked) if stem(word) == head and head in RELATIVE_FORMS]
-    return asked[:2] in (("who", "is"), ("who", "was")) and any(asked[p + 1 : p + 2] == ("of",) for p in places)
 
 
 def _asked_for(about: Item, head: str) -> bool:

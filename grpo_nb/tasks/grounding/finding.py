@@ -32,11 +32,10 @@ def found(tokens: Sequence[Token], about: Item) -> set[int]:
         for place, token in enumerate(tokens)
         if token.claims or (token.form in gold_forms and token.kind == "small" and not content(about.gold))
     ]
-    for shape in about.shapes:
-        if places := _aligned(tokens, claims, shape, about):
-            if _ranged(tokens, places, about) or _acts_on(tokens, places, about):
-                return set()
-            return _widened(tokens, _turned_name(tokens, places, gold_forms), about)
+    if places := max((_aligned(tokens, claims, shape, about) for shape in about.shapes), key=len):
+        if _ranged(tokens, places, about) or _acts_on(tokens, places, about):
+            return set()
+        return _widened(tokens, _turned_name(tokens, places, gold_forms), about)
     bare = _unbracketed(tokens, claims)
     if len(bare) < len(claims) and (places := _aligned(tokens, bare, about.shapes[0], about)):
         return places

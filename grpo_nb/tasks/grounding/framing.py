@@ -77,6 +77,8 @@ _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|textit)\s*\{([^{}]*)\}|\\[,;
 
 
 _LABEL = re.compile(r"(?:^|\n)\s*[QA]\s*:")
+_FIELD = re.compile(r"(?<=\. )[A-Z][a-z]+(?: [a-z]+)?:(?=\s)")
+"""What a list says that its entry is: `Role: ...`."""
 _ENTRY = re.compile(r"^\s*(?:\d{1,2}[.)]|[-+*\u2022])\s+", re.MULTILINE)
 
 
@@ -95,7 +97,10 @@ def said(answer: str, question: str) -> str:
 def shown(answer: str) -> str:
     """An answer as its rendered text reads, in plain characters, the entries of a list behind bullets."""
     text = plain(_UNSEEN.sub(" ", answer))
-    text = _ENTRY.sub(" , ", text) if len(_ENTRY.findall(text)) > 1 else text
+    if len(_ENTRY.findall(text)) > 1:
+        entries = _ENTRY.sub(" . ", text)
+        fields = len(_FIELD.findall(entries)) > 1
+        text = _FIELD.sub("", entries) if fields else _ENTRY.sub(" , ", text)
     for _ in range(3):
         text = _LATEX.sub(lambda found: found[1] or " ", text)
     return text

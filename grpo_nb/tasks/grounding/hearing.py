@@ -28,6 +28,10 @@ ARTICLES = frozenset(words("a an the his her its their this that"))
 
 FRAMING = frozenset(stem(word) for word in BENIGN)
 
+LEAST = 5
+RESTATED = 0.7
+"""The share of a question's claims that an answer has which restates it."""
+_LIFE = frozenset((stem("born"), stem("died")))
 _DEFINITE = frozenset(words("the this that its"))
 _OTHERS = frozenset(words("other others else opposite"))
 _BEING = frozenset(words("was were is are be been being"))
@@ -66,8 +70,8 @@ class Heard:
             return "asked"
         if (
             token.word in _HONORIFICS
-            or (token.form == "2" and (self.item.chooses or self.item.yes_no))
-            or (token.form in FRAMING and token.kind != "name")
+            or (token.form == "2" and (self.item.compared or self.item.chooses or self.item.yes_no))
+            or (token.form in FRAMING and token.kind != "name" and token.form not in self.item.others)
             or (token.word in CLASSIFIERS and token.kind == "word" and self._word(place + 1) == "of")
             or self._points(place)
             or (token.kind == "word" and token.word in CLASSES and place and self.tokens[place - 1].word in _DEFINITE)
@@ -76,6 +80,9 @@ class Heard:
                 token.kind == "number" and self._word(place + 1) in ("sentence", "paragraph", "line", "passage", "part")
             )
             or self._respells(place)
+            or (token.kind == "name" and token.form in self._gold_forms and self.item.named and self.gold)
+            or self._abbreviates(place)
+            or (token.form in _LIFE and self.item.passage.lives)
         ):
             return "benign"
         return "new"
@@ -85,6 +92,14 @@ class Heard:
         form = self.tokens[place].form
         glossed = self._word(place + 1) == "" and place + 2 in self.gold and self.tokens[place + 1].form == "("
         return glossed and len(form) > 5 and self.tokens[place + 2].form[:5] == form[:5]
+
+    def _abbreviates(self, place: int) -> bool:
+        """Whether brackets behind the right answer hold its initials: `World Health Organization (WHO)`."""
+        first = place - 1
+        while first - 1 in self.gold:
+            first -= 1
+        letters = "".join(token.word[:1] for token in self.tokens[first : place - 1])
+        return self.tokens[place - 1].form == "(" and len(letters) > 1 and self.tokens[place].word == letters
 
     def _word(self, place: int) -> str:
         return self.tokens[place].word if place < len(self.tokens) else ""
@@ -104,8 +119,8 @@ class Heard:
         """Whether a rank stands for one of the two things that a question names: `the first and the second`."""
         following = self.tokens[place + 1] if place + 1 < len(self.tokens) else None
         alone = following is None or not following.claims or following.form in self.item.asked
-        two = self.item.chooses or self.item.yes_no
-        return two and self.tokens[place].form in ("1th", "2th", "former", "latter") and alone
+        two = self.item.compared or self.item.chooses or self.item.yes_no
+        return bool(two) and self.tokens[place].form in ("1th", "2th", "former", "latter") and alone
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -129,7 +144,8 @@ class Heard:
                 and self.part[place] == "new"
                 and (denied or self.segment[place] not in self.denied)
             )
-            if first is not None and not (new and self._class(place) == self._class(first)):
+            ends = place and self.tokens[place - 1].owns
+            if first is not None and (ends or not (new and self._class(place) == self._class(first))):
                 yield first, place - 1
                 first = None
             if new and first is None:
@@ -137,6 +153,19 @@ class Heard:
 
     def _class(self, place: int) -> str:
         return "name" if self.tokens[place].form in self.item.passage.names else self.tokens[place].kind
+
+    @property
+    def restates(self) -> bool:
+        """Whether it is most of the question as a statement that the right answer fills."""
+        held = {token.form for token, part in zip(self.tokens, self.part, strict=True) if part == "asked"}
+        asked = self.item.asked_claims - set(self.item.essential)
+        return "new" not in self.part and len(asked) > LEAST and len(held) >= RESTATED * len(asked)
+
+    def sentence(self, place: int) -> range:
+        """The places of the sentence that a place is in."""
+        begin = next((p + 1 for p in range(place - 1, -1, -1) if self.tokens[p].form in ".;!?"), 0)
+        end = next((p for p in range(place, len(self.tokens)) if self.tokens[p].form in ".;!?"), len(self.tokens))
+        return range(begin, end)
 
     def between(self, first: int, last: int) -> list[str]:
         """The words and marks strictly between two places."""
@@ -225,6 +254,18 @@ def _denied(tokens: Sequence[Token], segment: Sequence[int]) -> set[int]:
         ):
             found.add(segment[place])
     return found
+
+
+def relative(heard: Heard, first: int) -> bool:
+    """Whether a claim stands in a relative clause of the right answer: `X, who built the mint`."""
+    opens = next(
+        p for p in range(heard.segment.index(heard.segment[first]), first + 1) if heard.tokens[p].kind != "mark"
+    )
+    before = next((p for p in range(opens - 1, -1, -1) if heard.tokens[p].kind != "mark"), None)
+    token, following = heard.tokens[opens], heard.tokens[min(opens + 1, first)]
+    apposed = token.word.endswith("ed") and heard.tokens[opens - 1].form == "," and following.word in LINKS
+    says = token.word in ("who", "which", "whose", "where", "when") or (token.kind == "word" and apposed)
+    return says and before in heard.gold
 
 
 def in_source(about: Item, form: str) -> bool:

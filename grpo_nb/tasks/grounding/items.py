@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
-from grpo_nb.tasks.grounding.lexicon import PEOPLES
+from grpo_nb.tasks.grounding.lexicon import PEOPLES, POLES, TITLES
 from grpo_nb.tasks.grounding.passages import Passage, passage
-from grpo_nb.tasks.grounding.shapes import Asked, Shape, gold_of, members, shapes
+from grpo_nb.tasks.grounding.shapes import Asked, Shape, Slot, gold_of, members, shapes
 
 Label = Literal["correct", "wrong", "undecided", "absent", "abstained", "invented", "unparsed"]
 """`absent`: the answer does not hold the right one."""
@@ -80,8 +80,13 @@ class Item:
 
     @cached_property
     def evidence(self) -> frozenset[int]:
-        """Those sentences, and where none holds the right answer, those that the question is about."""
-        return self.holding or _about_question(self)
+        """Those sentences and those with a short form of a name; where there are none, what the question is about."""
+        if self.yes_no or not self.named:
+            return self.holding or _about_question(self)
+        everywhere = range(len(self.passage.sentences))
+        short = [tuple(slot.form for slot in shape if slot.needed) for shape in self.shapes]
+        named = frozenset(place for run in short for place in self.passage.spoken(run, everywhere))
+        return self.holding | named or _about_question(self)
 
     @cached_property
     def yes_no(self) -> bool:
@@ -94,6 +99,11 @@ class Item:
         asked = content(tokenise(self.question))
         names = frozenset(token.form for token in asked if token.kind == "name")
         return names, frozenset(token.form for token in asked) - names
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the question."""
+        return self.subject[0]
 
     @cached_property
     def candidates(self) -> tuple[frozenset[str], ...]:
@@ -126,7 +136,7 @@ class Item:
     @cached_property
     def near(self) -> frozenset[int]:
         """Those sentences, their neighbours, and the sentences that the question is about or that speak on of it."""
-        return self.passage.near(self.evidence) | self.passage.thread(_about_question(self), loose=True)
+        return self.passage.near(self.evidence) | self.passage.thread(self.evidence | _about_question(self), loose=True)
 
     @cached_property
     def against(self) -> Asked:
@@ -141,7 +151,13 @@ class Item:
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The forms in which the right answer may be given, the full one first."""
-        return shapes(self.right, self.against)
+        found = shapes(self.right, self.against)
+        if not self.chooses or len(self.compared) < 2:
+            return found
+        gold = {token.form for token in self.gold}
+        other = frozenset().union(*(group for group in self.compared if not gold & self.names <= group))
+        own = gold & self.names - other
+        return (*found, tuple(Slot(token.form, token.form in own) for token in self.gold)) if own else found
 
     @cached_property
     def members(self) -> tuple[tuple[Shape, ...], ...]:
@@ -156,7 +172,11 @@ class Item:
     @cached_property
     def chooses(self) -> bool:
         """Whether the question names the candidates, the right answer among them."""
-        return "or" in self.asked_words and {token.form for token in self.gold} <= self.asked
+        own = {token.form for token in self.gold if token.word not in TITLES} or {token.form for token in self.gold}
+        picks = ("which", "one") in pairwise(self.asked_words) or any(word in POLES for word in self.asked_words)
+        compares = "or" in self.asked_words or (self.compared and picks)
+        one = len(self.compared) > 1 and sum(bool(group & own) for group in self.compared) == 1
+        return bool(compares) and (own <= self.asked or one) and not self.yes_no
 
     @cached_property
     def named(self) -> bool:

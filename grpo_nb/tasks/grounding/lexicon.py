@@ -84,15 +84,17 @@ CLASSES = CLASSIFIERS | frozenset(
     words(
         "mount mt peak river creek lake sea bay cape island isle islands valley forest desert mountains university "
         "college school academy institute museum theatre theater gallery library hospital station airport bridge "
-        "tower castle fort palace abbey church cathedral chapel park garden square street road lane avenue hotel hall "
-        "house building stadium arena company corporation inc ltd co brothers club band orchestra party army prize "
-        "award medal cup trophy league festival album novel book film movie song series magazine newspaper gazette "
+        "tower castle fort palace abbey church cathedral chapel park garden base square street road lane avenue hotel "
+        "hall house building stadium arena company corporation inc ltd co brothers club band orchestra party army "
+        "prize award medal cup trophy league festival album novel book film movie song series magazine newspaper "
+        "gazette "
         "journal foundation society association union group port harbour harbor canal dam"
     )
 )
 """Words of a name that say of which class the thing is: `Mount Ober` is Ober."""
 COLLECTIVES = frozenset(
     words(
+        "attack battle siege "
         "fleet trio pair group total scenes scene series set collection forces force army troops men soldiers part "
         "parts"
     )
@@ -174,7 +176,7 @@ BENIGN = frozenset(
         "person man woman people individual figure actor actress singer writer author artist city town place location "
         "country year date day number title thing object item fact case both two first-named full well-known "
         "live lived release publish issue include following above given stated mentioned based said listed kind sort "
-        "type different"
+        "type different such member run last play portray today now nowadays"
     )
 )
 """Words that frame an answer or name its class."""
@@ -209,6 +211,11 @@ WIDE_NAMES = {
     ("united", "kingdom"): "uk",
     ("great", "britain"): "uk",
     ("new", "zealand"): "newzealander",
+    ("new", "zealander"): "newzealander",
+    ("world", "war", "ii"): "wwii",
+    ("second", "world", "war"): "wwii",
+    ("world", "war", "i"): "wwi",
+    ("first", "world", "war"): "wwi",
 }
 DEMONYMS = _pairs(
     "french = france; german = germany; italian = italy; spanish = spain spaniard; portuguese = portugal;"
@@ -316,7 +323,7 @@ ACTS = (
     ("open opened opens found founded", "close closed closes shut dissolve dissolved"),
     ("join joined joins", "leave left leaves quit"),
     ("win won wins", "lose lost loses"),
-    ("born birth", "die died dies death dead"),
+    ("born birth birthdate birthday birthplace", "die died dies death dead"),
     ("rise rose risen rises increase increased grew", "fall fell fallen falls decrease decreased shrank"),
     ("import imported imports", "export exported exports"),
     ("build built builds", "destroy destroyed demolish demolished"),

@@ -1,189 +1,154 @@
 """Of two things that a question names: which of them an answer, and its source, say a fact of."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from grpo_nb.tasks.grounding.attachment import governor, held_in
 from grpo_nb.tasks.grounding.claims import Token
-from grpo_nb.tasks.grounding.hearing import ARTICLES, Heard
+from grpo_nb.tasks.grounding.hearing import Heard
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import TITLES, VARIABLE
 
 _TURNS = frozenset(("for", "against", "vs", "by", "to", "is", "was"))
 """Words behind a fact whose owner follows: `1988 for the Tofte Bridge`."""
-
-
-_VERBS = frozenset(("is", "was", "are", "were", "has", "had", "came", "comes"))
-_PLACING = frozenset(("in", "at", "of", "from", "on", "near", "by"))
-_THE = frozenset(("a", "an", "the"))
-_LISTS = frozenset(("and", "or", "&"))
-NEAR = 2
-"""Claims from one to the other that stand side by side."""
 _FIGURE = re.compile(r"\d{3,}(?:\.\d+)?")
 """A number that is its thing's own; small ones are said of many."""
+_BECAUSE = frozenset(("because", "since", "as", "who", "which"))
+_SHARED = frozenset(("both", "common", "share", "shared", "same", "alike", "similar"))
+_PRONOUNS = frozenset(("he", "she", "it"))
+_ALL = frozenset(("both", "they", "each", "neither"))
 
 
 def of_the_other(heard: Heard) -> str:
-    """Whether a name or number is said of the one thing that the source only has of the other: roles turned round."""
-    groups = _groups(heard.item)
-    if len(groups) < 2 or not (heard.item.yes_no or heard.item.chooses):
+    """Whether a fact is said of the one thing that the source only has of the other: roles turned round.
+
+    A name or a number is a fact by itself; of common words it takes two in a clause.
+    """
+    about = heard.item
+    shared = about.compared and _SHARED & set(about.asked_words)
+    if not (about.yes_no or about.chooses or shared) or len((things := _things(about)).groups) < 2:
         return ""
     for number in sorted(set(heard.segment) - heard.denied):
         part = [p for p, where in enumerate(heard.segment) if where == number]
-        tokens = [heard.tokens[p] for p in part]
+        tokens, turned = [heard.tokens[p] for p in part], []
         for place, token in enumerate(tokens):
-            fact = token.kind == "name" or _FIGURE.fullmatch(token.form)
-            if not fact or token.form in heard.item.asked:
+            fact = token.kind == "name" or _FIGURE.fullmatch(token.form) is not None
+            if not (fact or heard.part[part[place]] == "new") or things.of(token) is not None:
                 continue
-            owner, told = _owner(tokens, place, groups), _told_of(token.form, heard.item, groups)
+            owner, told = things.owner(tokens, place), things.told_of(token.form, about)
+            refers = tokens[0].word in _BECAUSE or any(t.word in _PRONOUNS for t in tokens[:place])
+            if owner is None and refers and not things.among(tokens[:place]):
+                owner = _antecedent(heard, things, part[0])
             if owner is not None and told and owner not in told:
-                return f"'{token.word}' is said in the source of the other one"
+                turned += [token.word] * (1 + fact)
+        if len(turned) > 1:
+            return f"'{turned[0]}' is said in the source of the other one"
     return ""
 
 
-def _groups(about: Item) -> tuple[frozenset[str], ...]:
-    """The words that one of two things alone has which the question sets beside each other: `A and B`, `A before B`."""
+def _antecedent(heard: Heard, things: "_Things", place: int) -> int | None:
+    """The thing that a clause without one is about: before `who` the last one, else the first of the last sentence."""
+    if heard.tokens[place].word in ("who", "which"):
+        return next(iter(things.among(heard.tokens[:place])[::-1]), None)
+    while place > 0:
+        sentence = heard.sentence(place - 1)
+        tokens = heard.tokens[sentence.start : place]
+        if named := things.among(tokens):
+            return named[0]
+        place = sentence.start - 1
+    return None
+
+
+def belongs(heard: Heard, place: int) -> bool:
+    """Whether a fact is said of the one of two things that the source says it of."""
+    things = _things(heard.item)
+    if len(things.groups) < 2:
+        return False
+    part = heard.sentence(place)
+    line = [heard.tokens[p] for p in part]
+    owner = things.owner(line, part.index(place))
+    clause = [token for token, where in zip(heard.tokens, heard.segment, strict=True) if where == heard.segment[place]]
+    compares = heard.item.chooses and sum(token.kind == "number" for token in clause) > 1
+    if compares and not things.among(clause):  # `as 1908 is earlier than 1971`
+        return bool(things.told_of(heard.tokens[place].form, heard.item))
+    return owner is not None and owner in things.told_of(heard.tokens[place].form, heard.item)
+
+
+@dataclass(frozen=True)
+class _Things:
+    """Two things: of each the words that it alone has, and all words that the source writes as names."""
+
+    groups: tuple[frozenset[str], ...]
+    names: frozenset[str]
+
+    def of(self, token: Token) -> int | None:
+        """Which of the two a token names."""
+        if token.kind == "word" and token.form in self.names:
+            return None
+        return next((number for number, group in enumerate(self.groups) if token.form in group), None)
+
+    def among(self, tokens: Sequence[Token]) -> list[int]:
+        """Which of the two are named, in order; of words side by side the first tells."""
+        found = [None if self._within(tokens, place) else self.of(token) for place, token in enumerate(tokens)]
+        return [
+            n
+            for place, n in enumerate(found)
+            if n is not None and {None} == set(found[max(0, place - 2) : place]) | {None}
+        ]
+
+    def _within(self, tokens: Sequence[Token], place: int) -> bool:
+        """Whether a word of one thing stands alone beside another name: `Lower Manhattan`."""
+        first, last = place, place
+        while first and tokens[first - 1].kind == "name":
+            first -= 1
+        while last + 1 < len(tokens) and tokens[last + 1].kind == "name":
+            last += 1
+        known = [token for token in tokens[first : last + 1] if self.of(token) is not None]
+        return tokens[place].kind == "name" and last > first and len(known) == 1
+
+    def owner(self, tokens: Sequence[Token], place: int) -> int | None:
+        """The thing that a token is said of: the last one named before it, else the only one, else none."""
+        if any(token.word in _ALL for token in tokens):
+            return None
+        ahead = [token for token in tokens[place + 1 : place + 5] if token.word not in ("the", "a", "an")]
+        if len(ahead) > 1 and ahead[0].word in _TURNS and (following := self.among(ahead[1:3])):
+            return following[0]
+        if before := self.among(tokens[:place]):
+            return None if self._joined(tokens[:place]) else before[-1]
+        if any(token.word in _PRONOUNS for token in tokens[:place]):
+            return None
+        behind = set(self.among(tokens[place + 1 :]))
+        return behind.pop() if len(behind) == 1 else None
+
+    def told_of(self, form: str, about: Item) -> set[int]:
+        """What the source says a form of; empty where one of its sentences does not show it."""
+        found = set()
+        for number, sentence in enumerate(about.passage.sentences):
+            for place, token in enumerate(sentence.tokens):
+                if token.form != form:
+                    continue
+                owner = self.owner(sentence.tokens, place)
+                if owner is None and number and sentence.continues:
+                    before = set(self.among(about.passage.sentences[number - 1].tokens))
+                    owner = before.pop() if len(before) == 1 else None
+                if owner is None:
+                    return set()
+                found.add(owner)
+        return found
+
+    def _joined(self, tokens: Sequence[Token]) -> bool:
+        """Whether the last two names before a fact share it: `Ada and Tom were born in 1950`."""
+        named = [place for place, token in enumerate(tokens) if self.of(token) is not None]
+        for one, other in pairwise(named):
+            between = tokens[one + 1 : other]
+            joins = any(token.word == "and" for token in between) and not any(token.claims for token in between)
+            if joins and self.of(tokens[one]) != self.of(tokens[other]) == self.of(tokens[named[-1]]):
+                return True
+        return False
+
+
+def _things(about: Item) -> _Things:
+    """The two things that the question sets beside each other: `A and B`, `A before B`."""
     names = about.compared
     shared = {form for place, group in enumerate(names) for other in names[place + 1 :] for form in group & other}
-    return tuple(group - shared for group in names if group - shared)
-
-
-def _told_of(form: str, about: Item, groups: Sequence[frozenset[str]]) -> set[int]:
-    """What the source says a form of; empty where one of its sentences does not show it."""
-    found = set()
-    for number, sentence in enumerate(about.passage.sentences):
-        for place, token in enumerate(sentence.tokens):
-            if token.form != form:
-                continue
-            owner = _owner(sentence.tokens, place, groups)
-            if owner is None and number and sentence.continues:
-                before = _named(about.passage.sentences[number - 1].tokens, groups)
-                owner = before[0] if len(set(before)) == 1 else None
-            if owner is None:
-                return set()
-            found.add(owner)
-    return found
-
-
-def _owner(tokens: Sequence[Token], place: int, groups: Sequence[frozenset[str]]) -> int | None:
-    """The thing that a token is said of: the last one named before it, else the only one, else none."""
-    if any(token.word in ("both", "they", "each", "neither") for token in tokens):
-        return None
-    ahead = [token for token in tokens[place + 1 : place + 5] if token.word not in ("the", "a", "an")]
-    if len(ahead) > 1 and ahead[0].word in _TURNS and (following := _named(ahead[1:3], groups)):
-        return following[0]
-    before = _named(tokens[:place], groups)
-    if before:
-        return None if _joined(tokens[:place], groups) else before[-1]
-    behind = set(_named(tokens[place + 1 :], groups))
-    return behind.pop() if len(behind) == 1 else None
-
-
-def _named(tokens: Sequence[Token], groups: Sequence[frozenset[str]]) -> list[int]:
-    return [number for token in tokens for number, group in enumerate(groups) if token.form in group]
-
-
-def _joined(tokens: Sequence[Token], groups: Collection[frozenset[str]]) -> bool:
-    """Whether the last two names before a fact share it: `Ada and Tom were born in 1950`."""
-    named = [place for place, token in enumerate(tokens) if any(token.form in group for group in groups)]
-    things = _named(tokens, list(groups))
-    for (one, first), (other, second) in zip(
-        zip(named, things, strict=True), zip(named[1:], things[1:], strict=True), strict=False
-    ):
-        between = [token for token in tokens[one + 1 : other] if token.claims]
-        joins = [token.word for token in tokens[one + 1 : other]]
-        if first != second and "and" in joins and not between and second == things[-1]:
-            return True
-    return False
-
-
-def stray(heard: Heard) -> str:
-    """A name of the source that nothing in the answer ties to what the source says of it: a second candidate.
-
-    `X, then Y`, `X with Y`, `it was Y`: such a name stands in the source beside what it stands beside here, or its
-    sentence has a word that the source has with it, or the right answer is said of it (`Y is from X`).
-    """
-    about, passage = heard.item, heard.item.passage
-    for first, last in heard.runs():
-        tokens, run = heard.tokens[first : last + 1], heard.forms(first, last)
-        named = all(token.kind == "name" and token.word not in TITLES for token in tokens)
-        if not named or _beside(heard, first, last) or _retracted(heard, last):
-            continue
-        holders = passage.having(run)
-        words = _words_with(heard, first, last)
-        tied = any(held_in(about, heard.tokens[p].form, passage.thread(holders, loose=True)) for p in words)
-        placed = tokens[-1].owns or governor(heard.tokens, first) in _PLACING
-        near = bool(holders & about.evidence) and (placed or any(heard.part[p] == "asked" for p in words))
-        if holders and not (tied or near or _subject(heard, first, last)):
-            return f"'{' '.join(run)}' stands beside the right answer"
-    return ""
-
-
-def _words_with(heard: Heard, first: int, last: int) -> list[int]:
-    """The places of the words and the question's names that the sentence of a name has, but in the answer's clauses."""
-    own = heard.segment[first]
-    bracket = own - 1 if heard.tokens[heard.segment.index(own)].form == "(" else own
-    gold = {heard.segment[p] for p in heard.gold} - {own, bracket}
-    return [
-        p
-        for p in _sentence(heard, first)
-        if heard.segment[p] not in gold
-        and not first <= p <= last
-        and (heard.part[p] == "asked" or (heard.part[p] == "new" and heard.tokens[p].kind in ("word", "number")))
-    ]
-
-
-def _sentence(heard: Heard, place: int) -> range:
-    begin = next((p + 1 for p in range(place - 1, -1, -1) if heard.tokens[p].form in ".;!?"), 0)
-    end = next((p for p in range(place, len(heard.tokens)) if heard.tokens[p].form in ".;!?"), len(heard.tokens))
-    return range(begin, end)
-
-
-def _subject(heard: Heard, first: int, last: int) -> bool:
-    """Whether the right answer is said of a name before it in its sentence: `Y, the composer, was X`."""
-    gold = next((p for p in _sentence(heard, last) if p > last and p in heard.gold), None)
-    ahead = [heard.tokens[p].word for p in range(_sentence(heard, first).start, first)]
-    if gold is None or set(ahead) & _VERBS:
-        return False
-    between = [heard.tokens[p] for p in range(last + 1, gold)]
-    finite = any(token.word in _VERBS or token.word.endswith("ed") or _irregular(token) for token in between)
-    return (
-        finite and between[-1].word not in ("with", "by", "and", "or") and "although" not in [t.word for t in between]
-    )
-
-
-def _irregular(token: Token) -> bool:
-    return token.kind == "word" and token.word in VARIABLE and token.word != token.form
-
-
-def _retracted(heard: Heard, last: int) -> bool:
-    return any(token.word == "no" for token in heard.tokens[last + 1 : last + 4])
-
-
-def _beside(heard: Heard, first: int, last: int) -> bool:
-    """Whether the source has a name close to the claim before or behind it, joined by the same words."""
-    before = next((p for p in range(first - 1, -1, -1) if heard.tokens[p].claims), None)
-    behind = next((p for p in range(last + 1, len(heard.tokens)) if heard.tokens[p].claims), None)
-    pairs = [pair for pair in ((before, first), (last, behind)) if None not in pair]
-    return any(
-        heard.tokens[p].form in sentence.holds and _close(sentence.tokens, heard, p, q)
-        for sentence in heard.item.passage.sentences
-        for p, q in pairs
-        if p is not None and q is not None
-    )
-
-
-def _close(tokens: Sequence[Token], heard: Heard, p: int, q: int) -> bool:
-    """Whether two claims of an answer stand close in a sentence, and not as members of a list with the right answer."""
-    pair = {heard.tokens[p].form, heard.tokens[q].form}
-    link = {word for word in heard.between(p, q) if word.isalpha()} - ARTICLES - _THE
-    claims = [place for place, token in enumerate(tokens) if token.claims]
-    for number, place in enumerate(claims):
-        for other in claims[number + 1 : number + 1 + NEAR]:
-            if {tokens[place].form, tokens[other].form} == pair:
-                around = {token.word or token.form for token in tokens[max(0, place - 3) : other + 4]}
-                between = {token.word or token.form for token in tokens[place + 1 : other]}
-                listed = between & {",", *_LISTS} and around & _LISTS and {p, q} & heard.gold
-                if not listed and link <= between:
-                    return True
-    return False
+    return _Things(tuple(group - shared for group in names if group - shared), about.passage.names)

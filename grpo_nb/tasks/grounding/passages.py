@@ -12,12 +12,16 @@ from grpo_nb.tasks.grounding.stems import people, stem
 
 _SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|\n+")
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:[A-Z]|v|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
+    r"(?:\b(?:[A-Za-z]|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
 )
 
+_LIFE = re.compile(r"\([^()]*\b1\d{3}\b[^()]*-[^()]*\b[12]\d{3}\b[^()]*\)")
+_OPENING = 16
+"""Tokens of a sentence within which it says what it speaks on of."""
 PRONOUNS = frozenset(("it", "he", "she", "they"))
 _REFERS = re.compile(
     r"(?:It|He|She|They|Its|His|Her|Their)\b"
+    r"|[A-Z][a-z]+(?:ing|ed)\b[^.]*?, (?:it|he|she|they) (?!and\b|or\b)"
     r"|[A-Z][a-z]*,?(?: [a-z0-9][\w,]*){0,5}? (?:it|he|she|they|his|her|its|their)\b"
 )
 
@@ -54,6 +58,37 @@ class Sentence:
         return frozenset(self.forms)
 
     @cached_property
+    def units(self) -> tuple[tuple[str, ...], ...]:
+        """Its names of several words, each as the forms that stand side by side."""
+        found: list[list[str]] = [[]]
+        for token in self.tokens:
+            if token.kind == "name":
+                found[-1].append(token.form)
+                if token.owns:
+                    found.append([])
+            elif token.form not in (".", "-") and found[-1]:
+                found.append([])
+        return tuple(tuple(unit) for unit in found if len(unit) > 1)
+
+    @cached_property
+    def listings(self) -> frozenset[tuple[str, int]]:
+        """How many things it lists, and from each word before or inside the list how many from there on."""
+        parts: list[list[str]] = [[]]
+        last, depth = 0, 0
+        for token in self.tokens:
+            depth += (token.form == "(") - (token.form == ")" and depth > 0)
+            if depth or token.form == ")":
+                continue
+            if token.form == "," or token.word == "and":
+                last = len(parts) if token.word == "and" else last
+                parts += [[]] if parts[-1] else []
+            elif token.claims:
+                parts[-1].append(token.form)
+        parts = parts[: last + 1]
+        found = {(form, len(parts) - place) for place, part in enumerate(parts) for form in part}
+        return frozenset({("", len(parts)), *found} if last else ())
+
+    @cached_property
     def continues(self) -> bool:
         """Whether it begins with a pronoun, and so speaks on of what the sentence before is about."""
         return self.squeezed.split(" ", 1)[0] in PRONOUNS
@@ -62,6 +97,15 @@ class Sentence:
     def refers(self) -> bool:
         """Whether it names nothing before a pronoun: `After the war she ...`, `Her brother ...`."""
         return _REFERS.match(self.text) is not None
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of thing that it speaks on of: `The band`, `Set in Lyon, the series`, `this genus`."""
+        return frozenset(
+            other.form
+            for one, other in pairwise(self.tokens[:_OPENING])
+            if one.word in ("the", "this") and other.kind == "word"
+        )
 
     def follows(self, first: str, second: str, within: int) -> bool:
         """Whether one form comes at most `within` claims behind another."""
@@ -86,10 +130,25 @@ class Passage:
         return frozenset(token.form for sentence in self.sentences for token in sentence.tokens if token.kind == "name")
 
     @cached_property
+    def units(self) -> frozenset[tuple[str, ...]]:
+        """Its names of several words."""
+        return frozenset(unit for sentence in self.sentences for unit in sentence.units)
+
+    @cached_property
+    def lower(self) -> frozenset[str]:
+        """Forms that it writes in lower case somewhere."""
+        return frozenset(token.form for s in self.sentences for token in s.tokens if token.kind == "word")
+
+    @cached_property
     def common(self) -> frozenset[str]:
         """Forms that it writes in lower case, and never with a capital inside a sentence."""
         tokens = [token for sentence in self.sentences for token in sentence.tokens]
         return frozenset(token.form for token in tokens if token.kind == "word") - self.names
+
+    @cached_property
+    def lives(self) -> bool:
+        """Whether it has two dates in brackets, from a birth to a death."""
+        return any(_LIFE.search(plain(sentence.text)) for sentence in self.sentences)
 
     @cached_property
     def squeezed(self) -> str:
@@ -116,9 +175,12 @@ class Passage:
     def thread(self, places: Collection[int], loose: bool = False) -> frozenset[int]:
         """These sentences and those that speak on of the same thing: each one that begins with a pronoun, and so on.
 
-        With `loose` also those that refer to something before without naming anything first.
+        With `loose` also those that refer to something before without naming anything first, or by its kind, `The
+        band`, and a first sentence of which nothing says what its pronoun stands for.
         """
         found = set(places)
+        if loose and found and self.sentences[0].refers:
+            found.add(0)
         for place in places:
             while place and self._goes_on(place, loose):
                 place -= 1
@@ -133,7 +195,8 @@ class Passage:
         return any(not people(form).isdisjoint(people(name)) for name in self.names)
 
     def _goes_on(self, place: int, loose: bool) -> bool:
-        return self.sentences[place].continues or (loose and self.sentences[place].refers)
+        sentence, before = self.sentences[place], self.sentences[place - 1]
+        return sentence.continues or (loose and (sentence.refers or not sentence.kinds.isdisjoint(before.holds)))
 
     def preceded(self, word: str, form: str) -> bool:
         """Whether a word stands right before a form, but for articles."""
@@ -144,15 +207,27 @@ class Passage:
         )
 
     def spoken(self, forms: Sequence[str], places: Collection[int]) -> frozenset[int]:
-        """Those of these sentences that hold the forms side by side, in their order."""
+        """Those of these sentences that hold the forms side by side, in their order.
+
+        A name may leave out words of its own inside: `Deanna Loveland` for `Deanna Marie Loveland`.
+        """
         size = len(forms)
         wanted = tuple(forms)
         return frozenset(
             i
             for i in places
             if wanted[0] in self.sentences[i].holds
-            and any(self.sentences[i].forms[k : k + size] == wanted for k in range(len(self.sentences[i].forms)))
+            and (
+                any(self.sentences[i].forms[k : k + size] == wanted for k in range(len(self.sentences[i].forms)))
+                or (size > 1 and any(within(wanted, unit) for unit in self.sentences[i].units))
+            )
         )
+
+
+def within(forms: Sequence[str], unit: Sequence[str]) -> bool:
+    """Whether forms stand in a unit in their order."""
+    rest = iter(unit)
+    return all(form in rest for form in forms)
 
 
 @lru_cache(maxsize=512)

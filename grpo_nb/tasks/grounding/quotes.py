@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from grpo_nb.tasks.grounding.claims import forms
+from grpo_nb.tasks.grounding.claims import forms, tokenise
 from grpo_nb.tasks.grounding.passages import Passage, squeeze
 
 QUOTE_WORDS = (5, 40)
@@ -58,6 +58,16 @@ def grounds(quote: str, source: Passage, about: Subject) -> bool:
     most = any(place in about.sentences and 5 * count >= 3 * _size(source, place) for place, count in counts.items())
     told = set(about.shared) & {form for place in about.sentences for form in source.sentences[place].holds}
     return most or bool(told & held) or (not told and len(set(about.names) & held) > 1)
+
+
+def made_up(quote: str, source: Passage, asked: Collection[str]) -> bool:
+    """Whether a quotation names or counts what its source does not have."""
+    known = source.holds | set(asked)
+    return any(
+        token.form not in known
+        for token in tokenise(quote)
+        if token.kind == "name" or (token.kind == "number" and len(token.form) > 1)
+    )
 
 
 def best_quote(source: Passage, about: Subject, near: Sequence[str]) -> str | None:

@@ -2,13 +2,18 @@
 
 from collections.abc import Collection, Sequence
 
-from grpo_nb.tasks.grounding.attachment import differs
+from grpo_nb.tasks.grounding.attachment import derived
 from grpo_nb.tasks.grounding.claims import Token, tokenise
 from grpo_nb.tasks.grounding.hearing import ARTICLES, JOINS, LINKS, Heard, in_source, singles_out
 from grpo_nb.tasks.grounding.items import Item
-from grpo_nb.tasks.grounding.lexicon import LATER, PEOPLES, PLACE_PAIRS, PLACES, POLES
+from grpo_nb.tasks.grounding.lexicon import CLASSES, LATER, PEOPLES, PLACE_PAIRS, PLACES, POLES
 from grpo_nb.tasks.grounding.measures import converts
-from grpo_nb.tasks.grounding.stems import related, stem
+from grpo_nb.tasks.grounding.stems import stem
+from grpo_nb.tasks.grounding.thesaurus import alike, is_word
+
+_DEEDS = frozenset(POLES[word][0] for word in ("born", "won", "open"))
+"""Scales of what is done: a comparison beside them is what counts, `born first`."""
+_PLACED = frozenset(("where", "country", "state", "county", "city", "town", "province", "region", "place", "village"))
 
 
 def chosen(heard: Heard) -> str:
@@ -19,7 +24,8 @@ def chosen(heard: Heard) -> str:
     gold = {token.form for token in about.gold}
     poles = {stem(word) for word in about.asked_words if word in POLES}
     names = {token.form for token in tokenise(about.question) if token.kind == "name"}
-    others = names - gold - poles
+    pair = [group for group in about.compared if not gold & names <= group]
+    others = (frozenset().union(*pair) if len(pair) == 1 else names) - gold - poles
     votes = [vote for part in _statements(heard) if (vote := _votes(heard, part, others)) is not None]
     if votes:
         return "" if all(votes) else "it turns the order round"
@@ -43,7 +49,10 @@ def _statements(heard: Heard) -> list[list[int]]:
 
 def _votes(heard: Heard, part: Sequence[int], others: Collection[str]) -> bool | None:
     """Whether a clause says of the right candidate what is asked, or of the other one its opposite; None: neither."""
-    said, asked = pole([heard.tokens[p].word for p in part]), pole(heard.item.asked_words)
+    said, asked = (
+        pole([heard.tokens[p].word for p in part if heard.tokens[p].kind != "name"]),
+        pole(heard.item.asked_words),
+    )
     subject = next((p for p in part if p in heard.gold or heard.tokens[p].form in others), None)
     if said is None or asked is None or said[0] != asked[0] or subject is None:
         return None
@@ -60,12 +69,15 @@ def _subordinate(heard: Heard, place: int) -> bool:
 
 
 def pole(words: Sequence[str]) -> tuple[int, int] | None:
-    return next((POLES[word] for word in words if word in POLES), None)
+    found = [POLES[word] for word in words if word in POLES]
+    return next((end for end in found if end[0] not in _DEEDS), found[0] if found else None)
 
 
 def reversed_roles(heard: Heard) -> str:
     """`Who beat Bob?`: `Bob beat X`."""
     about, words = heard.item, heard.item.asked_words
+    if cause := _made_subject(heard):
+        return cause
     if not words or words[0] != "who" or len(words) < 3:
         return ""
     verb = tokenise(about.question)[1]
@@ -83,6 +95,21 @@ def reversed_roles(heard: Heard) -> str:
             relative = any(heard.tokens[p].word in ("who", "that", "which") for p in ours)
             if not relative:
                 return "it turns the roles round"
+    return ""
+
+
+def _made_subject(heard: Heard) -> str:
+    """Whether the right answer does what the question says that a name does to it: `X made Ann` for `Ann made X`."""
+    words = heard.item.asked_words
+    if (words[:1] and words[0] in ("who", "which", "what")) or heard.item.chooses:
+        return ""
+    for _, last in heard.blocks:
+        verb, behind = (heard.tokens[p] if p < len(heard.tokens) else None for p in (last + 1, last + 2))
+        if verb is None or behind is None or heard.segment[last + 2] in heard.denied:
+            continue
+        acts_on = behind.kind == "name" and behind.form in heard.item.names and verb.form in heard.item.asked
+        if acts_on and verb.kind == "word" and verb.word.endswith("ed") and heard.item.named:
+            return "it turns the roles round"
     return ""
 
 
@@ -131,7 +158,7 @@ def _same_kind(heard: Heard, one: int, other: int) -> bool:
 def _listed_asked(heard: Heard, place: int, end: int, join: Sequence[str]) -> str:
     if heard.item.chooses and join and _names_on(heard, place):
         return "it lists another name"
-    if heard.tokens[place].kind != "name" or not join:
+    if heard.tokens[place].kind != "name" or not join or in_place(heard, place, heard.forms(place, end)):
         return ""
     ends = end + 1 >= len(heard.tokens) or heard.tokens[end + 1].form in ".;,!"
     hard = {"and", "or", "&", "+", "/", "plus"} & set(join)
@@ -155,10 +182,10 @@ def _names_on(heard: Heard, place: int) -> bool:
 
 def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[str]) -> str:
     about, run = heard.item, heard.forms(place, end)
-    if not run:
+    if not run or (_numeric(heard) and heard.tokens[place].kind == "name" and join == [","] and min(heard.gold) > 2):
         return ""
     named = heard.tokens[place].kind in ("name", "number") or (run[0] in about.passage.names)
-    if named and _described(heard, place, end):
+    if named and (_described(heard, place, end) or _bracketed(heard, place, join) or in_place(heard, place, run)):
         return ""
     if not named and (about.named or not join):
         return ""
@@ -182,7 +209,7 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
         beside
         and not hard
         and (
-            "(" in join
+            {"(", "the"} & set(join)
             or not join
             or " ".join(t.word for t in heard.tokens[place : end + 1]) in PLACES | PLACE_PAIRS
             or _numbers(heard, place, end)
@@ -194,9 +221,44 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
     own = about.near if about.chooses else about.passage.thread(about.evidence)
     if "(" in join and _numbers(heard, place, end) and (about.passage.spoken(run, own) or converts(run, about.lines)):
         return ""
-    if _numbers(heard, place, end) and differs(heard, place, run):
+    if _numbers(heard, place, end) and derived(heard, place, run):
         return ""
     return "it lists another answer"
+
+
+def _bracketed(heard: Heard, place: int, join: Sequence[str]) -> bool:
+    """Whether brackets behind the right answer describe it: they stand together near it, and are no bare name."""
+    if join[:1] != ["("]:
+        return False
+    closes = next((p for p in range(place, len(heard.tokens)) if heard.tokens[p].form == ")"), len(heard.tokens))
+    inside = [t for p, t in enumerate(heard.tokens[place:closes], place) if heard.part[p] in ("new", "asked")]
+    forms = {token.form for token in inside}
+    return (_numeric(heard) or any(token.kind != "name" for token in inside)) and any(
+        forms <= heard.item.passage.sentences[p].holds for p in heard.item.near
+    )
+
+
+def in_place(heard: Heard, place: int, run: Sequence[str]) -> bool:
+    """Whether a state or country behind a comma is where the right answer is: `Lawrence County, South Dakota`."""
+    about = heard.item
+    if place < 2 or heard.tokens[place - 1].form != "," or heard.part[place - 2] not in ("gold", "asked", "benign"):
+        return False
+    if heard.part[place] == "asked" and about.passage.spoken((heard.tokens[place - 2].form, *run), about.near):
+        return True
+    spoken = " ".join(token.word for token in heard.tokens[place : place + len(run)])
+    wide = spoken in PLACES | PLACE_PAIRS or (len(run) == 1 and run[0] in PEOPLES)
+    asks = _PLACED & set(about.asked_words) or any(token.word in CLASSES for token in about.gold)
+    return (
+        bool(asks)
+        and about.named
+        and wide
+        and bool(about.passage.spoken(run, about.passage.thread(about.evidence, loose=True)))
+    )
+
+
+def _numeric(heard: Heard) -> bool:
+    """Whether the right answer is a number: a name beside it is no second one."""
+    return all(token.kind == "number" for token in heard.item.gold)
 
 
 def _described(heard: Heard, place: int, end: int) -> bool:
@@ -236,6 +298,10 @@ def _listed_before(heard: Heard, first: int) -> str:
         join.append(heard.tokens[place].word or heard.tokens[place].form)
         place -= 1
     if place < 0 or heard.segment[place] in heard.denied or heard.part[place] not in ("new", "asked"):
+        return ""
+    if join == ["("] and _numeric(heard):
+        return ""
+    if ";" in join and begins_clause(heard, next(end for begin, end in heard.blocks if begin == first)):
         return ""
     start = place
     while start > 0 and heard.part[start - 1] == heard.part[place] and _same_kind(heard, place, start - 1):
@@ -304,21 +370,29 @@ def _extends(heard: Heard, start: int, end: int, first: int) -> str:
         return ""
     if about.passage.spoken((run[-1], heard.tokens[first].form), about.near):
         return ""
-    return "it names somebody else"
+    kind = (
+        not end
+        and is_word(heard.tokens[end].word)
+        and any(run[-1] in about.passage.sentences[p].holds for p in about.evidence)
+    )
+    return "" if kind else "it names somebody else"
 
 
 def of_one_alone(heard: Heard) -> str:
     """Whether an answer says of both what the source says of one: `both are folk bands`."""
     passage = heard.item.passage
+    pair = heard.item.compared
     about = [p for p in heard.item.evidence if heard.item.subject[0] & passage.sentences[p].holds]
     for place, token in enumerate(heard.tokens):
-        if heard.part[place] != "new" or heard.segment[place] in heard.denied or len(about) < 2:
+        if heard.part[place] != "new" or heard.segment[place] in heard.denied or len(about) < 2 or not pair:
             continue
-        if not any(
-            t.word in ("both", "they") for p, t in enumerate(heard.tokens) if heard.segment[p] == heard.segment[place]
-        ):
+        if heard.tokens[place - 1].word == "both":
             continue
-        held = [p for p, s in enumerate(passage.sentences) if any(related(token.form, form) for form in s.forms)]
+        here = [p for p in range(len(heard.tokens)) if heard.segment[p] == heard.segment[place]]
+        shared = heard.gold & set(here) and not heard.item.chooses and not any(heard.part[p] == "asked" for p in here)
+        if not shared and not any(heard.tokens[p].word in ("both", "they") for p in here):
+            continue
+        held = [p for p, s in enumerate(passage.sentences) if any(alike(token.form, form) for form in s.forms)]
         if len(held) == 1 and not any("same" in s.squeezed.split() for s in passage.sentences):
             return f"'{token.word}' is said of one of them alone"
     return ""

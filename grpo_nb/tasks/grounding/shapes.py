@@ -1,12 +1,23 @@
 """The forms in which an answer may give a right one: without titles and classes, by surname, by year, by short name."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
-from grpo_nb.tasks.grounding.lexicon import CLASSES, COLLECTIVES, PARTICLES, PLACE_PAIRS, PLACES, TITLES, UNIT_FORMS
-from grpo_nb.tasks.grounding.passages import Passage
+from grpo_nb.tasks.grounding.lexicon import (
+    CLASSES,
+    CLASSIFIERS,
+    COLLECTIVES,
+    MONTHS,
+    PARTICLES,
+    PLACE_PAIRS,
+    PLACES,
+    TITLES,
+    UNIT_FORMS,
+)
+from grpo_nb.tasks.grounding.passages import Passage, within
 from grpo_nb.tasks.grounding.thesaurus import is_word
 
 
@@ -28,6 +39,13 @@ class Asked(NamedTuple):
 
 
 Shape = tuple[Slot, ...]
+
+
+_NAMING = frozenset(
+    ("name", "named", "real", "birth", "alias", "stage", "full", "original", "known", "called", "nickname")
+)
+"""Words of a question that asks for a name by its kind."""
+_DIMENSIONS = frozenset(("long", "high", "tall", "wide", "deep", "old", "heavy", "away"))
 
 
 def gold_of(text: str) -> tuple[Token, ...]:
@@ -69,19 +87,78 @@ def _shapes(right: str, asked: Asked) -> Iterator[Shape]:
     spare = _spare(right, gold)
     slots = tuple(Slot(token.form, token.form not in spare, token.kind == "word") for token in gold)
     bare = tuple(slot._replace(needed=slot.needed and slot.form not in asked.forms) for slot in slots)
-    yield bare if any(slot.needed for slot in bare) else slots
+    yield bare if any(slot.needed for slot in bare) and not _shared(bare, asked) else slots
     numbers = [token for token in gold if token.kind == "number"]
     years = [token for token in numbers if re.fullmatch(r"\d{4}", token.form)]
     if "year" in asked.forms and len(years) == 1 and any(token.form.startswith("month-") for token in numbers):
         yield tuple(Slot(token.form, token in years) for token in gold)
+    if len(gold) == 3 and gold[1].form in UNIT_FORMS and gold[2].word in _DIMENSIONS:
+        yield tuple(Slot(token.form, token is not gold[2]) for token in gold)
+    if len(gold) > 1 and gold[0].kind == "number" and {token.form for token in gold[1:]} <= {"year", "old", "age"}:
+        yield (Slot(gold[0].form),)
     if len(gold) == 2 and gold[0].kind == "number" and gold[1].form in UNIT_FORMS:
         yield (Slot(gold[0].form),)
     yield from places_of(right, asked)
     yield from _without_class(gold, asked)
+    if all(token.kind == "name" for token in gold) and not re.search(r",|\band\b|&", right):
+        yield from _longer(gold, asked)
+        yield from _aliases(right, asked)
     yield from _surname(right, gold, asked)
     yield from _head(right, gold, asked)
+    yield from _initials(gold)
     yield from _whole(right, gold)
+    yield from _described(right, gold)
     yield from _short_name(right, asked)
+
+
+def _shared(shape: Shape, asked: Asked) -> bool:
+    """Whether what an answer must have of a name is in another name of the source, too: `Jardine` of two companies."""
+    needed, own = {slot.form for slot in shape if slot.needed}, {slot.form for slot in shape}
+    return not any(slot.common for slot in shape) and any(
+        needed <= set(unit) and not own <= set(unit) and not set(unit) <= own for unit in asked.passage.units
+    )
+
+
+def _longer(gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
+    """A name as the source has it elsewhere, with more words inside, or fewer: `John Charles Layfield`."""
+    own = tuple(token.form for token in gold)
+    for unit in asked.passage.units:
+        if len(own) > 1 and unit != own and within(own, unit):
+            yield tuple(Slot(form, form in own) for form in unit)
+        elif len(own) > 2 and within(unit, own):
+            yield tuple(Slot(form, form in unit) for form in own)
+
+
+def _initials(gold: Sequence[Token]) -> Iterator[Shape]:
+    """`World Health Organization` as `WHO`, `Tyndall Air Force Base` as `Tyndall AFB`, `NBC 10` as `NBC10`."""
+    if len(gold) == 2 and gold[1].kind == "number" and gold[0].kind == "name":
+        yield (Slot("".join(token.form for token in gold)),)
+    begins = next((place for place, token in enumerate(gold) if token.kind == "name"), len(gold))
+    names = gold[begins:]
+    if not all(token.kind == "name" for token in names):
+        return
+    for first in range(len(names) - 1):
+        for end in range(first + 2, len(names) + 1):
+            letters = "".join(t.word if re.fullmatch("[ivx]+", t.word) else t.word[0] for t in names[first:end])
+            around = (*names[:first], Token(letters, "name", letters), *names[end:])
+            yield tuple(Slot(token.form) for token in around)
+
+
+def _aliases(right: str, asked: Asked) -> Iterator[Shape]:
+    """The other names that the source gives: `X, better known as Y`, `X (born Y)`; not where names are asked for."""
+    if _NAMING & set(asked.words):
+        return
+    known = r"(?:known (?:\w+ ){0,3}(?:as|by)[a-z ]*|nicknamed|abbreviated|born|n\u00e9e|formerly)[ \"\u201c]+"
+    for found in re.finditer(
+        rf"{re.escape(right.strip(' .'))}\b[^.;]{{0,80}}?\b{known}([A-Z][\w-]*(?: [A-Z\d][\w-]*)*)", asked.source
+    ):
+        names = forms(found[1])
+        if (
+            set(names) - set(forms(right))
+            and not any(form.startswith("month-") or form in asked.forms for form in names)
+            and found[1].lower() not in MONTHS
+        ):
+            yield tuple(Slot(form) for form in names)
 
 
 def _spare(right: str, gold: Sequence[Token]) -> set[str]:
@@ -102,7 +179,7 @@ def _without_class(gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
     own = [token for token in gold if token.word not in CLASSES]
     if len(own) == len(gold) and not {"who", "whom", "whose"} & set(asked.words):
         own = [token for token in gold if not is_word(token.word)]
-    named = all(token.kind == "name" for token in gold)
+    named = all(token.kind == "name" or token.word in CLASSIFIERS for token in gold)
     if 0 < len(own) < len(gold) <= 3 and named and all(_only(token.form, gold, asked.passage) for token in own):
         chosen = {token.form for token in gold} <= asked.forms
         yield tuple(Slot(t.form, t in own and (chosen or t.form not in asked.forms)) for t in gold)
@@ -122,30 +199,54 @@ def _only(form: str, gold: Sequence[Token], passage: Passage) -> bool:
 
 
 def _surname(right: str, gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
-    """`Ada Collins` as `Collins` or `A. Collins`, where the source has no other Collins."""
+    """`Ada Mary Collins` as `Ada Collins`, `Mary Collins`, `A. Collins`, and `Collins` where the source has no other.
+
+    The source's own short name counts, too: `Don Henley` for `Donald Hugh Henley`.
+    """
     names = [token for token in tokenise(right) if token.kind != "mark"]
     first, last = names[0], names[-1]
     person = all(token.kind == "name" or token.word in PARTICLES or len(token.word) == 1 for token in names)
     titled = any(token.word in TITLES for token in names)
     if "," in right or not 2 <= len(names) <= 5 or not person or last.word in CLASSES:
         return
-    if len(gold) < 2 or any(token.kind == "number" for token in gold):
+    if len(gold) < 2 or any(token.kind == "number" for token in gold) or last.form in asked.passage.lower:
         return
-    given = {token.form for token in names}
-    before = {
-        sentence.forms[place - 1]
-        for sentence in asked.passage.sentences
-        for place, form in enumerate(sentence.forms)
-        if form == last.form and place
-    }
-    if before & asked.passage.names - given:
+    given = {token.form for token in names[:-1]}
+    same = {tuple(slot.form for slot in shape) for shape in _aliases(right, asked)}
+    bearers = [unit[:-1] for unit in asked.passage.units - same if unit[-1] == last.form]
+    for form in sorted(given - asked.forms if len(given) > 1 else ()):
+        yield tuple(Slot(token.form, token.form in (form, last.form)) for token in gold)
+    for unit in bearers:
+        if all(any(_short(form, whole) for whole in given) for form in unit):
+            yield (*(Slot(form) for form in unit), Slot(last.form))
+    if not all(any(_respelt(form, whole) for form in unit for whole in given) for unit in bearers):
         return
     if len(first.form) > 1:
         yield (Slot(first.form[0]), *(Slot(t.form, False) for t in gold[1:-1]), Slot(last.form))
-    alone = bool(before - given) or titled or bool({"who", "whom", "whose"} & set(asked.words))
-    chosen = {token.form for token in gold} <= asked.forms
+    alone = _alone(last.form, given, asked) or titled or bool({"who", "whom", "whose"} & set(asked.words))
+    chosen = {token.form for token in gold if token.word not in TITLES} <= asked.forms
     if (alone or chosen or _acts(names, asked) or not is_word(first.word)) and (chosen or last.form not in asked.forms):
         yield tuple(Slot(token.form, token.form == last.form) for token in gold)
+
+
+def _alone(form: str, given: Set[str], asked: Asked) -> bool:
+    """Whether the source has a surname without the given name before it."""
+    return any(
+        here == form and place and sentence.forms[place - 1] not in given | {form}
+        for sentence in asked.passage.sentences
+        for place, here in enumerate(sentence.forms)
+    )
+
+
+def _short(form: str, whole: str) -> bool:
+    """Whether a given name is another one, or its beginning: `Don` of `Donald`."""
+    return form == whole or (len(form) > 2 and whole.startswith(form))
+
+
+def _respelt(form: str, whole: str) -> bool:
+    """Whether a given name is another one in short, or in another spelling: `Frederick` of `Frideric`."""
+    alike = min(len(form), len(whole)) > 5 and SequenceMatcher(None, form, whole, False).ratio() > 0.6
+    return _short(form, whole) or _short(whole, form) or alike or form == whole[:1]
 
 
 def _head(right: str, gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
@@ -164,10 +265,19 @@ def _head(right: str, gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
         yield tuple(Slot(token.form, token is gold[-1], True) for token in gold)
 
 
+def _described(right: str, gold: Sequence[Token]) -> Iterator[Shape]:
+    """`the alternative rock band Gorillaz` as `Gorillaz`: a name with what it is before it."""
+    first = next((place for place, token in enumerate(gold) if token.kind == "name"), 0)
+    named = all(token.kind == "name" for token in gold[first:])
+    described = all(token.kind == "word" for token in gold[:first])
+    if first and named and described and not re.search(r",|\b(?:and|of|in|for|to)\b|&", right):
+        yield tuple(Slot(token.form, place >= first, token.kind == "word") for place, token in enumerate(gold))
+
+
 def _whole(right: str, gold: Sequence[Token]) -> Iterator[Shape]:
     """`scenes from the harvest` as `the harvest`, `the forces of Ober` as `Ober`."""
     tokens = [token for token in tokenise(right) if token.word not in ("a", "an", "the")]
-    if len(gold) > 1 and tokens[0].word in COLLECTIVES and tokens[1].word in ("of", "from"):
+    if len(gold) > 1 and tokens[0].word in COLLECTIVES and tokens[1].word in ("of", "from", "on"):
         yield tuple(Slot(token.form, place > 0, token.kind == "word") for place, token in enumerate(gold))
 
 

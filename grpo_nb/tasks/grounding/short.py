@@ -14,16 +14,28 @@ they are as many as the answer's own claims, rules cannot decide, and the verdic
 import re
 from collections.abc import Sequence
 
-from grpo_nb.tasks.grounding.attachment import differs, held_in, misattached, of_noun
+from grpo_nb.tasks.grounding.attachment import derived, held_in, misattached, of_noun
 from grpo_nb.tasks.grounding.claims import content, tokenise
-from grpo_nb.tasks.grounding.denials import RELATIVE_FORMS, left_open, moved, taken_back
-from grpo_nb.tasks.grounding.hearing import ARTICLES, FRAMING, JOINS, LINKS, Heard, in_source, singles_out
+from grpo_nb.tasks.grounding.denials import RELATIVE_FORMS, left_open, moved, taken_back, wrong_side
+from grpo_nb.tasks.grounding.hearing import ARTICLES, FRAMING, JOINS, LINKS, Heard, in_source, relative, singles_out
 from grpo_nb.tasks.grounding.items import Item, Verdict
+from grpo_nb.tasks.grounding.lexicon import VARIABLE
 from grpo_nb.tasks.grounding.measures import converts
-from grpo_nb.tasks.grounding.owners import of_the_other, stray
+from grpo_nb.tasks.grounding.owners import of_the_other
+from grpo_nb.tasks.grounding.relations import misrelated
 from grpo_nb.tasks.grounding.rivals import acts, begins_clause, chosen, listed, of_one_alone, reversed_roles
 from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import synonyms
+from grpo_nb.tasks.grounding.ties import other_actor, other_subject, stray
+
+_THEIRS = frozenset(("his", "her", "its", "their"))
+_CORRECTED = re.compile(
+    r"(?<=[.!?;\n])\s*"
+    r"(?:correction|wait|scratch that|strike that|on second thoughts?|i misread|my mistake|i take (?:it|that) back)\b"
+    r"(?=.*\w)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Where an answer takes back what it says before."""
 
 
 def judge_short(answer: str, about: Item) -> Verdict:
@@ -32,13 +44,28 @@ def judge_short(answer: str, about: Item) -> Verdict:
         return Verdict("correct")
     if holds_whole(answer, about.hallucinated, about.right):
         return Verdict("wrong", "it is the hallucinated answer")
+    answer = _CORRECTED.split(answer)[-1]
     heard = Heard(answer, about)
     if _hallucinates(heard):
         return Verdict("wrong", "it says what only the hallucinated answer says")
     if not heard.gold:
         return Verdict("absent", "it does not give the right answer")
-    checks = (taken_back, left_open, moved, chosen, reversed_roles, listed, of_one_alone, of_the_other, stray)
-    for check in checks[:2] if heard.scattered else checks:
+    checks = (
+        taken_back,
+        left_open,
+        wrong_side,
+        moved,
+        chosen,
+        reversed_roles,
+        listed,
+        of_one_alone,
+        of_the_other,
+        stray,
+        other_actor,
+        other_subject,
+        misrelated,
+    )
+    for check in checks[:3] if heard.scattered else checks[:6] if heard.restates and not about.chooses else checks:
         if cause := check(heard):
             return Verdict("wrong", cause)
     return added(heard)
@@ -52,7 +79,10 @@ def _claims(text: str) -> list[str]:
 def _hallucinates(heard: Heard) -> bool:
     """Whether all that only the hallucinated answer claims is asserted."""
     about = heard.item
-    own = {token.form for token in content(tokenise(about.hallucinated))} - about.asked - {t.form for t in about.gold}
+    claims = [t for t in content(tokenise(about.hallucinated)) if t.form not in about.asked and t not in about.gold]
+    own = {token.form for token in claims} - {token.form for token in about.gold}
+    if heard.gold and len(own) == 1 and all(token.word in VARIABLE for token in claims if token.form in own):
+        return False  # a verb alone: `she was born on X`
     asserted = {form for first, last in heard.runs() for form in heard.forms(first, last)}
     known = frozenset().union(*(about.passage.sentences[place].holds for place in about.near)) | FRAMING
     return own <= asserted and not own <= known
@@ -147,16 +177,15 @@ def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
     if places and of_noun(heard, last):
         return True
     if _detail(heard, first):
-        beside = bool(ranks) or heard.tokens[first - 1].word in ARTICLES | {"a", "an", "the"}
-        where = about.evidence if beside else about.passage.thread(about.evidence if about.named else about.near)
+        where = about.evidence if ranks else about.passage.thread(about.evidence if about.named else about.near, True)
         if about.asked_words[:1] == ("who",):  # `it` is no person
             things = frozenset(p for p in where if about.passage.sentences[p].squeezed.startswith("it "))
             where -= things - about.evidence
-        return bool(places & where) or converts(run, about.lines) or differs(heard, first, run)
+        return bool(places & where) or converts(run, about.lines) or derived(heard, first, run)
     if all(token.kind == "name" for token in heard.tokens[first : last + 1]) and all(map(about.passage.peoples, run)):
         return bool(places) or first == last or not set(run) <= about.passage.names
     return (
-        bool(places) or converts(run, about.lines) or differs(heard, first, run) or _told_elsewhere(heard, first, run)
+        bool(places) or converts(run, about.lines) or derived(heard, first, run) or _told_elsewhere(heard, first, run)
     )
 
 
@@ -189,7 +218,7 @@ def _joined(heard: Heard, first: int) -> bool:
 
 def _detail(heard: Heard, first: int) -> bool:
     """Whether a new claim hangs on the right answer as its detail: `X of zanzibar`, `X, a plumber`."""
-    if _relative(heard, first):
+    if relative(heard, first):
         return True
     place = first - 1
     link: list[str] = []
@@ -211,6 +240,8 @@ def _detail(heard: Heard, first: int) -> bool:
         return False
     if link == [","] and _apposition(heard, place) and acts(heard.tokens[first]):
         return False
+    if "and" in link and heard.tokens[first - 1].word in _THEIRS:
+        return False
     if any(part in ("asked", "benign") for part in heard.part[edge:first]):
         return link[-1] == "," and len(link) > 1 and link[-2] in ("a", "an", "the")
     return (
@@ -231,15 +262,6 @@ def _hangs(heard: Heard, first: int) -> bool:
         if heard.part[place] == "new" and (not place or heard.part[place - 1] != "new") and _detail(heard, place):
             return True
     return False
-
-
-def _relative(heard: Heard, first: int) -> bool:
-    """Whether a claim stands in a relative clause of the right answer: `X, who built the mint`."""
-    opens = next(
-        p for p in range(heard.segment.index(heard.segment[first]), first + 1) if heard.tokens[p].kind != "mark"
-    )
-    before = next((p for p in range(opens - 1, -1, -1) if heard.tokens[p].kind != "mark"), None)
-    return heard.tokens[opens].word in ("who", "which", "whose", "where", "when") and before in heard.gold
 
 
 def _apposition(heard: Heard, place: int) -> bool:

@@ -8,13 +8,13 @@ import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from grpo_nb.tasks.grounding.claims import Token, content, tokenise
-from grpo_nb.tasks.grounding.framing import shown
+from grpo_nb.tasks.grounding.claims import Token, content, forms, tokenise
+from grpo_nb.tasks.grounding.framing import shown, unasked
 from grpo_nb.tasks.grounding.hearing import FRAMING, Heard
 from grpo_nb.tasks.grounding.items import Item
 from grpo_nb.tasks.grounding.lexicon import CLASSIFIERS, DOUBTS, INFORMATION, LACKS, REFUSING, SOURCES, TELLING, words
 from grpo_nb.tasks.grounding.stems import stem
-from grpo_nb.tasks.grounding.thesaurus import is_adverb
+from grpo_nb.tasks.grounding.thesaurus import is_adverb, is_word
 
 _KINDS = frozenset(("1th", *(stem(word) for word in CLASSIFIERS)))
 """What says of which kind something is, or that it came first."""
@@ -23,6 +23,19 @@ _SPEAKERS = frozenset(words("i we you me my us your our"))
 _SURE = frozenset(words("sure certain confident positive convinced"))
 _LIMITS = frozenset(words("only just merely"))
 _NOTHING = (["null"], ["n", "a"], ["none"], ["nil"])
+_FAMILIES = {
+    "who": frozenset(words("who whom whose")),
+    "when": frozenset(words("when year date day month decade century time")),
+    "where": frozenset(words("where city country state county place town region location")),
+    "why": frozenset(["why"]),
+    "how": frozenset(["how"]),
+}
+"""Words that ask, each with what a question for the same may have."""
+_FURTHER = frozenset(words("further additional else other"))
+LOOP = 6
+"""Words that an answer may not say twice over."""
+MOST = 0.6
+"""The share of a question's claims that an answer says again which is no more than that."""
 _ENDS = frozenset(".!?;")
 _PLAIN = FRAMING | frozenset(stem(word) for word in (*TELLING, *INFORMATION, *SOURCES, *LACKS, *_SURE, "ai", "access"))
 
@@ -46,25 +59,66 @@ def tells_nothing(answer: str, limits: bool = True) -> bool:
     return any(_silent(clause) or (limits and _limited(clause)) for clause in told)
 
 
-def ends_silent(answer: str) -> bool:
-    """Whether the last that an answer says is that the text does not tell: not where `but` leads on to an answer.
+def ends_silent(answer: str, about: Item) -> bool:
+    """Whether the last that an answer says is that the text does not tell what is asked.
 
-    >>> ends_silent("Ada Collins, not stated"), ends_silent("It is not named at first, but it was Ada Collins.")
-    (True, False)
+    Not where `but` leads on to an answer, nor where it is silent on another thing, `X; it does not say when`.
     """
-    parts = re.split(r"[,;.]\s*but\b", answer)
-    return tells_nothing(parts[-1], limits=False)
+    last = re.split(r"[,;.]\s*but\b", unasked(shown(answer), about.question))[-1]
+    return any(_silent(clause) and not _otherwise(clause, about) for clause in _clauses(tokenise(last)))
+
+
+def _otherwise(clause: list[Token], about: Item) -> bool:
+    """Whether what a clause says is not told is another thing than what is asked: `when` for who, other words."""
+    asks = next((token.word for token in clause[1:] if token.word in _FAMILIES), None)
+    if asks is not None:
+        return not _FAMILIES[asks] & set(about.asked_words)
+    gold = {token.form for token in about.gold}
+    told = [t for t in clause if t.claims and t.word not in TELLING | SOURCES | INFORMATION and t.form not in FRAMING]
+    more = _FURTHER & {token.word for token in clause}
+    return bool(more or told) and not any(
+        token.form in gold or (token.kind == "word" and token.form in about.asked) for token in told
+    )
 
 
 def says_nothing(answer: str, about: Item) -> bool:
-    """Whether an answer only asks, or says the same words over and over."""
+    """Whether an answer without the right one only asks, says the question again, goes round, or breaks off."""
     tokens = Heard(answer, about).tokens
     spoken = [token.word for token in tokens if token.kind != "mark"]
     again = sum(one == other for one, other in pairwise(spoken))
     if not any(token.claims for token in tokens):
         return not set(spoken) & {"yes", "no", "both", "neither", "none", "nothing", "nobody", "all"}
     asks = spoken[0] in _ASKING and all(token.form in about.asked for token in tokens if token.claims)
-    return asks or again >= len(spoken) / 3 > 1
+    return (
+        asks
+        or again >= len(spoken) / 3 > 1
+        or _goes_round(spoken)
+        or _breaks_off(answer, about)
+        or _echoes(tokens, about)
+    )
+
+
+def _echoes(tokens: Sequence[Token], about: Item) -> bool:
+    """Whether an answer is most of the question in its order, as a statement: nothing stands where the answer would."""
+    said = [token.form for token in tokens if token.claims]
+    asked = forms(about.question)
+    rest = iter(asked)
+    opens = bool(_ASKING & set(about.asked_words))
+    return len(said) > max(3, MOST * len(asked)) and opens and not about.chooses and all(f in rest for f in said)
+
+
+def _goes_round(spoken: Sequence[str]) -> bool:
+    """Whether the same words come again and again."""
+    runs = [tuple(spoken[place : place + LOOP]) for place in range(len(spoken) - LOOP + 1)]
+    return len(runs) - len(set(runs)) >= 2
+
+
+def _breaks_off(answer: str, about: Item) -> bool:
+    """Whether the last word is the beginning of one that the item has: `in Max Schm`."""
+    words = answer.split()
+    last = words[-1].lower() if len(words) > 5 else ""
+    known = re.findall(r"[^\W\d_]+", f"{about.source} {about.question}".lower())
+    return last.isalpha() and last not in known and not is_word(last) and any(word.startswith(last) for word in known)
 
 
 def refuses(answer: str) -> bool:

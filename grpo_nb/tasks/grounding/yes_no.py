@@ -9,6 +9,7 @@ from grpo_nb.tasks.grounding.lexicon import POLES, words
 from grpo_nb.tasks.grounding.owners import of_the_other
 from grpo_nb.tasks.grounding.rivals import of_one_alone, pole
 from grpo_nb.tasks.grounding.short import added, holds_whole, told
+from grpo_nb.tasks.grounding.ties import other_actor
 
 _YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
 
@@ -35,7 +36,7 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
         return Verdict("wrong", "it contradicts its own yes or no")
     if cause := of_one_alone(heard):
         return Verdict("wrong", cause)
-    if cause := of_the_other(heard) or _other_kind(heard):
+    if cause := of_the_other(heard) or other_actor(heard) or _other_kind(heard):
         return Verdict("wrong", cause)
     return added(heard, slack=SLACK)
 
@@ -114,13 +115,15 @@ def _contradicts(heard: Heard, says: bool) -> bool:
         again = {heard.tokens[p].form for p in places if heard.part[p] == "asked"}
         if says and number in heard.denied and not new and not words & {"no", "only", "just"}:
             return True
+        if says and {"but", "only"} <= words and any(heard.part[p] == "asked" for p in places):
+            return True
         whole = words & {"both", "they"} or all(again & group for group in about.candidates)
         if (
             not says
             and number not in heard.denied
             and whole
             and asked
-            and len(asked & again) >= 0.8 * len(asked)
+            and len(asked & again) >= 0.6 * len(asked)
             and not new
         ):
             return True
