@@ -45,8 +45,13 @@ def counted(rows: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
 
 
 def rows_of(folder: Path, name: str = "qa") -> list[dict[str, Any]]:
-    """The labelled answers to QA items of a folder."""
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    """The labelled answers to QA items of a folder; a line may hold an item with several `answers`."""
+    lines = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        row
+        for line in lines
+        for row in ([{**answer, "item": line} for answer in line["answers"]] if "answers" in line else [line])
+    ]
 
 
 def main() -> None:

@@ -10,10 +10,17 @@ measure no longer.
 `qa_fresh.jsonl`: the same by writers who had not seen the rules, ids by set. On first contact the QA reward agreed on
 77.8% of the 356 rows of `c-` (3 paid, 54 right ones missed), and, after the rules had been made general on those, on
 91.0% of the 324 of `d-` (7 paid, 18 missed; the rules before: 86.7%). Both have been worked on since.
+`qa_more.jsonl`: the same to rows of the published QA file, a line an item with its `answers`; ids by set. On first
+contact the rules, as they stood before each set was worked on, agreed on
+82.0% of the 200 natural answers of `i-` (3 paid, 29 right ones missed), on 71.3% of the 150 hostile ones of `k-` (19
+paid, 21 missed), both by writers who had not seen the rules; and, by one who had, as short as they are hard (a third
+are false in one word that the source has), on 85.6% of `m-`, 81.6% of `o1-`, 84.6% of `o2-`, 84.6% of `o3-`, 82.9% of
+`o4-` and 82.1% of `o5-` (the rules of `d-`: 85.6, 79.1, 80.6, 83.2, 79.5 and 76.9). All have been worked on since.
 `wordings.jsonl`: further items with many wordings of each answer, by what is right (`A|none`: either); written along
 with the reader, so they hold what it can, and measure nothing.
-All items are invented. `right` holds two labels where careful persons would differ. The labels were fixed before any
-reader was run on them; the reader may change, the labels may not follow it. The rules that were applied:
+All items but those of `qa_more` are invented. `right` holds two labels where careful persons would differ. The labels
+were fixed before any reader was run on them; the reader may change, the labels may not follow it. The rules that were
+applied:
 
 - Only what follows the thinking counts. Thinking that never ends leaves no answer.
 - The last answer that the writer stands by counts: a self-correction and 'final answer' beat what came before.
