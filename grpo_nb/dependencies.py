@@ -14,10 +14,9 @@ from grpo_nb.config import Config
 from grpo_nb.digests import Entry, Part
 from grpo_nb.durable import exclusive
 from grpo_nb.judge.prompts import VERSION
-from grpo_nb.ledger import Ledger, accepted_kinds
+from grpo_nb.ledger import CHANGE, Ledger, accepted_kinds
 from grpo_nb.model import Policy
 from grpo_nb.origins import part_of
-from grpo_nb.paired import CHANGE
 from grpo_nb.reads import FileRead, Read
 from grpo_nb.run import Run, RunError
 from grpo_nb.tasks import Task, read_examples

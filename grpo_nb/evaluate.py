@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from grpo_nb import dependencies, preflight, seeding
+from grpo_nb import dependencies, seeding
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
 from grpo_nb.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
@@ -28,7 +28,7 @@ from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import DataError, Task, read_examples, summarise, supported
+from grpo_nb.tasks import DataError, Task, load_tasks, read_examples, summarise, supported
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Rollouts, Score
 
@@ -83,7 +83,7 @@ def evaluate(
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
     learner = policy or _loaded(run)
     learner.set_date(run.started)
-    asked = preflight.load_tasks(run.config, run.path, tasks)
+    asked = load_tasks(run.config, run.path, tasks)
     examples = {name: read_examples(task, split) for name, task in asked.items()}
     found = dependencies.of_policy(learner) | dependencies.of_evaluation(asked, tasks or {}, split, examples)
     dependencies.check(run, found, accept_changed, "eval")

@@ -14,6 +14,8 @@ from grpo_nb.spelling import hint
 
 KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation")
 FILE = "dependencies.json"
+CHANGE = "dependency_accepted"
+"""Kind of the event that a change of what the run depends on was accepted; `dependency` says of what kind."""
 LARGEST = 64 << 20
 """Bytes of a file that is read; a run of a hundred data files has a few hundred thousand."""
 

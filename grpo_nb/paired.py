@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_nb.intervals import PARTS, paired
+from grpo_nb.ledger import CHANGE
 from grpo_nb.run import Run, RunError
 from grpo_nb.schema import comparable
 from grpo_nb.terminal import clean_logger
@@ -29,9 +30,6 @@ Stage = Literal["base", "sft", "latest"] | int
 """The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
 Row = dict[str, Any]
 Draws = NDArray[np.float64]
-
-CHANGE = "dependency_accepted"
-"""Kind of the event that a change of what the run depends on was accepted; `dependency` says of what kind."""
 
 STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
 

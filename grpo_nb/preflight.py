@@ -12,8 +12,7 @@ from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.judge.client import check_ready
 from grpo_nb.model import ModelError, Policy
 from grpo_nb.rollout.selfcheck import check_model
-from grpo_nb.spelling import hint
-from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, check_task, load_task, read_examples
+from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, load_tasks, read_examples
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example
 
@@ -21,29 +20,6 @@ log = clean_logger(__name__)
 
 Encode = Callable[[str, Example], list[int]]
 """Token ids of the prompt of an objective's example."""
-
-
-def load_tasks(config: Config, folder: Path, given: Mapping[str, Task] | None = None) -> dict[str, Task]:
-    """The task of every objective: the one given by hand, else the built-in one its configuration names.
-
-    Raises:
-        ConfigError: a task is given for an objective that the configuration does not have, or is no task.
-    """
-    return _load(config, folder, given or {}, list(config.objectives))
-
-
-def _load(config: Config, folder: Path, given: Mapping[str, Task], names: Sequence[str]) -> dict[str, Task]:
-    if strangers := given.keys() - config.objectives.keys():
-        raise ConfigError(
-            f"tasks given for {sorted(strangers)}, which the configuration does not have; "
-            f"its objectives are {sorted(config.objectives)}{hint(min(strangers), config.objectives)}"
-        )
-    for name, task in given.items():
-        check_task(name, task)
-    return {
-        name: given[name] if name in given else load_task(config.objectives[name], folder, config.run.seed)
-        for name in names
-    }
 
 
 def check_combiner(config: Config) -> None:
@@ -89,7 +65,7 @@ def check_ahead(
         log.warning("%s; the warm-up draws nothing, but GRPO after it does, unless with an engine of your own", error)
     given = tasks or {}
     known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
-    loaded = _load(config, folder, given, known)
+    loaded = load_tasks(config, folder, given, known)
     examples = {name: read_examples(task, "train") for name, task in loaded.items()}
     check_ids(examples)
     check_examples(config, examples, policy.context, lambda _, example: policy.encode(example.prompt))

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from grpo_nb import plots, preflight, tables
+from grpo_nb import plots, tables
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
 from grpo_nb.index import LogRows
@@ -24,7 +24,7 @@ from grpo_nb.run import Run
 from grpo_nb.schema import narrow
 from grpo_nb.standing import MILESTONES
 from grpo_nb.tables import Table, cell, interval, words
-from grpo_nb.tasks import SPLITS, Task, selfcheck
+from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt
 from grpo_nb.workbench import Bench
@@ -258,7 +258,7 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
     """What a stage of the model answers, greedily, to the first held-out prompts of each objective."""
     policy = restore_policy(run, stage)
     table = []
-    for name, task in preflight.load_tasks(run.config, run.path, tasks).items():
+    for name, task in load_tasks(run.config, run.path, tasks).items():
         pool = examples_of(run, name, task, limit=limit)
         rollouts = ask(policy, pool, run.config.sampling, engine("eager"))
         for example, text, scored in zip(pool, rollouts.texts, rollouts.scored_texts, strict=True):

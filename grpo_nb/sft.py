@@ -32,7 +32,7 @@ from grpo_nb.gradients import chunks
 from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import DataError, Task, demo, read_examples, records
+from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
 from grpo_nb.types import Prompt, Steps, StepStats
 
 HELD_OUT = 64
@@ -111,7 +111,7 @@ def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = 
     if config.sft.data:
         return read_pairs(Path(config.sft.data))
     pairs = []
-    for name, task in preflight.load_tasks(config, folder, tasks).items():
+    for name, task in load_tasks(config, folder, tasks).items():
         gold = [(e.prompt, e.target) for e in read_examples(task, "train") if e.target is not None]
         if not gold:
             raise ConfigError(f"the task of objective '{name}' has no gold answers; set sft.data, or sft.steps=0")

@@ -27,7 +27,7 @@ from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
-from grpo_nb.tasks import Task
+from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
@@ -111,7 +111,7 @@ def prepare(
     dependencies.accepted_kinds(accept_changed)
     config, (newest, warm) = run.config, _saved(run)
     preflight.check_combiner(config)
-    objectives = load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {})
+    objectives = load_objectives(run, load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
     policy.set_date(run.started)
     check_model(policy, draws=isinstance(engine, EagerEngine))

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from grpo_nb import losses, preflight, seeding
+from grpo_nb import losses, seeding
 from grpo_nb.config import Config
 from grpo_nb.experience import reward_matrix, shape
 from grpo_nb.findings import Finding
@@ -23,7 +23,7 @@ from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rules import worst_first
 from grpo_nb.run import Run
 from grpo_nb.symptoms import DEAD_SHARE, TRUNCATED_BADLY
-from grpo_nb.tasks import Task
+from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.types import Example, Score
 
 LENGTH_CORRELATION, ENOUGH_ANSWERS = 0.5, 12
@@ -79,7 +79,7 @@ def workbench(
     learner = policy or load_policy(config.model, config.run.seed)
     learner.set_date(run.started)
     frames, found = [], []
-    for objective in load_objectives(run, preflight.load_tasks(config, run.path, tasks), rewards or {}).values():
+    for objective in load_objectives(run, load_tasks(config, run.path, tasks), rewards or {}).values():
         order = seeding.permutation(len(objective.examples), config.run.seed, 0, f"workbench/{objective.name}")
         examples = [objective.examples[i] for i in order[:prompts]]
         answers = [*_known(objective, examples, learner), *_sampled(objective, examples, learner, config, built)]

@@ -37,7 +37,8 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import doctor, preflight, project, report, tables, workbench
+from grpo_nb import doctor, project, report, tables, workbench
+from grpo_nb.tasks import load_tasks
 
 tables.checks(doctor.environment())
 
@@ -81,7 +82,7 @@ tables.facts(policy.describe())
 # have one; without, its gold answers must at least beat an empty one.
 
 # %%
-tasks = preflight.load_tasks(config, run.path)
+tasks = load_tasks(config, run.path)
 report.selfchecks(tasks)
 
 # %% [markdown]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from transformers import GenerationConfig
 
-from grpo_nb import dependencies, digests, ledger, preflight, presets
+from grpo_nb import dependencies, digests, ledger, presets, tasks
 from grpo_nb import evaluate as evaluation
 from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
@@ -343,7 +343,7 @@ def test_other_wording_of_the_same_data_is_a_changed_prompt(
     asked: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = asked
-    honest = preflight.load_task
+    honest = tasks.load_task
 
     def reworded(*args: Any) -> Any:
         task = honest(*args)
@@ -353,7 +353,7 @@ def test_other_wording_of_the_same_data_is_a_changed_prompt(
         ]
         return task
 
-    monkeypatch.setattr(preflight, "load_task", reworded)
+    monkeypatch.setattr(tasks, "load_task", reworded)
     with pytest.raises(DependencyChanged) as refused:
         list(grpo(run, steps=2))
     assert refused.value.kinds == ("prompt",)
@@ -362,8 +362,8 @@ def test_other_wording_of_the_same_data_is_a_changed_prompt(
 @pytest.mark.slow
 def test_nothing_stands_on_a_run_that_has_done_nothing(tmp_path: Path) -> None:
     run, data = data_run(tmp_path)
-    task = preflight.load_tasks(run.config, run.path)
-    found = dependencies.of_training(run.config, task, {name: t.examples("train") for name, t in task.items()})
+    loaded = tasks.load_tasks(run.config, run.path)
+    found = dependencies.of_training(run.config, loaded, {name: t.examples("train") for name, t in loaded.items()})
     dependencies.check(run, found, (), "train")
     ask_otherwise(data)
     list(grpo(run, steps=1))

@@ -107,13 +107,19 @@ def test_code_parses_and_defines_nothing(name: str) -> None:
         assert not defined, f"what a notebook defines belongs into the package: {cell.source}"
 
 
+def taken(module: str, name: str) -> Any:
+    """What `from module import name` gives: an attribute of the module, or the module below it."""
+    home = importlib.import_module(module)
+    return getattr(home, name) if hasattr(home, name) else importlib.import_module(f"{module}.{name}")
+
+
 @each
 def test_names_taken_from_the_package_exist(name: str) -> None:
     """`report.samples` in a cell is a function of grpo_nb.report: a renamed one is noticed without a run."""
     trees = [parsed(cell.source) for cell in code_cells(name)]
-    modules = {"g": importlib.import_module("grpo_nb")}
+    modules: dict[str, Any] = {"g": importlib.import_module("grpo_nb")}
     for node in (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)):
-        modules |= {alias.name: importlib.import_module(f"{node.module}.{alias.name}") for alias in node.names}
+        modules |= {alias.asname or alias.name: taken(str(node.module), alias.name) for alias in node.names}
     used = {
         (n.value.id, n.attr)
         for tree in trees

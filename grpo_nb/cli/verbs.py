@@ -11,10 +11,11 @@ from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
 from grpo_nb.intervals import FEWEST, TOO_FEW
 from grpo_nb.paired import STAGES, Stage, comparison, three
-from grpo_nb.preflight import check_judges, load_tasks
+from grpo_nb.preflight import check_judges
 from grpo_nb.probe import probe
 from grpo_nb.run import Run, RunError
 from grpo_nb.sft import finished, sft
+from grpo_nb.tasks import load_tasks
 from grpo_nb.train import grpo
 
 DONE, INTERRUPTED = 0, 130

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from grpo_nb.config import ConfigError, ObjectiveConfig
+from grpo_nb.config import Config, ConfigError, ObjectiveConfig
+from grpo_nb.spelling import hint
 from grpo_nb.tasks import demo
 from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.halueval import HaluEvalDialogue, HaluEvalQA, HaluEvalSummarization
@@ -24,6 +25,7 @@ __all__ = [
     "Task",
     "check_task",
     "load_task",
+    "load_tasks",
     "read_examples",
 ]
 
@@ -154,6 +156,28 @@ def selfcheck(task: Task) -> None:
                 f"{example.id}: task '{task.name}' gives its gold target {example.target!r} {gold} and an empty "
                 f"completion {nothing}; what is right must score more"
             )
+
+
+def load_tasks(
+    config: Config, folder: Path, given: Mapping[str, Task] | None = None, names: Iterable[str] | None = None
+) -> dict[str, Task]:
+    """The tasks of objectives (all, or those of `names`): the one given by hand, else the configuration's.
+
+    Raises:
+        ConfigError: a task is given for an objective that the configuration does not have, or is no task.
+    """
+    given = given or {}
+    if strangers := given.keys() - config.objectives.keys():
+        raise ConfigError(
+            f"tasks given for {sorted(strangers)}, which the configuration does not have; "
+            f"its objectives are {sorted(config.objectives)}{hint(min(strangers), config.objectives)}"
+        )
+    for name, task in given.items():
+        check_task(name, task)
+    return {
+        name: given[name] if name in given else load_task(config.objectives[name], folder, config.run.seed)
+        for name in (config.objectives if names is None else names)
+    }
 
 
 def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
