@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb import documents, regular, schema
-from grpo_nb.durable import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
-from grpo_nb.regular import Irregular
+from grpo_nb.storage import documents, regular, schema
+from grpo_nb.storage.files import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
+from grpo_nb.storage.regular import Irregular
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:

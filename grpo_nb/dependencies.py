@@ -9,16 +9,17 @@ refused until the change is accepted by its kind's name.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from grpo_nb import digests, ledger
+from grpo_nb import ledger
 from grpo_nb.config import Config
-from grpo_nb.digests import Entry, Part
-from grpo_nb.durable import exclusive
 from grpo_nb.judge.prompts import VERSION
 from grpo_nb.ledger import CHANGE, Ledger, accepted_kinds
 from grpo_nb.model import Policy
 from grpo_nb.origins import part_of
-from grpo_nb.reads import FileRead, Read
 from grpo_nb.run import Run, RunError
+from grpo_nb.storage import digests
+from grpo_nb.storage.digests import Entry, Part
+from grpo_nb.storage.files import exclusive
+from grpo_nb.storage.reads import FileRead, Read
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt

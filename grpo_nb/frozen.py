@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, JudgeConfig, parse
-from grpo_nb.durable import RunError, to_json, write_atomically
+from grpo_nb.storage.files import RunError, to_json, write_atomically
 
 CONFIG = "config.json"
 

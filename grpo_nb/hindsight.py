@@ -12,9 +12,9 @@ from grpo_nb import numeric_rules, rules
 from grpo_nb.config import Config
 from grpo_nb.findings import FIRST_STEP, Finding
 from grpo_nb.history import KEPT, History
-from grpo_nb.index import LogRows
-from grpo_nb.index.packing import Floats, Places
 from grpo_nb.rules import Moment, MomentRule
+from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.index.packing import Floats, Places
 
 FEW_ROWS = 5_000
 """Up to so many rows, each is read."""

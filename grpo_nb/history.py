@@ -17,8 +17,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from grpo_nb.config import Config
 from grpo_nb.findings import BASELINE, Finding, Row, keys_below, number
-from grpo_nb.index import LogRows
-from grpo_nb.index.packing import Floats, Places
+from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.index.packing import Floats, Places
 
 KEPT = 20
 """Newest rows that are kept: no rule looks further back."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grpo_nb import regular
 from grpo_nb.config import ConfigError
-from grpo_nb.digests import Entry
-from grpo_nb.durable import RunError, clear_errors, from_json, to_json, write_atomically
 from grpo_nb.spelling import hint
+from grpo_nb.storage import regular
+from grpo_nb.storage.digests import Entry
+from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
 
 KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation")
 FILE = "dependencies.json"

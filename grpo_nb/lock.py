@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from grpo_nb import documents
-from grpo_nb.durable import RunError, clear_errors, flock, same_file
-from grpo_nb.regular import opened
+from grpo_nb.storage import documents
+from grpo_nb.storage.files import RunError, clear_errors, flock, same_file
+from grpo_nb.storage.regular import opened
 from grpo_nb.terminal import clean_logger, one_line
 
 logger = clean_logger(__name__)

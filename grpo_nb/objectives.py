@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.control import BetaState
-from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE as JUDGE_FILE
 from grpo_nb.judge import Judge
 from grpo_nb.losses import Moments
@@ -14,6 +13,7 @@ from grpo_nb.reward_notes import Notes
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.run import Run
 from grpo_nb.spelling import hint
+from grpo_nb.storage.journal import Journal
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.types import Example
 

@@ -17,11 +17,11 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_nb import digests
 from grpo_nb.adapters import REFERENCE
-from grpo_nb.digests import Entry, Part
 from grpo_nb.loading import ADAPTER_CONFIG, TOKENIZER_FILES, WEIGHT_FILES, Source
-from grpo_nb.reads import FileRead, Stamp
+from grpo_nb.storage import digests
+from grpo_nb.storage.digests import Entry, Part
+from grpo_nb.storage.reads import FileRead, Stamp
 
 TOKENIZER_BESIDES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

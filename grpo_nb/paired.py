@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from grpo_nb.intervals import PARTS, paired
 from grpo_nb.ledger import CHANGE
 from grpo_nb.run import Run, RunError
-from grpo_nb.schema import comparable
+from grpo_nb.storage.schema import comparable
 from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)

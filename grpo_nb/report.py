@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 from grpo_nb import plots, tables
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import ask, examples_of, restore_policy
-from grpo_nb.index import LogRows
 from grpo_nb.markup import Markup, html
 from grpo_nb.paired import Stage, three
 from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
 from grpo_nb.run import Run
-from grpo_nb.schema import narrow
 from grpo_nb.standing import MILESTONES
+from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.schema import narrow
 from grpo_nb.tables import Table, cell, interval, words
 from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
 from grpo_nb.terminal import clean_logger

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_nb.journal import Row
 from grpo_nb.markup import html
-from grpo_nb.schema import is_step
+from grpo_nb.storage.journal import Row
+from grpo_nb.storage.schema import is_step
 
 Colouring = Literal["log-ratio", "log-prob", "plain"]
 

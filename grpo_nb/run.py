@@ -24,13 +24,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from grpo_nb import frozen, ledger, presets, regular, schema
+from grpo_nb import frozen, ledger, presets
 from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.durable import RunError as RunError
-from grpo_nb.durable import clear_errors, exclusive, from_json
 from grpo_nb.frozen import CONFIG
-from grpo_nb.journal import Follower, Journal, Row
 from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import LOCK, Owner, RunLock
 from grpo_nb.spelling import near
@@ -38,12 +35,16 @@ from grpo_nb.standing import PAUSES, Milestones, standing_of
 from grpo_nb.standing import RunStatus as RunStatus
 from grpo_nb.standing import RunSummary as RunSummary
 from grpo_nb.standing import State as State
+from grpo_nb.storage import regular, schema
+from grpo_nb.storage.files import RunError as RunError
+from grpo_nb.storage.files import clear_errors, exclusive, from_json
+from grpo_nb.storage.journal import Follower, Journal, Row
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from grpo_nb.index import LogRows
+    from grpo_nb.storage.index import LogRows
 else:  # half a second to import, and only whoever asks for a table needs it
     DataFrame = LogRows = Any
 
@@ -357,7 +358,7 @@ class Run:
         self._logs[log].append(*rows)
 
     def _table(self, log: Log, *columns: str) -> DataFrame:
-        from grpo_nb.index.frames import frame
+        from grpo_nb.storage.index.frames import frame
 
         rows = self.stored(log)
         return frame(rows if log in schema.STEPWISE else [*rows], *columns)

@@ -8,11 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from grpo_nb.journal import Journal, Row, Unread
-from grpo_nb.lines import Place, settled
 from grpo_nb.lock import Owner
-from grpo_nb.regular import RunError
-from grpo_nb.schema import STEPWISE
+from grpo_nb.storage.journal import Journal, Row, Unread
+from grpo_nb.storage.lines import Place, settled
+from grpo_nb.storage.regular import RunError
+from grpo_nb.storage.schema import STEPWISE
 
 Known = TypeVar("Known")
 

@@ -15,7 +15,6 @@ from grpo_nb import dependencies, frozen, optim, pareto, preflight, rules, seedi
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
-from grpo_nb.documents import State
 from grpo_nb.findings import Finding, Steps, spans
 from grpo_nb.history import History
 from grpo_nb.knobs import KnobSnapshot
@@ -27,6 +26,7 @@ from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import Run, RunError
+from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Experience, Rollouts, Score

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from grpo_nb.config import Config
 from grpo_nb.findings import BASELINE, WINDOW, Finding, Row, Rows, level, newest, number, series, spans, start
-from grpo_nb.index import LogRows
 from grpo_nb.rules import FROZEN_STEPS, SKIPS_TO_STOP
+from grpo_nb.storage.index import LogRows
 
 SKIPPED_BADLY = 0.1
 """Share of updates left out from which SFT has taught something else than its steps say."""

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb import ending, kernel, regular
+from grpo_nb import ending, kernel
 from grpo_nb.lock import LOCK, release_here
 from grpo_nb.run import Run, RunError
+from grpo_nb.storage import regular
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker

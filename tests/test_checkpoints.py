@@ -18,7 +18,7 @@ import torch
 
 from grpo_nb import checkpoints as module
 from grpo_nb.checkpoints import Checkpoints, NotFinite
-from grpo_nb.durable import RunError
+from grpo_nb.storage.files import RunError
 from tests.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from transformers import GenerationConfig
 
-from grpo_nb import dependencies, digests, ledger, presets, tasks
+from grpo_nb import dependencies, ledger, presets, tasks
 from grpo_nb import evaluate as evaluation
 from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
@@ -25,6 +25,7 @@ from grpo_nb.pareto import pareto
 from grpo_nb.run import Run, RunError
 from grpo_nb.session import start
 from grpo_nb.sft import sft
+from grpo_nb.storage import digests
 from grpo_nb.tasks import SPLITS, demo
 from grpo_nb.train import grpo
 from grpo_nb.types import Example, Score

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb import lines, presets, regular, schema
+from grpo_nb import presets
 from grpo_nb.doctor import diagnose
-from grpo_nb.durable import RunError, exclusive, from_json
 from grpo_nb.findings import FURTHEST, missing_steps
-from grpo_nb.journal import Journal
-from grpo_nb.regular import Irregular
 from grpo_nb.run import Run, list_runs
+from grpo_nb.storage import lines, regular, schema
+from grpo_nb.storage.files import RunError, exclusive, from_json
+from grpo_nb.storage.journal import Journal
+from grpo_nb.storage.regular import Irregular
 from grpo_nb.workers import _last_words, _spawn
 
 CONFIG = presets.demo()

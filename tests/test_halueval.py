@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import digests
 from grpo_nb.config import ConfigError, ObjectiveConfig
+from grpo_nb.storage import digests
 from grpo_nb.tasks import SPLITS, load_task
 from grpo_nb.tasks.halueval import (
     BARE,

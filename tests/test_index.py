@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import index as module
-from grpo_nb import lines, schema
-from grpo_nb.durable import to_json
-from grpo_nb.index import Index, LogRows, chunks, packing, store
-from grpo_nb.journal import Journal
-from grpo_nb.regular import RunError
+from grpo_nb.storage import index as module
+from grpo_nb.storage import lines, schema
+from grpo_nb.storage.files import to_json
+from grpo_nb.storage.index import Index, LogRows, chunks, packing, store
+from grpo_nb.storage.journal import Journal
+from grpo_nb.storage.regular import RunError
 
 Row = dict[str, Any]
 

@@ -18,10 +18,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb import journal as module
-from grpo_nb import lines
-from grpo_nb.durable import RunError, flock, from_json, to_json
-from grpo_nb.journal import Journal
+from grpo_nb.storage import journal as module
+from grpo_nb.storage import lines
+from grpo_nb.storage.files import RunError, flock, from_json, to_json
+from grpo_nb.storage.journal import Journal
 from tests.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
 
@@ -255,7 +255,7 @@ def test_a_reader_that_remembers_parses_only_what_is_new(tmp_path: Path, monkeyp
 APPENDER = """
 import sys
 from pathlib import Path
-from grpo_nb.journal import Journal
+from grpo_nb.storage.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 for i in range(300):
     journal.append({"step": i, "who": sys.argv[2], "n": i, "text": "x" * (i * 131 % 9000)})

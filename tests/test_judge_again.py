@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE
+from grpo_nb.storage.journal import Journal
 from tests.fault_proxy import FaultProxy
 from tests.judge_server import Body, JudgeServer, completion, serving
 from tests.judging import H, ask, example, judge

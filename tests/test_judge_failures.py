@@ -12,8 +12,8 @@ import pytest
 from grpo_nb import presets
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import ConfigError, JudgeConfig
-from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE, Judge, ledger, prompts
+from grpo_nb.storage.journal import Journal
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import JudgeServer, by_text, completion, serving
 from tests.judging import KEY, TASK, TEXTS, VARIABLE, F, H, ask, example, given_by, judge, provider

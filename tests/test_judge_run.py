@@ -20,10 +20,10 @@ from transformers.utils.import_utils import is_serve_available
 from grpo_nb import rewards, train
 from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.guards import TrainingError
-from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.model import Policy, load_policy
 from grpo_nb.run import Run
+from grpo_nb.storage.journal import Journal
 from grpo_nb.train import grpo
 from grpo_nb.types import Score
 from tests.fault_proxy import FAULTS, FaultProxy

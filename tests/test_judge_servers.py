@@ -11,13 +11,13 @@ import pytest
 
 from grpo_nb import presets
 from grpo_nb.config import ConfigError, JudgeConfig
-from grpo_nb.journal import Journal
 from grpo_nb.judge import FILE, trust
 from grpo_nb.judge.client import THINKING
 from grpo_nb.judge.failures import ADVICE, Kind, advice
 from grpo_nb.judge.network import proxy_of
 from grpo_nb.judge.refusals import LONGEST_SAID, refused, said
 from grpo_nb.judge.secrets import strike
+from grpo_nb.storage.journal import Journal
 from tests.judge_server import Body, JudgeServer, completion, parts_of, serving
 from tests.judging import KEY, VARIABLE, F, H, ask, example, judge, provider
 from tests.support.tokens import names

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import durable, presets
 from grpo_nb import knobs as module
+from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
-from grpo_nb.durable import RunError
 from grpo_nb.knobs import Knobs, KnobSnapshot, check_start
+from grpo_nb.storage import files
+from grpo_nb.storage.files import RunError
 from tests.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
 
@@ -216,7 +217,7 @@ def test_a_read_only_folder_is_one_clear_error(knobs: Knobs, monkeypatch: pytest
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(durable.os, "replace", read_only)
+    monkeypatch.setattr(files.os, "replace", read_only)
     with pytest.raises(RunError, match=pattern(knobs.path), check=caused_by(errno.EROFS)):
         knobs["temperature"].set(0.5)
     monkeypatch.undo()
@@ -356,7 +357,7 @@ def test_a_writer_that_hangs_is_named_not_waited_for_forever(knobs: Knobs) -> No
         "with durable.exclusive(Path(sys.argv[1]), 0.2): pass"
     )
     command = [sys.executable, "-c", code, str(knobs.path)]
-    with durable.exclusive(knobs.path):
+    with files.exclusive(knobs.path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert names(done.stderr, "RunError", ".knobs.json.lock", "0.2 s")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb import durable
 from grpo_nb import lock as module
-from grpo_nb.durable import RunError
 from grpo_nb.lock import Owner, RunLock, RunLocked
+from grpo_nb.storage import files
+from grpo_nb.storage.files import RunError
 from tests.kill_points import ROOT
 from tests.support.tokens import caused_by, names, pattern
 
@@ -254,7 +254,7 @@ def test_a_dying_owner_is_waited_for(path: Path) -> None:
     """A killed process keeps its file locks until its memory is gone, which takes seconds for a large model."""
     dead = write(path, replace(Owner.here(), pid=2**22 + 1))
     dying = os.open(path, os.O_RDWR)
-    assert durable.flock(dying) == "taken"
+    assert files.flock(dying) == "taken"
     gone = threading.Timer(0.3, os.close, [dying])
     gone.start()
     with RunLock(path) as lock:
@@ -265,7 +265,7 @@ def test_a_dying_owner_is_waited_for(path: Path) -> None:
 def test_a_dead_owner_whose_file_lock_stays_is_not_waited_for_forever(path: Path) -> None:
     write(path, replace(Owner.here(), pid=2**22 + 1))
     kept = os.open(path, os.O_RDWR)
-    assert durable.flock(kept) == "taken"
+    assert files.flock(kept) == "taken"
     with pytest.raises(RunLocked, match=f"process {2**22 + 1}"):
         RunLock(path, heartbeat=0.1).acquire()
     os.close(kept)
@@ -274,10 +274,10 @@ def test_a_dead_owner_whose_file_lock_stays_is_not_waited_for_forever(path: Path
 def test_an_owner_that_has_not_written_its_name_yet_keeps_its_lock(path: Path) -> None:
     """Between taking the file lock and writing who has it, a starved process may be held up for long."""
     unnamed = os.open(path, os.O_RDWR | os.O_CREAT)
-    assert durable.flock(unnamed) == "taken"
+    assert files.flock(unnamed) == "taken"
     with pytest.raises(RunLocked, match=pattern(path.parent, "run.knobs.request('stop')")) as refusal:
         RunLock(path, heartbeat=0.1).acquire()
-    assert refusal.value.owner is None and durable.same_file(unnamed, path)
+    assert refusal.value.owner is None and files.same_file(unnamed, path)
     named = threading.Timer(0.2, write, [path, Owner.here()])
     named.start()
     with pytest.raises(RunLocked, match=r"grpo_nb\.release"):
@@ -315,7 +315,7 @@ def test_another_machine_whose_clock_is_behind_is_alive_while_its_heart_beats(
 def test_a_file_lock_that_a_server_keeps_for_a_dead_machine_is_replaced(path: Path) -> None:
     dead = write(path, elsewhere(heartbeat_age=61))
     kept = os.open(path, os.O_RDWR)
-    assert durable.flock(kept) == "taken"
+    assert files.flock(kept) == "taken"
     with RunLock(path, heartbeat=0.02) as lock:
         assert lock.took_over == asdict(dead)
         with pytest.raises(RunLocked, match=r"grpo_nb\.release"):
@@ -412,22 +412,22 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(path: Path, monkeypa
 def test_where_file_locks_do_not_exist_at_all_the_package_imports_and_says_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import sys; sys.modules['fcntl'] = None; import grpo_nb.run, grpo_nb.durable as d; print(d.fcntl)"
+    code = "import sys; sys.modules['fcntl'] = None; import grpo_nb.run, grpo_nb.storage.files as d; print(d.fcntl)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "None\n"
-    monkeypatch.setattr(durable, "fcntl", None)
+    monkeypatch.setattr(files, "fcntl", None)
     with pytest.raises(RunError, match=pattern("POSIX", "Windows", "WSL")):
         RunLock(path).acquire()
 
 
-@pytest.mark.parametrize("code", sorted(durable.NO_LOCKS))
+@pytest.mark.parametrize("code", sorted(files.NO_LOCKS))
 def test_every_answer_of_a_file_system_without_locks_is_known(
     path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(code, "no locks")
 
-    monkeypatch.setattr(durable.fcntl, "flock", unsupported)
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
     with RunLock(path) as lock:
         assert lock.held
         with pytest.raises(RunLocked):

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_nb import doctor, hindsight, history, index, presets, report, rules
-from grpo_nb.durable import to_json
+from grpo_nb import doctor, hindsight, history, presets, report, rules
 from grpo_nb.findings import Finding
-from grpo_nb.index import frames, store
-from grpo_nb.journal import Journal
 from grpo_nb.plots import thinning
 from grpo_nb.run import Run, list_runs
+from grpo_nb.storage import index
+from grpo_nb.storage.files import to_json
+from grpo_nb.storage.index import frames, store
+from grpo_nb.storage.journal import Journal
 from tests.made_rows import Row, healthy
 from tests.tiny import tiny_run
 

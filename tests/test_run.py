@@ -226,7 +226,7 @@ def test_a_torn_row_is_not_the_last_step(run: Run) -> None:
 
 
 def test_a_checkpoint_brings_the_logs_to_disk_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grpo_nb import journal
+    from grpo_nb.storage import journal
 
     log(run, 1)
     synced: list[str] = []

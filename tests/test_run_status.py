@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_nb import journal, lines
-from grpo_nb.durable import to_json, write_atomically
-from grpo_nb.journal import Journal
 from grpo_nb.lock import Owner
 from grpo_nb.run import Log, Run, RunError, list_runs
 from grpo_nb.standing import MILESTONES, PAUSES, MilestoneReader
+from grpo_nb.storage import journal, lines
+from grpo_nb.storage.files import to_json, write_atomically
+from grpo_nb.storage.journal import Journal
 from tests.kill_points import ROOT
 from tests.run_folder import CONFIG, STEPS, log
 from tests.support.tokens import pattern

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from grpo_nb.durable import RunError
+from grpo_nb.storage.files import RunError
 from tests.support.tokens import caused_by, names
 
 MESSAGE = "objectives.x.beta=0.35 of 'runs/demo': 12 of 40 rows\nlower it, --set KEY=VALUE"

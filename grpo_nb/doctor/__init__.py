@@ -16,13 +16,13 @@ from grpo_nb.checkpoints import Checkpoints
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.findings import FIRST_STEP, FURTHEST, Finding, Rows, spans
-from grpo_nb.index import LogRows
-from grpo_nb.index.packing import Floats
-from grpo_nb.journal import Journal
 from grpo_nb.paired import measurements
-from grpo_nb.regular import Irregular, opened
 from grpo_nb.run import Run, RunError, RunStatus
-from grpo_nb.schema import LONGEST_LINE
+from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.index.packing import Floats
+from grpo_nb.storage.journal import Journal
+from grpo_nb.storage.regular import Irregular, opened
+from grpo_nb.storage.schema import LONGEST_LINE
 
 __all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
 

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from grpo_nb.config import Config
-from grpo_nb.index import LogRows
 from grpo_nb.plots import canvas, pages, panels
 from grpo_nb.plots.canvas import (
     FAINT,
@@ -33,6 +32,7 @@ from grpo_nb.plots.canvas import (
 from grpo_nb.plots.exhibits import arrows, curves
 from grpo_nb.plots.fronts import pareto
 from grpo_nb.plots.thinning import ordered
+from grpo_nb.storage.index import LogRows
 
 __all__ = [
     "RENDER_LOCK",

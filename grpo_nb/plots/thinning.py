@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo_nb.index import LogRows
-from grpo_nb.index.frames import dense, frame, words
-from grpo_nb.index.packing import Floats
+from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.index.frames import dense, frame, words
+from grpo_nb.storage.index.packing import Floats
 
 MOST_POINTS = 2000
 FIRST_ALONE, NEWEST_ALONE = 5, 10

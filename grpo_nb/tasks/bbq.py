@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.reads import recorded
+from grpo_nb.storage.reads import recorded
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.choosing import choose

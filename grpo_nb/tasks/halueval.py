@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.reads import recorded
+from grpo_nb.storage.reads import recorded
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.grounding.claims import forms
 from grpo_nb.tasks.grounding.free import copied, judge_free, reference

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_nb import reads
+from grpo_nb.storage import reads
 from grpo_nb.tasks.records import DataError, Row, checked_row, find_files, read_rows
 from grpo_nb.terminal import clean_logger
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from grpo_nb import reads
+from grpo_nb.storage import reads
 from grpo_nb.types import Example
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_nb import reads
+from grpo_nb.storage import reads
 from grpo_nb.tasks.formats import DataError as DataError
 from grpo_nb.tasks.formats import records, shortened
 

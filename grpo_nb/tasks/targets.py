@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from grpo_nb import reads
+from grpo_nb.storage import reads
 from grpo_nb.tasks.records import DataError
 
 OPTIONS = ("ans0", "ans1", "ans2")

@@ -17,10 +17,10 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb import plots, report
-from grpo_nb.journal import Row
 from grpo_nb.markup import html
 from grpo_nb.plots import canvas
 from grpo_nb.run import Log, RunError
+from grpo_nb.storage.journal import Row
 from grpo_nb.terminal import clean_logger
 from grpo_nb.widgets import states
 from grpo_nb.widgets.controls import Controls

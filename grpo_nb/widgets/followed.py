@@ -6,9 +6,9 @@ from collections import deque
 
 import pandas as pd
 
-from grpo_nb.journal import Row
 from grpo_nb.run import Log, Run
-from grpo_nb.schema import narrow
+from grpo_nb.storage.journal import Row
+from grpo_nb.storage.schema import narrow
 
 MOST_ROWS = 2000
 """Rows of a picture; of more, every second one is left out, then every second one of those that are left."""

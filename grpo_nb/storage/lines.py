@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
-from grpo_nb import schema
+from grpo_nb.storage import schema
 
 Sought = Callable[[bytes], bool]
 Span = tuple[int, int]

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from grpo_nb import schema
-from grpo_nb.index.packing import MOST_ROWS, Numbers, Places, Texts
+from grpo_nb.storage import schema
+from grpo_nb.storage.index.packing import MOST_ROWS, Numbers, Places, Texts
 
 Row = dict[str, Any]
 Parse = Callable[[bytes, int], tuple[Row | None, str | None]]

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from grpo_nb import schema
-from grpo_nb.durable import clear_errors
-from grpo_nb.index.chunks import Chunk, Head, Parse, Row, chunk_of
-from grpo_nb.index.packing import Numbers, Texts
-from grpo_nb.index.rows import Log, LogRows
-from grpo_nb.index.store import Damaged, InMemory, Kept, Store, store_of
-from grpo_nb.lines import settled
-from grpo_nb.regular import RunError, opened
+from grpo_nb.storage import schema
+from grpo_nb.storage.files import clear_errors
+from grpo_nb.storage.index.chunks import Chunk, Head, Parse, Row, chunk_of
+from grpo_nb.storage.index.packing import Numbers, Texts
+from grpo_nb.storage.index.rows import Log, LogRows
+from grpo_nb.storage.index.store import Damaged, InMemory, Kept, Store, store_of
+from grpo_nb.storage.lines import settled
+from grpo_nb.storage.regular import RunError, opened
 
 __all__ = ["Index", "LogRows", "Numbers", "Row", "Texts"]
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from grpo_nb import schema
-from grpo_nb.index.packing import Floats
-from grpo_nb.index.rows import LogRows
+from grpo_nb.storage import schema
+from grpo_nb.storage.index.packing import Floats
+from grpo_nb.storage.index.rows import LogRows
 
 Row = dict[str, Any]
 

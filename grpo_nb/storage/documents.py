@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from grpo_nb.schema import LARGEST_INT, LONGEST_KEY, OPEN, Count, Name, Number, Seconds, Step, loads
+from grpo_nb.storage.schema import LARGEST_INT, LONGEST_KEY, OPEN, Count, Name, Number, Seconds, Step, loads
 
 
 @with_config(OPEN)

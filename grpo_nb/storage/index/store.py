@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_nb.index.chunks import Chunk, Head, Kind
-from grpo_nb.regular import Irregular, refuse_for_writing
+from grpo_nb.storage.index.chunks import Chunk, Head, Kind
+from grpo_nb.storage.regular import Irregular, refuse_for_writing
 from grpo_nb.terminal import clean_logger
 
 logger = clean_logger(__name__)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from grpo_nb import lines, schema
-from grpo_nb.durable import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
-from grpo_nb.lines import Place, Sought, Span
-from grpo_nb.regular import RunError, opened, refuse_irregular
+from grpo_nb.storage import lines, schema
+from grpo_nb.storage.files import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
+from grpo_nb.storage.lines import Place, Sought, Span
+from grpo_nb.storage.regular import RunError, opened, refuse_irregular
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
-    from grpo_nb.index import Index, LogRows
+    from grpo_nb.storage.index import Index, LogRows
 
 logger = clean_logger(__name__)
 
@@ -105,7 +105,7 @@ class Journal:
 
     def _indexed(self) -> "Index":
         if self._index is None:
-            from grpo_nb.index import Index  # numpy: 0.1 s, and most readers need none of it
+            from grpo_nb.storage.index import Index  # numpy: 0.1 s, and most readers need none of it
 
             self._index = Index(self.path, self._row, _COLUMNS.get(self.path.name, ()))
         return self._index

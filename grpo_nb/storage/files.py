@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb import regular, schema
-from grpo_nb.regular import RunError as RunError
+from grpo_nb.storage import regular, schema
+from grpo_nb.storage.regular import RunError as RunError
 
 try:
     import fcntl
