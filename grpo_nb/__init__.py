@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from grpo_nb import sources
+from grpo_nb import fingerprint
 
 __version__ = "0.1.0"
 
@@ -85,12 +85,12 @@ class _Package(ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if isinstance(value, ModuleType):
-            sources.note(value.__name__)
+            fingerprint.note(value.__name__)
             if _HOME.get(name) == name:
                 value.__class__ = _Verb
 
 
 sys.modules[__name__].__class__ = _Package
-sources.note()
+fingerprint.note()
 if "ipykernel" in sys.modules:  # in a notebook, what there is to resume is listed under the cell that imports first
     import_module("grpo_nb.kernel").welcome()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from grpo_nb import metrics, rules, sources, warmup
+from grpo_nb import fingerprint, metrics, rules, warmup
 from grpo_nb.findings import Finding, Rows
 from grpo_nb.run import Run
 from grpo_nb.terminal import Clean
@@ -100,12 +100,12 @@ def check_ends(state: Training) -> None:
 
 def watch_sources(state: Training) -> None:
     """Log which of the package's files were edited since they were loaded, once for each set of them."""
-    files = sources.changed()
+    files = fingerprint.changed()
     if files and files != state.edited:
         advice = "to use the new code, stop, restart the kernel (or grpo_nb.reload()) and start again"
         act_on(
             state.run,
-            [Finding("code_changed", "warning", state.step, sources.sentence(files), {"files": files}, advice)],
+            [Finding("code_changed", "warning", state.step, fingerprint.sentence(files), {"files": files}, advice)],
         )
     state.edited = files
 

@@ -8,13 +8,13 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from grpo_nb import sources
+from grpo_nb import fingerprint
 from grpo_nb.run import RunError
 from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 
-PACKAGE = sources.PACKAGE
+PACKAGE = fingerprint.PACKAGE
 Modules = dict[str, ModuleType]
 
 
@@ -29,7 +29,7 @@ def reload() -> list[str]:
         RunError: a worker trains in this kernel, or the edited code cannot be imported; nothing was changed.
     """
     _refuse_while_training()
-    edited = sources.changed()
+    edited = fingerprint.changed()
     old = _loaded()
     try:
         _import_afresh(old)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from grpo_nb import kernel, sources
+from grpo_nb import fingerprint, kernel
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.ledger import accepted_kinds
@@ -262,8 +262,8 @@ class Session:
     @property
     def stale(self) -> str | None:
         """Says which of the package's files were edited since this kernel loaded them, if that matters to the run."""
-        files = sources.changed() if self.live and self.where != "process" else []
-        return sources.sentence(files) if files else None
+        files = fingerprint.changed() if self.live and self.where != "process" else []
+        return fingerprint.sentence(files) if files else None
 
     def __repr__(self) -> str:
         return f"<Session {self.summary()}>"

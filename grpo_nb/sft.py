@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grpo_nb import dependencies, frozen, guards, loop, metrics, optim, preflight, rules, seeding, sources, training
+from grpo_nb import dependencies, fingerprint, frozen, guards, loop, metrics, optim, preflight, rules, seeding, training
 from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
@@ -176,7 +176,7 @@ class Sft(loop.Stage):
 
     def store(self) -> None:
         run, step = self.progress.run, self.progress.step
-        state = {"step": step, "config": frozen.plain(run.config), "fingerprint": sources.fingerprint()}
+        state = {"step": step, "config": frozen.plain(run.config), "fingerprint": fingerprint.fingerprint()}
         run.sft_checkpoints.save(step, training.learned(self.policy, self.optimizer), state)
         run.sft_checkpoints.prune(1)
         self.progress.saved = step

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_nb import dependencies, frozen, optim, pareto, preflight, rules, seeding, sources
+from grpo_nb import dependencies, fingerprint, frozen, optim, pareto, preflight, rules, seeding
 from grpo_nb.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
@@ -141,7 +141,7 @@ def save(training: Training) -> Path:
         "config": frozen.plain(training.config),
         "knobs": asdict(training.knobs),
         "judged_by": _judged_by(training),
-        "fingerprint": sources.fingerprint(),
+        "fingerprint": fingerprint.fingerprint(),
     }
     path = training.run.checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
     always = (0, *pareto.worth_keeping(training.run))
@@ -204,7 +204,7 @@ def surroundings(policy: Policy) -> dict[str, object]:
     """What else the bits depend on: versions, device, threads; goes into the log at every start."""
     packages = {name: version(name) for name in ("torch", "transformers", "peft")}
     return {
-        "fingerprint": sources.fingerprint(),
+        "fingerprint": fingerprint.fingerprint(),
         "python": platform.python_version(),
         **packages,
         "device": str(policy.device),

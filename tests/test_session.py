@@ -27,7 +27,7 @@ from nbclient.exceptions import CellExecutionError
 import grpo_nb
 import grpo_nb.sft
 import grpo_nb.train
-from grpo_nb import guards, kernel, plots, project, render, report, rules, session, sources
+from grpo_nb import fingerprint, guards, kernel, plots, project, render, report, rules, session
 from grpo_nb.config import ConfigError
 from grpo_nb.knobs import Knobs
 from grpo_nb.run import Run, RunError
@@ -1148,15 +1148,15 @@ def test_list_of_runs_says_what_to_do(tmp_path: Path, run: Run, monkeypatch: pyt
 def test_module_imported_while_the_sources_are_looked_at_is_looked_at_next_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = sources._modules()
-    found = iter([known, [*known, ("grpo_nb.late", known[0][1], sources.ROOT / "late.py")]] * 2)
-    monkeypatch.setattr(sources, "_modules", lambda: next(found))
-    assert sources.changed() == [] and len(sources.fingerprint()) == 16
+    known = fingerprint._modules()
+    found = iter([known, [*known, ("grpo_nb.late", known[0][1], fingerprint.ROOT / "late.py")]] * 2)
+    monkeypatch.setattr(fingerprint, "_modules", lambda: next(found))
+    assert fingerprint.changed() == [] and len(fingerprint.fingerprint()) == 16
 
 
 def test_many_edited_files_are_counted() -> None:
-    assert names(sources.sentence(["train.py"]), "train.py")
-    many = sources.sentence([f"{letter}.py" for letter in "abcdef"])
+    assert names(fingerprint.sentence(["train.py"]), "train.py")
+    many = fingerprint.sentence([f"{letter}.py" for letter in "abcdef"])
     assert names(many, "a.py", "d.py", 2) and "e.py" not in many
 
 
@@ -1182,7 +1182,7 @@ def test_lines_of_the_first_import_are_few_and_newest_first(tmp_path: Path, monk
 
 
 def book(*sources: str) -> Any:
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    cells = [nbformat.v4.new_code_cell(source) for source in fingerprint]
     cells[0].metadata["tags"] = ["parameters"]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
