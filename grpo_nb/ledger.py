@@ -7,10 +7,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_nb.config import ConfigError
-from grpo_nb.spelling import hint
 from grpo_nb.storage import regular
 from grpo_nb.storage.digests import Entry
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
+from grpo_nb.suggest import hint
 
 KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation")
 FILE = "dependencies.json"

@@ -12,8 +12,8 @@ from grpo_nb.preflight import check_ids
 from grpo_nb.reward_notes import Notes
 from grpo_nb.rewards import RewardFunction, Rubric
 from grpo_nb.run import Run
-from grpo_nb.spelling import hint
 from grpo_nb.storage.journal import Journal
+from grpo_nb.suggest import hint
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.types import Example
 

@@ -30,7 +30,6 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.frozen import CONFIG
 from grpo_nb.knobs import Knobs, check_start
 from grpo_nb.lock import LOCK, Owner, RunLock
-from grpo_nb.spelling import near
 from grpo_nb.standing import PAUSES, Milestones, standing_of
 from grpo_nb.standing import RunStatus as RunStatus
 from grpo_nb.standing import RunSummary as RunSummary
@@ -39,6 +38,7 @@ from grpo_nb.storage import regular, schema
 from grpo_nb.storage.files import RunError as RunError
 from grpo_nb.storage.files import clear_errors, exclusive, from_json
 from grpo_nb.storage.journal import Follower, Journal, Row
+from grpo_nb.suggest import near
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.knobs import Knobs, Order
 from grpo_nb.ledger import accepted_kinds
 from grpo_nb.run import Run, RunError
-from grpo_nb.spelling import hint
+from grpo_nb.suggest import hint
 from grpo_nb.terminal import Clean, printable
 from grpo_nb.workers import (
     LIVE,

@@ -7,7 +7,7 @@ from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
 from grpo_nb.loading import ModelError
-from grpo_nb.spelling import hint
+from grpo_nb.suggest import hint
 
 GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
 """Variables of a template that transformers fills in."""

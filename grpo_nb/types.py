@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_nb.spelling import near
+from grpo_nb.suggest import near
 
 Message = Mapping[str, str]
 """One chat turn, `{"role": "user", "content": "..."}`."""

@@ -14,7 +14,7 @@ from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.objective import ObjectiveConfig
-from grpo_nb.spelling import hint, near
+from grpo_nb.suggest import hint, near
 
 __all__ = [
     "AlgorithmConfig",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
-from grpo_nb.spelling import hint
+from grpo_nb.suggest import hint
 from grpo_nb.tasks import demo
 from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.halueval import HaluEvalDialogue, HaluEvalQA, HaluEvalSummarization
