@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grpo_nb.memory import plan as plan
     from grpo_nb.model import load_policy as load_policy
     from grpo_nb.reloading import reload as reload
-    from grpo_nb.run import Run as Run
+    from grpo_nb.run.run import Run as Run
     from grpo_nb.session import attach as attach
     from grpo_nb.session import start as start
     from grpo_nb.sft import sft as sft

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from grpo_nb import presets
 from grpo_nb.config import Config
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.train import grpo
 
 WARM_UP = 2

@@ -9,13 +9,13 @@ refused until the change is accepted by its kind's name.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from grpo_nb import ledger
 from grpo_nb.config import Config
 from grpo_nb.judge.prompts import VERSION
-from grpo_nb.ledger import CHANGE, Ledger, accepted_kinds
 from grpo_nb.model import Policy
 from grpo_nb.origins import part_of
-from grpo_nb.run import Run, RunError
+from grpo_nb.run import dependencies_file
+from grpo_nb.run.dependencies_file import CHANGE, Ledger, accepted_kinds
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import digests
 from grpo_nb.storage.digests import Entry, Part
 from grpo_nb.storage.files import exclusive
@@ -63,8 +63,8 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
         ConfigError: an unknown kind.
     """
     accepted = accepted_kinds(accept)
-    with exclusive(run.path / ledger.FILE):
-        kept = ledger.read(run.path)
+    with exclusive(run.path / dependencies_file.FILE):
+        kept = dependencies_file.read(run.path)
         before = Ledger(started=run.started) if kept is None else kept
         changed = _changed(before.entries, found)
         stands = run.has_work()
@@ -77,7 +77,7 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
         }
         entries = {key: entry for key, entry in before.entries.items() if not _follows(key, changed)} | {**found}
         if kept is None or entries != dict(before.entries):
-            ledger.write(run.path, Ledger(started=before.started, entries=entries))
+            dependencies_file.write(run.path, Ledger(started=before.started, entries=entries))
     _log(run, new, changed if stands else {}, adopted=kept is None)
     for kind in sorted(_incomparable(before.entries, found)):
         log.warning(
@@ -165,7 +165,7 @@ def reads_of(task: Task) -> list[Read]:
 def _same(run: Run, key: str, read: FileRead) -> bool:
     """Whether the file was only touched or moved back: its content is still what the run has."""
     try:
-        kept = ledger.read(run.path)
+        kept = dependencies_file.read(run.path)
         known = kept.entries.get(key) if kept is not None else None
         return known is not None and part_of(read.path).digest in {part.digest for part in known.parts}
     except RunError:  # it is gone, or what the run has cannot be read

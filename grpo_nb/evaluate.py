@@ -17,7 +17,6 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from grpo_nb import dependencies, seeding
-from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import SamplingConfig
 from grpo_nb.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.model import Policy, load_policy
@@ -27,7 +26,8 @@ from grpo_nb.rewards import task_scores
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rollout.selfcheck import check_model
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, load_tasks, read_examples, summarise, supported
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Rollouts, Score

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import presets
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.storage.files import to_json
 from grpo_nb.terminal import clean_logger
 
@@ -28,13 +28,13 @@ log = clean_logger(__name__)
 LENGTHS = (10_000, 100_000, 1_000_000)
 SAMPLES_MIB = (100, 1000)
 TASKS = {
-    "list": "from grpo_nb.run import list_runs; list_runs({folder!r})",
-    "open": "from grpo_nb.run import Run; run = Run.open({run!r}); run.status(); repr(run)",
-    "index": "from grpo_nb.run import Run; len(Run.open({run!r}).stored('metrics'))",
-    "report": "from grpo_nb import report; from grpo_nb.run import Run; report.report(Run.open({run!r})).bundle()",
-    "diagnose": "from grpo_nb.doctor import diagnose; from grpo_nb.run import Run; diagnose(Run.open({run!r}))",
-    "page": "from grpo_nb import report; from grpo_nb.run import Run; report.page(Run.open({run!r}))",
-    "samples": "from grpo_nb import report; from grpo_nb.run import Run; report.samples(Run.open({run!r}))",
+    "list": "from grpo_nb.run.run import list_runs; list_runs({folder!r})",
+    "open": "from grpo_nb.run.run import Run; run = Run.open({run!r}); run.status(); repr(run)",
+    "index": "from grpo_nb.run.run import Run; len(Run.open({run!r}).stored('metrics'))",
+    "report": "from grpo_nb import report; from grpo_nb.run.run import Run; report.report(Run.open({run!r})).bundle()",
+    "diagnose": "from grpo_nb.doctor import diagnose; from grpo_nb.run.run import Run; diagnose(Run.open({run!r}))",
+    "page": "from grpo_nb import report; from grpo_nb.run.run import Run; report.page(Run.open({run!r}))",
+    "samples": "from grpo_nb import report; from grpo_nb.run.run import Run; report.samples(Run.open({run!r}))",
 }
 _MEASURE = """
 import json, resource, sys, time

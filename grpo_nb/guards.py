@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from grpo_nb import fingerprint, metrics, rules, warmup
 from grpo_nb.findings import Finding, Rows
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.terminal import Clean
 from grpo_nb.training import Training
 from grpo_nb.types import Experience, Rollouts

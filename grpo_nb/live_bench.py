@@ -26,7 +26,7 @@ from traitlets.config import Config
 
 from grpo_nb import presets
 from grpo_nb.intervals import bootstrap, interval
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.session import Session
 from grpo_nb.terminal import clean_logger
 

@@ -22,7 +22,7 @@ from grpo_nb import presets, rules
 from grpo_nb.growth_bench import metric_row
 from grpo_nb.history import History
 from grpo_nb.pareto import pareto
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)

@@ -11,7 +11,7 @@ from grpo_nb.losses import Moments
 from grpo_nb.preflight import check_ids
 from grpo_nb.reward_notes import Notes
 from grpo_nb.rewards import RewardFunction, Rubric
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 from grpo_nb.suggest import hint
 from grpo_nb.tasks import Task, read_examples

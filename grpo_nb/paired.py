@@ -15,8 +15,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_nb.intervals import PARTS, paired
-from grpo_nb.ledger import CHANGE
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.dependencies_file import CHANGE
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.schema import comparable
 from grpo_nb.terminal import clean_logger
 

@@ -11,7 +11,7 @@ from grpo_nb.model import Policy
 from grpo_nb.paired import Logged, Stage, compare_stages, is_of, logged
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.tasks.probe import Probe
 
 MODE: Logged = "probe"

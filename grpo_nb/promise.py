@@ -17,7 +17,7 @@ from rich.console import Console
 
 from grpo_nb import presets
 from grpo_nb.evaluate import evaluate
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo
 

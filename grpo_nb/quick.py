@@ -14,7 +14,7 @@ from grpo_nb.config import Config
 from grpo_nb.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
 from grpo_nb.objectives import Objective
 from grpo_nb.paired import Logged, Row, logged
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger
 from grpo_nb.training import Training
 from grpo_nb.types import Example

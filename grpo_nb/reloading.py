@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo_nb import fingerprint
-from grpo_nb.run import RunError
+from grpo_nb.run.run import RunError
 from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)

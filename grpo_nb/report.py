@@ -19,8 +19,8 @@ from grpo_nb.paired import Stage, three
 from grpo_nb.paired import comparison as stages_compared
 from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
-from grpo_nb.run import Run
-from grpo_nb.standing import MILESTONES
+from grpo_nb.run.run import Run
+from grpo_nb.run.standing import MILESTONES
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.schema import narrow
 from grpo_nb.tables import Table, cell, interval, words

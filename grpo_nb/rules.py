@@ -30,8 +30,8 @@ from grpo_nb.findings import (
     start,
 )
 from grpo_nb.history import ABOVE_ROWS, History, ObjectiveRule, Rule
-from grpo_nb.knobs import bounds
 from grpo_nb.optim import gradient_refused
+from grpo_nb.run.knobs import bounds
 
 SKIPS_TO_STOP = 3
 """Skips in a row after which the run stops: a lone outlier recovers, three mean the weights are damaged."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from grpo_nb import fingerprint, kernel
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.knobs import Knobs, Order
-from grpo_nb.ledger import accepted_kinds
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.dependencies_file import accepted_kinds
+from grpo_nb.run.knobs import Knobs, Order
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.suggest import hint
 from grpo_nb.terminal import Clean, printable
 from grpo_nb.workers import (

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from grpo_nb import dependencies, fingerprint, frozen, guards, loop, metrics, optim, preflight, rules, seeding, training
-from grpo_nb.checkpoints import Checkpoint
+from grpo_nb import dependencies, fingerprint, guards, loop, metrics, optim, preflight, rules, seeding, training
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
-from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.model import Policy, load_policy
-from grpo_nb.run import Run, RunError
+from grpo_nb.run import settings as frozen
+from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import reads
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
 from grpo_nb.types import Prompt, Steps, StepStats

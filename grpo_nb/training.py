@@ -11,13 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_nb import dependencies, fingerprint, frozen, optim, pareto, preflight, rules, seeding
-from grpo_nb.checkpoints import Checkpoint, Checkpoints
+from grpo_nb import dependencies, fingerprint, optim, pareto, preflight, rules, seeding
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
 from grpo_nb.findings import Finding, Steps, spans
 from grpo_nb.history import History
-from grpo_nb.knobs import KnobSnapshot
 from grpo_nb.losses import Moments
 from grpo_nb.losses.tokens import FAR
 from grpo_nb.model import Policy, load_policy
@@ -25,7 +23,10 @@ from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
-from grpo_nb.run import Run, RunError
+from grpo_nb.run import settings
+from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
+from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.terminal import clean_logger
@@ -138,7 +139,7 @@ def save(training: Training) -> Path:
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
         "reward_moments": {name: o.moments.to_dict() for name, o in training.objectives.items()},
-        "config": frozen.plain(training.config),
+        "config": settings.plain(training.config),
         "knobs": asdict(training.knobs),
         "judged_by": _judged_by(training),
         "fingerprint": fingerprint.fingerprint(),
@@ -181,7 +182,7 @@ def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
         run.log_event("checkpoint_damaged", path=path.name, reason=reason)
         log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
     if newest is not None:
-        frozen.refuse_edited(run.path, run.config, newest)
+        settings.refuse_edited(run.path, run.config, newest)
     return newest
 
 
@@ -295,7 +296,7 @@ def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
     if damaged:
         raise RunError(f"the SFT result in {run.path} is damaged ({damaged[0][1]}); run SFT again before GRPO")
     if warm is not None:
-        frozen.refuse_edited(run.path, run.config, warm)
+        settings.refuse_edited(run.path, run.config, warm)
     return None, warm
 
 

@@ -21,7 +21,7 @@ from grpo_nb.rewards import TASK, Completions, score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rules import worst_first
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.symptoms import DEAD_SHARE, TRUNCATED_BADLY
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.types import Example, Score

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb import ending, kernel
-from grpo_nb.lock import LOCK, release_here
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.lock import LOCK, release_here
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import regular
 from grpo_nb.terminal import clean_logger
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo_nb.cli import main, verbs
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.types import StepStats
 from tests.tiny import tiny_run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from grpo_nb import presets
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 
 CONFIG = presets.demo()
 STEPS = CONFIG.run.steps

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.lab import Desk, until
 
 

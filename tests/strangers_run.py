@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_nb import presets
 from grpo_nb.config import Config
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.made_rows import healthy
 from tests.test_samples import sample
 

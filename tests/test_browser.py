@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo
 from tests.lab import Desk, until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.train import grpo
 from grpo_nb.widgets.dashboard import READING
 from tests import made_rows

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_nb import render
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.sft import sft
 from tests.lab import KERNELS, ROOT, Desk, until
 from tests.steering import steer

@@ -16,8 +16,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from grpo_nb import checkpoints as module
-from grpo_nb.checkpoints import Checkpoints, NotFinite
+from grpo_nb.run import checkpoints as module
+from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 from grpo_nb.storage.files import RunError
 from tests.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
@@ -73,7 +73,7 @@ def test_one_that_was_saved_before_they_were_refused_counts_as_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1)
-    monkeypatch.setattr("grpo_nb.checkpoints._not_finite", lambda name, group: None)
+    monkeypatch.setattr("grpo_nb.run.checkpoints._not_finite", lambda name, group: None)
     save(tmp_path, 2, NAN)
     monkeypatch.undo()
     assert newest(tmp_path) == 2, "its hashes are right"
@@ -469,7 +469,7 @@ def test_a_kill_at_any_call_loses_nothing(
 WRITER = """
 import sys, torch
 from pathlib import Path
-from grpo_nb.checkpoints import Checkpoints, NotFinite
+from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 store = Checkpoints(Path(sys.argv[1]))
 for step in range(1, 100_000):
     print(step, flush=True)

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_nb import __version__, presets
 from grpo_nb.cli.arguments import commands
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.cli_stage import STEPS, mine, save, says, train_nothing
 from tests.conftest import ROOT
 from tests.support.tokens import names

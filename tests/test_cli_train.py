@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.cli import main, progress, verbs
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.types import StepStats
 from tests.cli_stage import STEPS, fake_grpo, mine, save, says, stats, train_nothing
 from tests.conftest import ROOT

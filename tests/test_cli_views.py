@@ -12,7 +12,7 @@ from grpo_nb.cli import verbs
 from grpo_nb.config import RunConfig
 from grpo_nb.doctor import Check
 from grpo_nb.findings import Finding
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.cli_stage import STEPS, mine, save, says, stats, train_nothing
 from tests.support.tokens import names
 from tests.test_bbq import templates

@@ -9,7 +9,7 @@ from transformers.utils import chat_template_utils
 
 from grpo_nb import clock, presets
 from grpo_nb.model import Policy
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests import tiny_models as tiny
 
 DATE = datetime.datetime(2026, 3, 1, 13, 5)

@@ -19,7 +19,7 @@ from grpo_nb.evaluate import evaluate
 from grpo_nb.guards import TrainingError
 from grpo_nb.loading import ModelError
 from grpo_nb.paired import comparison
-from grpo_nb.run import Run, RunError, list_runs
+from grpo_nb.run.run import Run, RunError, list_runs
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo
 from tests.tiny import REWARDS, small_tasks, tiny_run

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from transformers import GenerationConfig
 
-from grpo_nb import dependencies, ledger, presets, tasks
+from grpo_nb import dependencies, presets, tasks
 from grpo_nb import evaluate as evaluation
 from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
@@ -22,7 +22,8 @@ from grpo_nb.evaluate import evaluate, load_best, restore_policy
 from grpo_nb.model import load_policy
 from grpo_nb.paired import compare_stages
 from grpo_nb.pareto import pareto
-from grpo_nb.run import Run, RunError
+from grpo_nb.run import dependencies_file
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import start
 from grpo_nb.sft import sft
 from grpo_nb.storage import digests
@@ -221,7 +222,7 @@ def test_an_own_tasks_examples_count(at: Run) -> None:
 
 def test_an_old_run_takes_what_it_finds_with_an_event(at: Run) -> None:
     first = at.rows("events")[0]["time"]
-    (at.path / ledger.FILE).unlink()
+    (at.path / dependencies_file.FILE).unlink()
     other_weights(at.path.parent / "base")
     step(at, 2)
     (event,) = [event for event in at.rows("events") if event["kind"] == "dependencies" and event["adopted"]]
@@ -244,8 +245,8 @@ def test_an_unknown_kind_is_refused_before_any_work(at: Run) -> None:
 
 
 def test_a_damaged_file_of_digests_is_refused(at: Run) -> None:
-    (at.path / ledger.FILE).write_text("{")
-    with pytest.raises(RunError, match=ledger.FILE):
+    (at.path / dependencies_file.FILE).write_text("{")
+    with pytest.raises(RunError, match=dependencies_file.FILE):
         step(at, 2)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from grpo_nb import rules
 from grpo_nb.doctor import diagnose, environment, errors, explain, machine
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.made_rows import healthy, ill
 from tests.support.tokens import names
 from tests.tiny import edited, tiny_run

@@ -9,7 +9,7 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 
 from grpo_nb import render
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests import made_rows
 from tests.conftest import ROOT
 from tests.support.tokens import names

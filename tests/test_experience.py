@@ -17,7 +17,7 @@ from grpo_nb.config import JudgeConfig, SamplingConfig
 from grpo_nb.experience import reward_matrix, shape, tied, without_lone_judge
 from grpo_nb.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.train import grpo
 from grpo_nb.types import Example, Rollouts, Score
 from tests.tiny import REWARDS, rows, small_tasks, tiny_config, tiny_run, weights

@@ -14,7 +14,7 @@ import pytest
 
 from grpo_nb import plots, report
 from grpo_nb.plots import canvas
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.session import attach, start
 from grpo_nb.storage.journal import Journal
 from grpo_nb.widgets import followed as module

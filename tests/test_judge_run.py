@@ -22,7 +22,7 @@ from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.guards import TrainingError
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.model import Policy, load_policy
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 from grpo_nb.train import grpo
 from grpo_nb.types import Score

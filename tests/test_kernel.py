@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.train import grpo
 from tests.live_kernel import PATIENCE, Kernel, until
 from tests.support.tokens import names

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.live_kernel import Kernel, until
 from tests.support.tokens import names
 from tests.tiny import tiny_run

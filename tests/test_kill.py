@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from grpo_nb import presets
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo
 from tests.kill_points import survives

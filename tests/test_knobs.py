@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import knobs as module
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
-from grpo_nb.knobs import Knobs, KnobSnapshot, check_start
+from grpo_nb.run import knobs as module
+from grpo_nb.run.knobs import Knobs, KnobSnapshot, check_start
 from grpo_nb.storage import files
 from grpo_nb.storage.files import RunError
 from tests.kill_points import ROOT, survives
@@ -325,7 +325,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from grpo_nb import presets
-from grpo_nb.knobs import Knobs
+from grpo_nb.run.knobs import Knobs
 knobs = Knobs(Path(sys.argv[1]), presets.demo())
 for i in range(1, 41):
     knobs[sys.argv[2]].set(i / 100, by=sys.argv[2])

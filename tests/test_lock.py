@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb import lock as module
-from grpo_nb.lock import Owner, RunLock, RunLocked
+from grpo_nb.run import lock as module
+from grpo_nb.run.lock import Owner, RunLock, RunLocked
 from grpo_nb.storage import files
 from grpo_nb.storage.files import RunError
 from tests.kill_points import ROOT
@@ -26,7 +26,7 @@ from tests.support.tokens import caused_by, names, pattern
 HOLDER = """
 import sys
 from pathlib import Path
-from grpo_nb.lock import RunLock
+from grpo_nb.run.lock import RunLock
 lock = RunLock(Path(sys.argv[1]), heartbeat=0.05)
 lock.acquire()
 print("held", flush=True)
@@ -217,7 +217,7 @@ def test_of_many_that_want_it_one_has_it(path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
-from grpo_nb.lock import RunLock, RunLocked
+from grpo_nb.run.lock import RunLock, RunLocked
 path, inside = Path(sys.argv[1]), Path(sys.argv[1]).with_name("inside")
 taken = 0
 while taken < 20:
@@ -412,7 +412,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(path: Path, monkeypa
 def test_where_file_locks_do_not_exist_at_all_the_package_imports_and_says_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import sys; sys.modules['fcntl'] = None; import grpo_nb.run, grpo_nb.storage.files as d; print(d.fcntl)"
+    code = "import sys; sys.modules['fcntl'] = None; import grpo_nb.run.run, grpo_nb.storage.files as d; print(d.fcntl)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "None\n"
     monkeypatch.setattr(files, "fcntl", None)

@@ -13,7 +13,7 @@ import pytest
 from grpo_nb import doctor, hindsight, history, presets, report, rules
 from grpo_nb.findings import Finding
 from grpo_nb.plots import thinning
-from grpo_nb.run import Run, list_runs
+from grpo_nb.run.run import Run, list_runs
 from grpo_nb.storage import index
 from grpo_nb.storage.files import to_json
 from grpo_nb.storage.index import frames, store

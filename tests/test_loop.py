@@ -14,12 +14,13 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from grpo_nb import checkpoints, optim, release, training, workers
-from grpo_nb.checkpoints import NotFinite
+from grpo_nb import optim, release, training, workers
 from grpo_nb.guards import TrainingError
-from grpo_nb.lock import RunLocked
 from grpo_nb.model import load_policy
-from grpo_nb.run import Run, RunError
+from grpo_nb.run import checkpoints
+from grpo_nb.run.checkpoints import NotFinite
+from grpo_nb.run.lock import RunLocked
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import start
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo

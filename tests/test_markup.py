@@ -21,9 +21,9 @@ import grpo_nb
 from grpo_nb import cli, docs, markup, project, render, report, rollouts_view, tables
 from grpo_nb.doctor import diagnose
 from grpo_nb.findings import Finding
-from grpo_nb.lock import Owner
 from grpo_nb.rollouts_view import Colouring
-from grpo_nb.run import Run, RunError, list_runs
+from grpo_nb.run.lock import Owner
+from grpo_nb.run.run import Run, RunError, list_runs
 from grpo_nb.session import attach, start
 from grpo_nb.tables import Table
 from grpo_nb.terminal import _CONTROLS, Formatter, clean_logger, json_text, one_line, printable

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grpo_nb import loop, orders
-from grpo_nb.knobs import Order
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.knobs import Order
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import Session, attach, start
 from grpo_nb.train import grpo
 from tests.support.tokens import names

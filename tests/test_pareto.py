@@ -15,7 +15,7 @@ from grpo_nb.dominance import better
 from grpo_nb.evaluate import load_best, load_knee, measured
 from grpo_nb.model import load_policy
 from grpo_nb.pareto import best, knee, pareto, worth_keeping
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.types import Example, Score
 from tests.quiz import Quiz
 from tests.support.tokens import names, pattern

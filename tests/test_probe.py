@@ -16,7 +16,7 @@ from grpo_nb.loading import ModelError
 from grpo_nb.model import Policy
 from grpo_nb.paired import comparison
 from grpo_nb.probe import probe
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks.probe import ITEMS, Probe
 from grpo_nb.types import Rollouts, Score
 from tests import tiny_models

@@ -15,7 +15,7 @@ from grpo_nb.paired import compare_stages
 from grpo_nb.pareto import best, pareto
 from grpo_nb.rewards import Rubric
 from grpo_nb.rollout import EagerEngine
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
 from grpo_nb.train import grpo as product_grpo
 from grpo_nb.types import Example, Rollouts, Score, StepStats

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb import run as module
 from grpo_nb.config import ConfigError
-from grpo_nb.run import Run, RunError, list_runs
+from grpo_nb.run import run as module
+from grpo_nb.run.run import Run, RunError, list_runs
 from tests.kill_points import ROOT, survives
 from tests.run_folder import CONFIG, STEPS, files, log, save
 from tests.support.tokens import caused_by, pattern
@@ -87,7 +87,7 @@ def test_a_folder_with_other_things_may_become_a_run(tmp_path: Path) -> None:
 
 def test_two_that_make_the_same_run_at_once_share_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from grpo_nb import presets; from grpo_nb.run import Run\n"
+        "import sys; from grpo_nb import presets; from grpo_nb.run.run import Run\n"
         "run = Run.open_or_create(sys.argv[1], presets.demo()); run.knobs['temperature'].set(float(sys.argv[2]))"
     )
     crowd = [

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_nb import frozen, presets
-from grpo_nb.checkpoints import Checkpoints
+from grpo_nb import presets
 from grpo_nb.config import ConfigError
-from grpo_nb.lock import RunLocked
-from grpo_nb.run import Run, RunError
+from grpo_nb.run import settings
+from grpo_nb.run.checkpoints import Checkpoints
+from grpo_nb.run.lock import RunLocked
+from grpo_nb.run.run import Run, RunError
 from tests.kill_points import survives
 from tests.run_folder import CONFIG, STEPS, files, log, save
 from tests.support.tokens import names, pattern
@@ -48,7 +49,7 @@ def test_a_judge_of_a_run_made_before_decides_ties_as_it_did(tmp_path: Path) -> 
     assert old.config.objectives["fairness"].judge.decides_ties  # type: ignore[union-attr]
     assert old.config.objectives["hallucination"].judge is None
     path = Checkpoints(tmp_path / "states").save(1, {}, {"step": 1, "config": tree})
-    frozen.refuse_edited(folder, old.config, Checkpoints(tmp_path / "states").load(1))
+    settings.refuse_edited(folder, old.config, Checkpoints(tmp_path / "states").load(1))
     assert path.is_dir() and Run.open_or_create(folder, today).config == old.config
     assert Run.open(folder).config == old.config, "nothing was corrected"
     changed = Run.open_or_create(folder, today, changes={"objectives.fairness.judge.decides_ties": False})
@@ -63,10 +64,10 @@ def test_the_limits_of_a_judge_may_be_edited(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(1, {}, state)
     for name, value in {"max_tokens": 999, "timeout_s": 1.5, "deadline_s": 9.0, "retries": 0, "concurrency": 1}.items():
         after = before.replace(**{f"objectives.fairness.judge.{name}": value})
-        frozen.refuse_edited(tmp_path, after, Checkpoints(tmp_path).load(1))
+        settings.refuse_edited(tmp_path, after, Checkpoints(tmp_path).load(1))
     with pytest.raises(RunError, match=r"judge\.weight"):
         edited = before.replace(**{"objectives.fairness.judge.weight": 0.5})
-        frozen.refuse_edited(tmp_path, edited, Checkpoints(tmp_path).load(1))
+        settings.refuse_edited(tmp_path, edited, Checkpoints(tmp_path).load(1))
 
 
 def test_the_same_settings_are_no_contradiction(run: Run) -> None:

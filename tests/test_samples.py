@@ -8,7 +8,7 @@ import pytest
 
 from grpo_nb import rollouts_view
 from grpo_nb.rollouts_view import Colouring, groups, page, shade
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.widgets.samples import EMPTY, SampleBrowser
 from tests.support.tokens import names
 from tests.tiny import tiny_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from tests.conftest import ROOT
 from tests.support.tokens import names
 from tests.tiny import tiny_run

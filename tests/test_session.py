@@ -29,8 +29,8 @@ import grpo_nb.sft
 import grpo_nb.train
 from grpo_nb import fingerprint, guards, kernel, plots, project, render, report, rules, session
 from grpo_nb.config import ConfigError
-from grpo_nb.knobs import Knobs
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.knobs import Knobs
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
 from grpo_nb.tables import Table
 from grpo_nb.types import StepStats
@@ -882,7 +882,7 @@ def test_memory_that_ran_out_is_explained_freed_and_can_be_started_again(stage: 
 
 def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from grpo_nb.run import Run; run = Run.open(Path(sys.argv[1])); "
+        "import os, sys; from pathlib import Path; from grpo_nb.run.run import Run; run = Run.open(Path(sys.argv[1])); "
         "lock = run.lock(); lock.__enter__(); run.log_event('start', step=0); run.log_metrics({'step': 1}); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(run.path)], check=False, cwd=ROOT)

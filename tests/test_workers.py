@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb import kernel, session, workers
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
 from grpo_nb.workers import AlreadyTraining, Job, WorkerFailed
 from tests.conftest import ROOT

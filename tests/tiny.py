@@ -10,7 +10,7 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.config import Config
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, load_task
 from grpo_nb.types import Example, StepStats
 

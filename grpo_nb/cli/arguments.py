@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_nb import __version__, presets
 from grpo_nb.config import Config
-from grpo_nb.ledger import KINDS
+from grpo_nb.run.dependencies_file import KINDS
 from grpo_nb.terminal import Clean
 
 

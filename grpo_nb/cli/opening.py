@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grpo_nb.cli.arguments import UsageError, changes, preset
 from grpo_nb.config import Config
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.run import Run, RunError
 
 
 def open_run(arguments: Namespace, steps: int | None = None) -> Run:

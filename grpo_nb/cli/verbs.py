@@ -13,7 +13,7 @@ from grpo_nb.intervals import FEWEST, TOO_FEW
 from grpo_nb.paired import STAGES, Stage, comparison, three
 from grpo_nb.preflight import check_judges
 from grpo_nb.probe import probe
-from grpo_nb.run import Run, RunError
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.sft import finished, sft
 from grpo_nb.tasks import load_tasks
 from grpo_nb.train import grpo

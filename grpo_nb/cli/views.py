@@ -9,7 +9,7 @@ from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.keys import settings
 from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.output import say, show, show_json
-from grpo_nb.run import list_runs
+from grpo_nb.run.run import list_runs
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.terminal import one_line
 

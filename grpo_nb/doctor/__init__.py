@@ -11,13 +11,14 @@ from typing import Literal
 
 import numpy as np
 
-from grpo_nb import frozen, hindsight, regressions, rules, symptoms, warmup
-from grpo_nb.checkpoints import Checkpoints
+from grpo_nb import hindsight, regressions, rules, symptoms, warmup
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.findings import FIRST_STEP, FURTHEST, Finding, Rows, spans
 from grpo_nb.paired import measurements
-from grpo_nb.run import Run, RunError, RunStatus
+from grpo_nb.run import settings
+from grpo_nb.run.checkpoints import Checkpoints
+from grpo_nb.run.run import Run, RunError, RunStatus
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats
 from grpo_nb.storage.journal import Journal
@@ -135,7 +136,7 @@ def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
 def _settings(run: Run) -> Iterator[Finding]:
     """config.json is no longer what the newest checkpoint was made with."""
     newest = run.checkpoints.latest()[0] or run.sft_checkpoints.latest()[0]
-    differences = frozen.edits(run.config, newest) if newest else {}
+    differences = settings.edits(run.config, newest) if newest else {}
     if newest and differences:
         yield Finding(
             "config_edited",

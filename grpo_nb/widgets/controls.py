@@ -13,10 +13,10 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb.config import ObjectiveConfig
-from grpo_nb.knobs import Knob, KnobSnapshot
 from grpo_nb.markup import html
 from grpo_nb.optim import warmup
-from grpo_nb.run import RunError
+from grpo_nb.run.knobs import Knob, KnobSnapshot
+from grpo_nb.run.run import RunError
 
 Row = Mapping[str, Any]
 Say = Callable[[str], None]

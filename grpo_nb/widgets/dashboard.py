@@ -19,7 +19,7 @@ import ipywidgets as w
 from grpo_nb import plots, report
 from grpo_nb.markup import html
 from grpo_nb.plots import canvas
-from grpo_nb.run import Log, RunError
+from grpo_nb.run.run import Log, RunError
 from grpo_nb.storage.journal import Row
 from grpo_nb.terminal import clean_logger
 from grpo_nb.widgets import states

@@ -6,7 +6,7 @@ from collections import deque
 
 import pandas as pd
 
-from grpo_nb.run import Log, Run
+from grpo_nb.run.run import Log, Run
 from grpo_nb.storage.journal import Row
 from grpo_nb.storage.schema import narrow
 

@@ -8,7 +8,7 @@ import ipywidgets as w
 from grpo_nb import rollouts_view
 from grpo_nb.markup import html
 from grpo_nb.rollouts_view import Group
-from grpo_nb.run import Run
+from grpo_nb.run.run import Run
 
 LATEST = 0
 EMPTY = str(html("note", text="no samples are logged yet; each step writes the first answers of each objective"))

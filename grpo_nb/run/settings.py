@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.checkpoints import Checkpoint
 from grpo_nb.config import Config, JudgeConfig, parse
+from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.storage.files import RunError, to_json, write_atomically
 
 CONFIG = "config.json"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
-from grpo_nb.lock import Owner
+from grpo_nb.run.lock import Owner
 from grpo_nb.storage.journal import Journal, Row, Unread
 from grpo_nb.storage.lines import Place, settled
 from grpo_nb.storage.regular import RunError

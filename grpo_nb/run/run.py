@@ -24,16 +24,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from grpo_nb import frozen, ledger, presets
-from grpo_nb.checkpoints import Checkpoints
+from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.frozen import CONFIG
-from grpo_nb.knobs import Knobs, check_start
-from grpo_nb.lock import LOCK, Owner, RunLock
-from grpo_nb.standing import PAUSES, Milestones, standing_of
-from grpo_nb.standing import RunStatus as RunStatus
-from grpo_nb.standing import RunSummary as RunSummary
-from grpo_nb.standing import State as State
+from grpo_nb.run import dependencies_file, settings
+from grpo_nb.run.checkpoints import Checkpoints
+from grpo_nb.run.knobs import Knobs, check_start
+from grpo_nb.run.lock import LOCK, Owner, RunLock
+from grpo_nb.run.settings import CONFIG
+from grpo_nb.run.standing import PAUSES, Milestones, standing_of
+from grpo_nb.run.standing import RunStatus as RunStatus
+from grpo_nb.run.standing import RunSummary as RunSummary
+from grpo_nb.run.standing import State as State
 from grpo_nb.storage import regular, schema
 from grpo_nb.storage.files import RunError as RunError
 from grpo_nb.storage.files import clear_errors, exclusive, from_json
@@ -84,7 +85,7 @@ class Run:
 
         For a run of a version that kept none, the time of its first event, else of its settings.
         """
-        if (kept := ledger.read(self.path)) is not None:
+        if (kept := dependencies_file.read(self.path)) is not None:
             return kept.started
         times = (event.get("time") for event in self.oldest_first("events"))
         first = next((time for time in times if isinstance(time, int | float)), None)
@@ -119,9 +120,9 @@ class Run:
                     f"{path} has {', '.join(remains)} but no {CONFIG}; restore {CONFIG}, or choose another folder"
                 )
             run.knobs.create()
-            ledger.begin(path)
+            dependencies_file.begin(path)
             # last, because this file makes the folder a run: killed before it, nothing is half there
-            frozen.write(path, config)
+            settings.write(path, config)
         _confirm(config)
         return run
 
@@ -170,11 +171,11 @@ class Run:
                     raise
         run = cls.open(path)
         wanted = config or run.config
-        differences = frozen.contradictions(run.config, wanted.replace(**changes), changes)
+        differences = settings.contradictions(run.config, wanted.replace(**changes), changes)
         if not differences:
             return run
         if run.has_work():
-            frozen.refuse_contradiction(path, differences)
+            settings.refuse_contradiction(path, differences)
         return run._corrected(wanted.replace(**with_steps))
 
     def has_work(self) -> bool:
@@ -188,7 +189,7 @@ class Run:
         Raises:
             RunError: it is not; each setting is listed with both values.
         """
-        frozen.refuse_stale(self.path, self.config.differences(_read_config(self.path)))
+        settings.refuse_stale(self.path, self.config.differences(_read_config(self.path)))
 
     def lock(self) -> RunLock:
         """The right to train this run: `with run.lock(): ...`. From then on everything written is fenced by it."""
@@ -321,15 +322,15 @@ class Run:
         run = Run(self.path, config)
         with self.lock(), exclusive(self.path / CONFIG):
             if self.has_work():  # a trainer may have come and gone since the first look
-                frozen.refuse_contradiction(self.path, differences)
+                settings.refuse_contradiction(self.path, differences)
             run.knobs.snapshot()
             run.knobs.reset(by="config")
             # last: killed before it, the settings still differ, and asking for them again does the rest
-            frozen.write(self.path, config)
+            settings.write(self.path, config)
             _confirm(config, known=self.config)
             run.log_event("config_changed", step=0, differences={k: list(pair) for k, pair in differences.items()})
         logger.warning(
-            "nothing was trained yet in %s, so its settings were changed:\n%s", self.path, frozen.listed(differences)
+            "nothing was trained yet in %s, so its settings were changed:\n%s", self.path, settings.listed(differences)
         )
         return run
 
@@ -432,7 +433,7 @@ def _read_config(path: Path) -> Config:
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(_no_run(path)) from None
     try:
-        return frozen.restored(from_json(text))
+        return settings.restored(from_json(text))
     except ConfigError as error:
         raise RunError(f"{file} does not validate: {error}") from None
     except ValueError as error:
