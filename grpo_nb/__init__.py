@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from grpo_nb.config import Config as Config
     from grpo_nb.doctor import diagnose as diagnose
     from grpo_nb.evaluate import evaluate as evaluate
-    from grpo_nb.memory import plan as plan
-    from grpo_nb.model import load_policy as load_policy
+    from grpo_nb.policy.memory import plan as plan
+    from grpo_nb.policy.model import load_policy as load_policy
     from grpo_nb.reloading import reload as reload
     from grpo_nb.run.run import Run as Run
     from grpo_nb.session import attach as attach

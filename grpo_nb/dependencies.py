@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from grpo_nb.config import Config
 from grpo_nb.judge.prompts import VERSION
-from grpo_nb.model import Policy
-from grpo_nb.origins import part_of
+from grpo_nb.policy.model import Policy
+from grpo_nb.policy.origins import part_of
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.dependencies_file import CHANGE, Ledger, accepted_kinds
 from grpo_nb.run.run import Run, RunError

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grpo_nb import combine, losses
 from grpo_nb.config import AlgorithmConfig
-from grpo_nb.model import Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.types import Batch, Experience
 
 

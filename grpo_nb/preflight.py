@@ -10,7 +10,7 @@ from pathlib import Path
 from grpo_nb import combine
 from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.judge.client import check_ready
-from grpo_nb.model import ModelError, Policy
+from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, load_tasks, read_examples
 from grpo_nb.terminal import clean_logger

@@ -15,7 +15,7 @@ import torch
 from grpo_nb import dependencies, fingerprint, guards, loop, metrics, optim, preflight, rules, seeding, training
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
-from grpo_nb.model import Policy, load_policy
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run import settings as frozen
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knobs import KnobSnapshot

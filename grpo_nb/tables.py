@@ -11,7 +11,7 @@ import pandas as pd
 from grpo_nb.config import Config, Settings
 from grpo_nb.intervals import TOO_FEW
 from grpo_nb.markup import Markup, html
-from grpo_nb.memory import PHASES, Plan, gib
+from grpo_nb.policy.memory import PHASES, Plan, gib
 from grpo_nb.terminal import printable
 
 LONGEST_CELL = 600

@@ -17,8 +17,8 @@ from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs,
 from grpo_nb.gradient_report import gradient_report
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
-from grpo_nb.model import Policy
 from grpo_nb.objectives import Objective
+from grpo_nb.policy.model import Policy
 from grpo_nb.reward_notes import Notes, TrainerState
 from grpo_nb.rewards import Completions, Scoring
 from grpo_nb.rollout import Engine

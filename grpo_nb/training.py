@@ -18,9 +18,9 @@ from grpo_nb.findings import Finding, Steps, spans
 from grpo_nb.history import History
 from grpo_nb.losses import Moments
 from grpo_nb.losses.tokens import FAR
-from grpo_nb.model import Policy, load_policy
 from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import settings

@@ -15,8 +15,8 @@ from grpo_nb import losses, seeding
 from grpo_nb.config import Config
 from grpo_nb.experience import reward_matrix, shape
 from grpo_nb.findings import Finding
-from grpo_nb.model import Policy, load_policy
 from grpo_nb.objectives import Objective, Rewards, load_objectives
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards import TASK, Completions, score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named

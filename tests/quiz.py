@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from grpo_nb.config import SamplingConfig
-from grpo_nb.model import Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.types import Example, Rollouts, Score
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy.model import ModelError, Policy, load_policy
 from tests import tiny_models as tiny
 from tests.support.tokens import names
 

@@ -7,7 +7,7 @@ import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy.model import ModelError, Policy, load_policy
 from tests import tiny_models as tiny
 from tests.support.tokens import pattern
 

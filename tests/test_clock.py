@@ -7,8 +7,9 @@ from unittest import mock
 import pytest
 from transformers.utils import chat_template_utils
 
-from grpo_nb import clock, presets
-from grpo_nb.model import Policy
+from grpo_nb import presets
+from grpo_nb.policy import clock
+from grpo_nb.policy.model import Policy
 from grpo_nb.run.run import Run
 from tests import tiny_models as tiny
 

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy.model import ModelError, Policy, load_policy
+from grpo_nb.policy.tokenization import Codec
 from tests import tiny_models as tiny
 from tests.support.tokens import names, pattern
 

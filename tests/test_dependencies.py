@@ -19,9 +19,9 @@ from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
 from grpo_nb.dependencies import DependencyChanged
 from grpo_nb.evaluate import evaluate, load_best, restore_policy
-from grpo_nb.model import load_policy
 from grpo_nb.paired import compare_stages
 from grpo_nb.pareto import pareto
+from grpo_nb.policy.model import load_policy
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import start

@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_nb import losses
 from grpo_nb.config import JudgeConfig, SamplingConfig
 from grpo_nb.experience import reward_matrix, shape, tied, without_lone_judge
-from grpo_nb.model import Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.run.run import Run
 from grpo_nb.train import grpo

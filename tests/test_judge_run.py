@@ -21,7 +21,7 @@ from grpo_nb import rewards, train
 from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.guards import TrainingError
 from grpo_nb.judge import FILE, Judge
-from grpo_nb.model import Policy, load_policy
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 from grpo_nb.train import grpo

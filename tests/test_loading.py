@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.model import ModelError, load_policy
+from grpo_nb.policy.model import ModelError, load_policy
 from tests import tiny_models as tiny
 from tests.support.tokens import names, pattern
 
@@ -117,7 +117,7 @@ def test_the_package_of_quantised_weights_is_the_only_one_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     quantised(tmp_path, settings | {"load_in_4bit": True})
-    monkeypatch.setattr("grpo_nb.quantised.find_spec", lambda name: None)
+    monkeypatch.setattr("grpo_nb.policy.quantised.find_spec", lambda name: None)
     with pytest.raises(ModelError) as caught:
         load_policy(ModelConfig(name=str(tmp_path), device="cpu"))
     said = str(caught.value)
@@ -205,5 +205,5 @@ def test_auto_trains_small_models_in_full_and_large_ones_by_lora(
 ) -> None:
     config = ModelConfig(name=str(tiny.folder(tmp_path)), device="cpu")
     assert load_policy(config).full
-    monkeypatch.setattr("grpo_nb.model.FULL_BELOW", 1000)
+    monkeypatch.setattr("grpo_nb.policy.model.FULL_BELOW", 1000)
     assert not load_policy(config).full

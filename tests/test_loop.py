@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from grpo_nb import optim, release, training, workers
 from grpo_nb.guards import TrainingError
-from grpo_nb.model import load_policy
+from grpo_nb.policy.model import load_policy
 from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked

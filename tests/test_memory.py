@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, T5Config
 
-from grpo_nb import memory, presets
+from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.loading import ModelError
-from grpo_nb.memory import GIB, Plan, Term, item_bytes, kv_bytes_per_token, plan
-from grpo_nb.shapes import _KNOWN, ModelShape, shape_of
+from grpo_nb.policy import memory
+from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.memory import GIB, Plan, Term, item_bytes, kv_bytes_per_token, plan
+from grpo_nb.policy.shapes import _KNOWN, ModelShape, shape_of
 from grpo_nb.tasks import demo
 from tests.support.tokens import names
 

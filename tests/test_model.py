@@ -12,7 +12,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_nb.config import ModelConfig, SamplingConfig
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import EagerEngine
 from tests import tiny_models as tiny
 from tests.support.tokens import names, pattern

@@ -6,11 +6,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from grpo_nb import adapters, optim, training
+from grpo_nb import optim, training
 from grpo_nb.config import ModelConfig, SamplingConfig
-from grpo_nb.model import Policy, load_policy
+from grpo_nb.policy import adapters
+from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.policy.shapes import shape_of
 from grpo_nb.rollout import EagerEngine
-from grpo_nb.shapes import shape_of
 from tests import multimodal, tiny
 from tests import tiny_models as models
 from tests.support.tokens import names

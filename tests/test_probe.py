@@ -12,9 +12,9 @@ from grpo_nb import evaluate as evaluation
 from grpo_nb import probe as probing
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluate import restore_policy
-from grpo_nb.loading import ModelError
-from grpo_nb.model import Policy
 from grpo_nb.paired import comparison
+from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.model import Policy
 from grpo_nb.probe import probe
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks.probe import ITEMS, Probe

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_nb.config import SamplingConfig
-from grpo_nb.model import Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.rewards import Completions, Rubric, score
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.scoring import score_bbq

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
-from grpo_nb.adapters import AdapterReference
 from grpo_nb.config import ConfigError, ModelConfig, SamplingConfig
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy.adapters import AdapterReference
+from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import ENGINES, EagerEngine, Engine, eager, engine
 from grpo_nb.rollout.eager import draw
 from grpo_nb.types import Rollouts

@@ -16,7 +16,7 @@ from grpo_nb import losses
 from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.config import AlgorithmConfig
 from grpo_nb.gradients import micro_tokens, recipe
-from grpo_nb.model import Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.train import grpo
 from tests import tiny_models
 from tests.made_experience import LENGTHS, OBJECTIVES, gradients_of, made_experience

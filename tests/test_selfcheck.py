@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from grpo_nb import preflight
 from grpo_nb.config import SamplingConfig
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.train import grpo

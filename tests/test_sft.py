@@ -9,7 +9,7 @@ import torch
 
 from grpo_nb.config import ConfigError
 from grpo_nb.guards import TrainingError
-from grpo_nb.model import Policy, load_policy
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.tasks import DataError

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo_nb import presets
 from grpo_nb.config import Config, SamplingConfig
-from grpo_nb.model import Policy, load_policy
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run
 from grpo_nb.train import grpo
 from grpo_nb.types import Example, Rollouts, Score

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_nb import codec as codec_module
-from grpo_nb.codec import Codec
 from grpo_nb.config import ConfigError, ModelConfig, parse
-from grpo_nb.model import ModelError, Policy, load_policy
+from grpo_nb.policy import tokenization as codec_module
+from grpo_nb.policy.model import ModelError, Policy, load_policy
+from grpo_nb.policy.tokenization import Codec
 from grpo_nb.sft import sft
 from tests import tiny_models as tiny
 from tests.support.tokens import pattern

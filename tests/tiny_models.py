@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.model import Policy, load_policy
+from grpo_nb.policy.model import Policy, load_policy
 
 torch.set_num_threads(1)  # operations this small lose time to a second thread
 

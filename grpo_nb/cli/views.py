@@ -96,7 +96,7 @@ def doctor_command(arguments: Namespace) -> int:
 
 def plan_command(arguments: Namespace) -> int:
     """Memory by term; 1 if it does not fit."""
-    from grpo_nb import memory
+    from grpo_nb.policy import memory
 
     config = settings_of(arguments)
     if arguments.model:

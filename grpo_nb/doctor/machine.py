@@ -148,7 +148,7 @@ def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
 def _devices() -> Iterator[Check]:
     import torch
 
-    from grpo_nb.loading import available_devices, pick_device, pick_dtype
+    from grpo_nb.policy.loading import available_devices, pick_device, pick_dtype
 
     device = pick_device("auto")
     dtype = str(pick_dtype("auto", device, full=False)).removeprefix("torch.")

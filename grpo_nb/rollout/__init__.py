@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from grpo_nb.config import ConfigError, SamplingConfig
-from grpo_nb.model import Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.types import Rollouts
 

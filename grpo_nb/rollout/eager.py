@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from grpo_nb.config import SamplingConfig
-from grpo_nb.model import ModelError, Policy, position_ids
+from grpo_nb.policy.model import ModelError, Policy, position_ids
 from grpo_nb.types import Rollouts, StopReason
 
 Progress = Callable[[int, int], None]

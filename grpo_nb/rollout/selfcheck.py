@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from grpo_nb.config import SamplingConfig
-from grpo_nb.loading import ModelError
-from grpo_nb.model import Policy
+from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rounding import Gap, broken, step
 

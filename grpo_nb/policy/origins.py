@@ -17,8 +17,8 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_nb.adapters import REFERENCE
-from grpo_nb.loading import ADAPTER_CONFIG, TOKENIZER_FILES, WEIGHT_FILES, Source
+from grpo_nb.policy.adapters import REFERENCE
+from grpo_nb.policy.loading import ADAPTER_CONFIG, TOKENIZER_FILES, WEIGHT_FILES, Source
 from grpo_nb.storage import digests
 from grpo_nb.storage.digests import Entry, Part
 from grpo_nb.storage.reads import FileRead, Stamp

@@ -9,7 +9,7 @@ from peft import LoraConfig, PeftModel, PeftModelForCausalLM, get_peft_model_sta
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from grpo_nb.loading import ModelError, listed, quietly
+from grpo_nb.policy.loading import ModelError, listed, quietly
 
 WEIGHTS = "adapter_model.safetensors"
 SHOWN = 3

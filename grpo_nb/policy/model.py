@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo_nb import adapter_files, adapters, clock, loading, turns
-from grpo_nb.codec import Codec
 from grpo_nb.config import ModelConfig
-from grpo_nb.loading import ModelError
-from grpo_nb.origins import Origin
-from grpo_nb.silence import as_it_came, silence
+from grpo_nb.policy import adapter_files, adapters, clock, loading, turns
+from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.origins import Origin
+from grpo_nb.policy.silence import as_it_came, silence
+from grpo_nb.policy.tokenization import Codec
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Batch, Prompt, TokenStats
 

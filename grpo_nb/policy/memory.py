@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.model import FULL_BELOW
-from grpo_nb.shapes import ModelShape, shape_of
+from grpo_nb.policy.model import FULL_BELOW
+from grpo_nb.policy.shapes import ModelShape, shape_of
 
 GIB = 2**30
 USABLE = 0.9

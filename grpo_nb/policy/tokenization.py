@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from grpo_nb import clock, turns
-from grpo_nb.loading import ModelError
+from grpo_nb.policy import clock, turns
+from grpo_nb.policy.loading import ModelError
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Prompt
 

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from grpo_nb import seeding
 from grpo_nb.config import ModelConfig
-from grpo_nb.loading import ModelError, quietly, refuse_unsupported
+from grpo_nb.policy.loading import ModelError, quietly, refuse_unsupported
 
 REFERENCE = "reference"
 """Name of the frozen adapter."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from grpo_nb.adapters import beyond_text, linear_layers
-from grpo_nb.loading import ModelError, Source, auto_class, locate
+from grpo_nb.policy.adapters import beyond_text, linear_layers
+from grpo_nb.policy.loading import ModelError, Source, auto_class, locate
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo_nb import quantised
+from grpo_nb.policy import quantised
 from grpo_nb.terminal import Clean, clean_logger
 
 logger = clean_logger(__name__)
