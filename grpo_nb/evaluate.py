@@ -22,7 +22,7 @@ from grpo_nb.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.paired import Mode, Row, Split, Stage, count, drawn_from
 from grpo_nb.pareto import Metrics, best, knee
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.rewards import task_scores
+from grpo_nb.rewards.rubric import task_scores
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rollout.selfcheck import check_model

@@ -10,7 +10,7 @@ from torch import Tensor
 from grpo_nb import guards, losses
 from grpo_nb.config import AlgorithmConfig, Config, JudgeConfig
 from grpo_nb.judge.tally import NAME as JUDGE
-from grpo_nb.rewards import TASK
+from grpo_nb.rewards.rubric import TASK
 from grpo_nb.training import Drawn, Training
 from grpo_nb.types import Experience, Rollouts, Score
 

@@ -19,8 +19,8 @@ from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
 from grpo_nb.objectives import Objective
 from grpo_nb.policy.model import Policy
-from grpo_nb.reward_notes import Notes, TrainerState
-from grpo_nb.rewards import Completions, Scoring
+from grpo_nb.rewards.context import Notes, TrainerState
+from grpo_nb.rewards.rubric import Completions, Scoring
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.run.knobs import KnobSnapshot

@@ -17,7 +17,7 @@ from grpo_nb.experience import reward_matrix, shape
 from grpo_nb.findings import Finding
 from grpo_nb.objectives import Objective, Rewards, load_objectives
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.rewards import TASK, Completions, score
+from grpo_nb.rewards.rubric import TASK, Completions, score
 from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_named
 from grpo_nb.rules import worst_first

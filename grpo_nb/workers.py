@@ -24,7 +24,7 @@ from grpo_nb.storage import regular
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
-    from grpo_nb.rewards import RewardFunction
+    from grpo_nb.rewards.rubric import RewardFunction
     from grpo_nb.tasks import Task
     from grpo_nb.types import Steps
 

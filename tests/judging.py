@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_nb.config import JudgeConfig
 from grpo_nb.judge import FILE, Judge
-from grpo_nb.rewards import Completions, Rubric, score
+from grpo_nb.rewards.rubric import Completions, Rubric, score
 from grpo_nb.storage.journal import Journal
 from grpo_nb.types import Example, Score
 from tests.judge_server import JudgeServer

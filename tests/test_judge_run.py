@@ -17,11 +17,12 @@ import pytest
 import torch
 from transformers.utils.import_utils import is_serve_available
 
-from grpo_nb import rewards, train
+from grpo_nb import train
 from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.guards import TrainingError
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.rewards import rubric as rewards
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 from grpo_nb.train import grpo

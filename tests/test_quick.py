@@ -13,7 +13,7 @@ from grpo_nb import quick, training
 from grpo_nb.evaluate import examples_of
 from grpo_nb.paired import compare_stages
 from grpo_nb.pareto import best, pareto
-from grpo_nb.rewards import Rubric
+from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import Policy
-from grpo_nb.rewards import Completions, Rubric, score
+from grpo_nb.rewards.rubric import Completions, Rubric, score
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.scoring import score_bbq
 from grpo_nb.tasks import BBQ

@@ -16,8 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_nb.reward_notes import BESIDES, Notes, TrainerState
-from grpo_nb.rewards import Completions, RewardError, Rubric, Scoring, _weighted, function_name, score, task_scores
+from grpo_nb.rewards.context import BESIDES, Notes, TrainerState
+from grpo_nb.rewards.rubric import (
+    Completions,
+    RewardError,
+    Rubric,
+    Scoring,
+    _weighted,
+    function_name,
+    score,
+    task_scores,
+)
 from grpo_nb.types import Example, Score
 from tests.support.tokens import names, pattern
 

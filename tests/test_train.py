@@ -13,7 +13,7 @@ from grpo_nb import metrics, optim, preflight, train, training
 from grpo_nb.combine import COMBINERS
 from grpo_nb.config import ConfigError
 from grpo_nb.gradients import GradientStats
-from grpo_nb.rewards import RewardError
+from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.sft import sft
 from grpo_nb.tasks import DataError

@@ -9,7 +9,7 @@ import pytest
 from grpo_nb import report, training
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.rewards import RewardError, Rubric
+from grpo_nb.rewards.rubric import RewardError, Rubric
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import load_task
 from grpo_nb.types import Example, Score

@@ -19,7 +19,7 @@ from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence
 from grpo_nb.judge.replies import Reply
 from grpo_nb.judge.tally import NAME, Tally
 from grpo_nb.judge.trusting import trust
-from grpo_nb.reward_notes import BESIDES
+from grpo_nb.rewards.context import BESIDES
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Example, Score
 
