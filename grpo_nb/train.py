@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, loop, metrics, optim, orders, quick, rounding, seeding, training
+from grpo_nb import control, guards, loop, metrics, optim, orders, quick, seeding, training
 from grpo_nb.config import Config
 from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs, tied
 from grpo_nb.gradient_report import gradient_report
 from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.guards import TrainingError
+from grpo_nb.losses import rounding
 from grpo_nb.objectives import Objective
 from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.context import Notes, TrainerState

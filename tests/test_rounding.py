@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from grpo_nb import presets, rules
+from grpo_nb.losses.rounding import Gap, broken
 from grpo_nb.metrics import gap_row
-from grpo_nb.rounding import Gap, broken
 from tests import tiny_models as tiny
 from tests.made_rows import healthy
 

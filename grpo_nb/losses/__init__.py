@@ -17,6 +17,7 @@ still a NaN in the gradient.
 """
 
 from grpo_nb.losses.advantages import ADVANTAGES, Outcomes, advantages, comparable, group_std
+from grpo_nb.losses.diagnostics import clamped_share, clip_fractions, masked_mean, ratio_deviation
 from grpo_nb.losses.kl import (
     KL,
     kl_clamped_exhibit,
@@ -28,7 +29,6 @@ from grpo_nb.losses.kl import (
     kl_weight,
 )
 from grpo_nb.losses.reductions import REDUCTIONS, constant_length, sequence_mean, token_mean
-from grpo_nb.losses.reports import clamped_share, clip_fractions, masked_mean, ratio_deviation
 from grpo_nb.losses.shaping import Moments, overlong_penalty, stop_properly
 from grpo_nb.losses.surrogates import (
     SURROGATES,

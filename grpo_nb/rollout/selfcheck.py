@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from grpo_nb.config import SamplingConfig
+from grpo_nb.losses.rounding import Gap, broken, step
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
-from grpo_nb.rounding import Gap, broken, step
 
 LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
