@@ -8,7 +8,7 @@ from grpo_nb.control import BetaState
 from grpo_nb.judge import FILE as JUDGE_FILE
 from grpo_nb.judge import Judge
 from grpo_nb.losses import Moments
-from grpo_nb.preflight import check_ids
+from grpo_nb.preflight.refusals import check_ids
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.rubric import RewardFunction, Rubric
 from grpo_nb.run.run import Run

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from grpo_nb import dependencies, fingerprint, guards, loop, metrics, optim, preflight, rules, seeding, training
+from grpo_nb import fingerprint, guards, loop, metrics, optim, rules, seeding, training
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.gradients import chunks
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.preflight import dependencies, refusals
 from grpo_nb.run import settings as frozen
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knobs import KnobSnapshot
@@ -57,7 +58,7 @@ def sft(
     """
     config = run.config
     dependencies.accepted_kinds(accept_changed)
-    preflight.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
+    refusals.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
     if run.checkpoints.latest()[0] is not None:
         raise RunError(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
@@ -69,7 +70,7 @@ def sft(
         newest = training.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         policy.set_date(run.started)
-        _in_use = preflight.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
+        _in_use = refusals.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
         with reads.recorded() as files:
             texts = load_pairs(config, run.path, tasks)
         found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_nb import dependencies, fingerprint, optim, pareto, preflight, rules, seeding
+from grpo_nb import fingerprint, optim, pareto, rules, seeding
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
 from grpo_nb.findings import Finding, Steps, spans
@@ -21,6 +21,7 @@ from grpo_nb.losses.tokens import FAR
 from grpo_nb.objectives import Objective, load_objectives
 from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.preflight import dependencies, refusals
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run import settings
@@ -111,7 +112,7 @@ def prepare(
     """
     dependencies.accepted_kinds(accept_changed)
     config, (newest, warm) = run.config, _saved(run)
-    preflight.check_combiner(config)
+    refusals.check_combiner(config)
     objectives = load_objectives(run, load_tasks(config, run.path, tasks), rewards or {})
     policy = policy or load_policy(config.model, config.run.seed)
     policy.set_date(run.started)
@@ -121,7 +122,7 @@ def prepare(
     goal = config.run.steps if goal is None else goal
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
-    preflight.check_examples(config, examples, policy.context, training.encode)
+    refusals.check_examples(config, examples, policy.context, training.encode)
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, accept_changed, "train")

@@ -13,15 +13,16 @@ from typing import Any, Literal
 import pytest
 from transformers import GenerationConfig
 
-from grpo_nb import dependencies, presets, tasks
 from grpo_nb import evaluate as evaluation
+from grpo_nb import presets, tasks
 from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
-from grpo_nb.dependencies import DependencyChanged
 from grpo_nb.evaluate import evaluate, load_best, restore_policy
 from grpo_nb.paired import compare_stages
 from grpo_nb.pareto import pareto
 from grpo_nb.policy.model import load_policy
+from grpo_nb.preflight import dependencies
+from grpo_nb.preflight.dependencies import DependencyChanged
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import start

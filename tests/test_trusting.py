@@ -15,7 +15,7 @@ from grpo_nb.config import Config, ConfigError, JudgeConfig
 from grpo_nb.judge import trust, trusting
 from grpo_nb.judge.client import check_ready
 from grpo_nb.judge.trusting import Pair, file, origin
-from grpo_nb.preflight import check_judges
+from grpo_nb.preflight.refusals import check_judges
 from grpo_nb.run.run import Run
 from tests.judging import TEXTS, ask, example, judge
 from tests.support.tokens import pattern

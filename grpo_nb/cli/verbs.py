@@ -11,7 +11,7 @@ from grpo_nb.cli.progress import follow
 from grpo_nb.evaluate import evaluate
 from grpo_nb.intervals import FEWEST, TOO_FEW
 from grpo_nb.paired import STAGES, Stage, comparison, three
-from grpo_nb.preflight import check_judges
+from grpo_nb.preflight.refusals import check_judges
 from grpo_nb.probe import probe
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.sft import finished, sft
