@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from grpo_nb import fingerprint, metrics, rules, warmup
-from grpo_nb.findings import Finding, Rows
+from grpo_nb import fingerprint, metrics, rules
+from grpo_nb.rules import sft
+from grpo_nb.rules.finding import Finding, Rows
 from grpo_nb.run.run import Run
 from grpo_nb.terminal import Clean
 from grpo_nb.training import Training
@@ -84,7 +85,7 @@ def watch_sft(run: Run, recent: Rows) -> None:
         TrainingError: the updates of several steps in a row were.
     """
     if recent[-1]["status"] == "skipped":
-        found = [warmup.skipped(recent[-1:], [], run.config), rules.repeated_skips(recent, run.config)]
+        found = [sft.skipped(recent[-1:], [], run.config), rules.repeated_skips(recent, run.config)]
         act_on(run, [finding for finding in found if finding])
 
 

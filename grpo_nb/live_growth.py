@@ -20,8 +20,8 @@ import numpy as np
 
 from grpo_nb import presets, rules
 from grpo_nb.growth_bench import metric_row
-from grpo_nb.history import History
 from grpo_nb.pareto import pareto
+from grpo_nb.rules.history import History
 from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from grpo_nb import fingerprint, optim, pareto, rules, seeding
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
-from grpo_nb.findings import Finding, Steps, spans
-from grpo_nb.history import History
 from grpo_nb.losses import Moments
 from grpo_nb.losses.tokens import FAR
 from grpo_nb.objectives import Objective, load_objectives
@@ -24,6 +22,8 @@ from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, refusals
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
+from grpo_nb.rules.finding import Finding, Steps, spans
+from grpo_nb.rules.history import History
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot

@@ -11,7 +11,7 @@ import pytest
 from grpo_nb.cli import verbs
 from grpo_nb.config import RunConfig
 from grpo_nb.doctor import Check
-from grpo_nb.findings import Finding
+from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run
 from tests.cli_stage import STEPS, mine, save, says, stats, train_nothing
 from tests.support.tokens import names

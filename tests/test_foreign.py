@@ -14,7 +14,7 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.doctor import diagnose
-from grpo_nb.findings import FURTHEST, missing_steps
+from grpo_nb.rules.finding import FURTHEST, missing_steps
 from grpo_nb.run.run import Run, list_runs
 from grpo_nb.storage import lines, regular, schema
 from grpo_nb.storage.files import RunError, exclusive, from_json

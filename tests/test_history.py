@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_nb import history as module
 from grpo_nb import presets, rules
-from grpo_nb.findings import Steps, missing_steps, series, spans
-from grpo_nb.history import Curve, Forgotten, History
+from grpo_nb.rules import history as module
+from grpo_nb.rules.finding import Steps, missing_steps, series, spans
+from grpo_nb.rules.history import Curve, Forgotten, History
 from tests.made_rows import OBJECTIVES, Row, healthy
 
 CONFIG = presets.demo().replace(**{f"objectives.{name}.kl_band": (0.01, 0.05) for name in OBJECTIVES})

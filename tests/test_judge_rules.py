@@ -6,7 +6,7 @@ import pytest
 
 from grpo_nb import presets, rules
 from grpo_nb.config import Config
-from grpo_nb.findings import Finding
+from grpo_nb.rules.finding import Finding
 from tests.made_rows import Row, healthy, ill
 from tests.support.tokens import names
 

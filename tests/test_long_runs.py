@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_nb import doctor, hindsight, history, presets, report, rules
-from grpo_nb.findings import Finding
+from grpo_nb import doctor, presets, report, rules
 from grpo_nb.plots import thinning
+from grpo_nb.rules import hindsight, history
+from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run, list_runs
 from grpo_nb.storage import index
 from grpo_nb.storage.files import to_json

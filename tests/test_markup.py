@@ -20,8 +20,8 @@ import pytest
 import grpo_nb
 from grpo_nb import cli, docs, markup, project, render, report, rollouts_view, tables
 from grpo_nb.doctor import diagnose
-from grpo_nb.findings import Finding
 from grpo_nb.rollouts_view import Colouring
+from grpo_nb.rules.finding import Finding
 from grpo_nb.run.lock import Owner
 from grpo_nb.run.run import Run, RunError, list_runs
 from grpo_nb.session import attach, start

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import presets, rules, symptoms
+from grpo_nb import presets, rules
 from grpo_nb.config import Config
-from grpo_nb.findings import Finding
+from grpo_nb.rules import signal
+from grpo_nb.rules.finding import Finding
 from tests.made_rows import Row, healthy, ill
 from tests.support.tokens import names
 
@@ -310,13 +311,13 @@ def evaluation(stage: str, accuracy: float, **more: Any) -> dict[str, Any]:
 def test_reward_that_rises_without_accuracy() -> None:
     rows = healthy()
     flat = [evaluation("sft", 0.55), evaluation("latest", 0.56)]
-    finding = symptoms.reward_without_accuracy(rows, CONFIG, F, flat)
+    finding = signal.reward_without_accuracy(rows, CONFIG, F, flat)
     assert finding is not None and "0.55 (sft) to 0.56" in finding.message
     better = [evaluation("sft", 0.55), evaluation("latest", 0.9)]
     unlike = [evaluation("sft", 0.55, pool="b"), evaluation("latest", 0.56)]
     for others in (better, unlike, flat[:1], []):
-        assert symptoms.reward_without_accuracy(rows, CONFIG, F, others) is None
-    assert symptoms.reward_without_accuracy(rows, CONFIG, H, flat) is None
+        assert signal.reward_without_accuracy(rows, CONFIG, F, others) is None
+    assert signal.reward_without_accuracy(rows, CONFIG, H, flat) is None
 
 
 # Asking

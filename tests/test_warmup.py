@@ -9,7 +9,7 @@ import pytest
 
 from grpo_nb import presets
 from grpo_nb.doctor import diagnose
-from grpo_nb.warmup import check
+from grpo_nb.rules.sft import check
 from tests.support.tokens import names
 from tests.tiny import tiny_run
 

@@ -11,11 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from grpo_nb import hindsight, regressions, rules, symptoms, warmup
+from grpo_nb import rules
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
-from grpo_nb.findings import FIRST_STEP, FURTHEST, Finding, Rows, spans
 from grpo_nb.paired import measurements
+from grpo_nb.rules import hindsight, regressions, sft, signal
+from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError, RunStatus
@@ -42,7 +43,7 @@ def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
     rows, events, status = run.stored("metrics"), run.stored("events"), run.status()
     found = hindsight.post_mortem(rows, run.config)
     found += _measured(run, rows)
-    found += warmup.check(run.stored("sft"), [*events.having("kind", {"sft_eval"})], run.config)
+    found += sft.check(run.stored("sft"), [*events.having("kind", {"sft_eval"})], run.config)
     found += _ending(run, status, events)
     found += _checkpoints(run, status)
     found += _settings(run)
@@ -56,10 +57,10 @@ def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
 def _measured(run: Run, rows: Rows) -> list[Finding]:
     """What the evaluations say that the metrics do not."""
     evaluations = measurements(run)
-    asked, names = [symptoms.forgetting(evaluations)], run.config.objectives
+    asked, names = [signal.forgetting(evaluations)], run.config.objectives
     asked += [regressions.accuracy_fell(rows, run.config, name, evaluations) for name in names]
     if rows:
-        asked += [symptoms.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
+        asked += [signal.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
     return [finding for finding in asked if finding]
 
 

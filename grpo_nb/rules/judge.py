@@ -4,9 +4,9 @@ Asked through rules.py. A run without a judge has none of these keys, so no rule
 """
 
 from grpo_nb.config import Config
-from grpo_nb.findings import ENOUGH, WINDOW, Finding, Rows, level, newest, number, series
-from grpo_nb.history import ObjectiveRule
 from grpo_nb.judge.failures import advice
+from grpo_nb.rules.finding import ENOUGH, WINDOW, Finding, Rows, level, newest, number, series
+from grpo_nb.rules.history import ObjectiveRule
 
 ENOUGH_VERDICTS = 20
 """Verdicts before equal ones mean anything: a good step may well be all right answers."""

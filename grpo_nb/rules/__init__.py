@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from grpo_nb import judge_rules, numeric_rules, regressions, symptoms
 from grpo_nb.config import Config
-from grpo_nb.findings import (
+from grpo_nb.optim import gradient_refused
+from grpo_nb.rules import judge, numeric, regressions, signal
+from grpo_nb.rules.finding import (
     BASELINE,
     ENOUGH,
     FIRST_STEP,
@@ -29,8 +30,7 @@ from grpo_nb.findings import (
     series,
     start,
 )
-from grpo_nb.history import ABOVE_ROWS, History, ObjectiveRule, Rule
-from grpo_nb.optim import gradient_refused
+from grpo_nb.rules.history import ABOVE_ROWS, History, ObjectiveRule, Rule
 from grpo_nb.run.knobs import bounds
 
 SKIPS_TO_STOP = 3
@@ -145,7 +145,7 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
     limits = {} if "ratio/gap" in row else {"ratio/max_dev": (RATIO_NOISE, RATIO_BROKEN)}
     limits |= {f"kl/{name}": (KL_START_NOISE, KL_START_BROKEN) for name in config.objectives}
     values = {key: v for key in limits if (v := number(row, key)) is not None and not abs(v) <= limits[key][0]}
-    gap = numeric_rules.beyond_rounding(row, "ratio/gap")
+    gap = numeric.beyond_rounding(row, "ratio/gap")
     frozen = _meant_to_move(row) and number(row, "grad/update") == 0
     if not values and not frozen and not gap:
         return None
@@ -316,18 +316,18 @@ def _rate(row: Row, config: Config) -> float:
 MomentRule = Callable[[Rows, Config], Finding | None]
 SKIP_RULES: tuple[MomentRule, ...] = (non_finite, grad_spike)
 """Asked before an update, of a row that has the loss and gradient norms already."""
-MOMENT_RULES: tuple[MomentRule, ...] = (repeated_skips, params_frozen, step_one, numeric_rules.sampler_broken)
+MOMENT_RULES: tuple[MomentRule, ...] = (repeated_skips, params_frozen, step_one, numeric.sampler_broken)
 """True of one moment, so a post-mortem asks them of every row."""
-RULES: tuple[Rule, ...] = (policy_static, *symptoms.RULES)
+RULES: tuple[Rule, ...] = (policy_static, *signal.RULES)
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     kl_zero,
     kl_exploded,
     beta_pinned,
     kl_above_band,
     *regressions.OBJECTIVE_RULES,
-    *symptoms.OBJECTIVE_RULES,
-    *judge_rules.OBJECTIVE_RULES,
-    *numeric_rules.OBJECTIVE_RULES,
+    *signal.OBJECTIVE_RULES,
+    *judge.OBJECTIVE_RULES,
+    *numeric.OBJECTIVE_RULES,
 )
 """True of a stretch of time, judged at its end."""
 

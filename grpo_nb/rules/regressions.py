@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_nb.config import Config
-from grpo_nb.findings import (
+from grpo_nb.paired import change
+from grpo_nb.rules.finding import (
     WINDOW,
     Finding,
     Rows,
@@ -24,8 +25,7 @@ from grpo_nb.findings import (
     series,
     start,
 )
-from grpo_nb.history import CURVES, SETTINGS, Around, Fall, History, ObjectiveRule, Past
-from grpo_nb.paired import change
+from grpo_nb.rules.history import CURVES, SETTINGS, Around, Fall, History, ObjectiveRule, Past
 
 HEDGES = ("unknown", "abstained")
 """Labels of answers that name nothing where the text answers; where it does not, naming nothing is `correct`."""

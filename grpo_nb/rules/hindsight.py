@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo_nb import numeric_rules, rules
+from grpo_nb import rules
 from grpo_nb.config import Config
-from grpo_nb.findings import FIRST_STEP, Finding
-from grpo_nb.history import KEPT, History
-from grpo_nb.rules import Moment, MomentRule
+from grpo_nb.rules import Moment, MomentRule, numeric
+from grpo_nb.rules.finding import FIRST_STEP, Finding
+from grpo_nb.rules.history import KEPT, History
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
 
@@ -66,7 +66,7 @@ def _first_step(rows: LogRows, config: Config) -> Places:
 
 
 def _wide_gap(rows: LogRows, config: Config) -> Places:
-    wide = _where(rows, "sampler_gap", lambda gap: ~(gap <= numeric_rules.SAMPLER_NATS))
+    wide = _where(rows, "sampler_gap", lambda gap: ~(gap <= numeric.SAMPLER_NATS))
     return np.concatenate([wide, _first_step(rows, config)])
 
 
@@ -76,6 +76,6 @@ SUSPECTS: Mapping[MomentRule, Suspects] = {
     rules.repeated_skips: _skipped,
     rules.params_frozen: _no_update,
     rules.step_one: _first_step,
-    numeric_rules.sampler_broken: _wide_gap,
+    numeric.sampler_broken: _wide_gap,
 }
 """Of each rule of moments."""

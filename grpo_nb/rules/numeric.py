@@ -7,9 +7,9 @@ import math
 
 from grpo_nb.algorithms import SCALE_FREE
 from grpo_nb.config import Config
-from grpo_nb.findings import FIRST_STEP, Finding, Row, Rows, level, newest, number
-from grpo_nb.history import ObjectiveRule
 from grpo_nb.losses.rounding import Gap, broken
+from grpo_nb.rules.finding import FIRST_STEP, Finding, Row, Rows, level, newest, number
+from grpo_nb.rules.history import ObjectiveRule
 
 CLIPPED_ADVANTAGES = 0.05
 """Share of answers at the bound: an outlier is what it is for, one answer in twenty is the signal itself."""

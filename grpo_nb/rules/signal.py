@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_nb.config import Config
-from grpo_nb.findings import (
+from grpo_nb.paired import change
+from grpo_nb.rules.finding import (
     ENOUGH,
     WINDOW,
     Finding,
@@ -20,9 +21,8 @@ from grpo_nb.findings import (
     series,
     start,
 )
-from grpo_nb.history import CONFLICT_ROWS, History, ObjectiveRule, Rule
-from grpo_nb.paired import change
-from grpo_nb.regressions import alike, hedges, hedging_advice
+from grpo_nb.rules.history import CONFLICT_ROWS, History, ObjectiveRule, Rule
+from grpo_nb.rules.regressions import alike, hedges, hedging_advice
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""

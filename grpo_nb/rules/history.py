@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from grpo_nb.config import Config
-from grpo_nb.findings import BASELINE, Finding, Row, keys_below, number
+from grpo_nb.rules.finding import BASELINE, Finding, Row, keys_below, number
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
 
