@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grpo_nb import presets as presets
     from grpo_nb.config import Config as Config
     from grpo_nb.doctor import diagnose as diagnose
-    from grpo_nb.evaluate import evaluate as evaluate
+    from grpo_nb.evaluation.evaluate import evaluate as evaluate
     from grpo_nb.policy.memory import plan as plan
     from grpo_nb.policy.model import load_policy as load_policy
     from grpo_nb.reloading import reload as reload

@@ -25,7 +25,7 @@ from nbclient import NotebookClient
 from traitlets.config import Config
 
 from grpo_nb import presets
-from grpo_nb.intervals import bootstrap, interval
+from grpo_nb.evaluation.intervals import bootstrap, interval
 from grpo_nb.run.run import Run
 from grpo_nb.session import Session
 from grpo_nb.terminal import clean_logger

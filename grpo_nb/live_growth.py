@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import presets, rules
+from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.growth_bench import metric_row
-from grpo_nb.pareto import pareto
 from grpo_nb.rules.history import History
 from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger

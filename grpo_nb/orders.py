@@ -1,6 +1,6 @@
 """An evaluation that is requested while a run trains, done between two steps."""
 
-from grpo_nb.evaluate import evaluate
+from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.preflight import dependencies
 from grpo_nb.terminal import clean_logger
 from grpo_nb.training import Training

@@ -16,7 +16,7 @@ import pandas as pd
 from rich.console import Console
 
 from grpo_nb import presets
-from grpo_nb.evaluate import evaluate
+from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.run.run import Run
 from grpo_nb.sft import sft
 from grpo_nb.train import grpo

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from grpo_nb import plots, tables
 from grpo_nb.doctor import diagnose
-from grpo_nb.evaluate import ask, examples_of, restore_policy
+from grpo_nb.evaluation.compare import Stage, three
+from grpo_nb.evaluation.compare import comparison as stages_compared
+from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
+from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.markup import Markup, html
-from grpo_nb.paired import Stage, three
-from grpo_nb.paired import comparison as stages_compared
-from grpo_nb.pareto import pareto
 from grpo_nb.rollout import engine
 from grpo_nb.run.run import Run
 from grpo_nb.run.standing import MILESTONES

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb.config import Config, Settings
-from grpo_nb.intervals import TOO_FEW
+from grpo_nb.evaluation.intervals import TOO_FEW
 from grpo_nb.markup import Markup, html
 from grpo_nb.policy.memory import PHASES, Plan, gib
 from grpo_nb.terminal import printable

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo_nb import fingerprint, optim, pareto, rules, seeding
+from grpo_nb import fingerprint, optim, rules, seeding
 from grpo_nb.config import Config
 from grpo_nb.control import BetaState
+from grpo_nb.evaluation import pareto
 from grpo_nb.losses import Moments
 from grpo_nb.losses.tokens import FAR
 from grpo_nb.objectives import Objective, load_objectives

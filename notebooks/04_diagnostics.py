@@ -33,7 +33,8 @@ import pandas as pd
 import torch
 
 import grpo_nb as g
-from grpo_nb import losses, pareto, plots, project, report, tables
+from grpo_nb import losses, plots, project, report, tables
+from grpo_nb.evaluation import pareto
 
 print("grpo_nb", g.__version__)
 

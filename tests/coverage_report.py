@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo_nb.intervals import Limits, effective, interval, paired, student
+from grpo_nb.evaluation.intervals import Limits, effective, interval, paired, student
 
 Array = NDArray[Any]
 UNEQUAL = (72, 128, 160, 200, 288)

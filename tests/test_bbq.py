@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_nb.evaluate import examples_of
+from grpo_nb.evaluation.evaluate import examples_of
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bbq import BANDS, BBQ, judge
 from grpo_nb.tasks.choosing import choose

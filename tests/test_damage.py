@@ -15,9 +15,9 @@ import pytest
 from grpo_nb import report
 from grpo_nb.config import ConfigError
 from grpo_nb.doctor import diagnose
-from grpo_nb.evaluate import evaluate
+from grpo_nb.evaluation.compare import comparison
+from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.guards import TrainingError
-from grpo_nb.paired import comparison
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.run.run import Run, RunError, list_runs
 from grpo_nb.sft import sft

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import pytest
 from transformers import GenerationConfig
 
-from grpo_nb import evaluate as evaluation
 from grpo_nb import presets, tasks
 from grpo_nb.cli import main
 from grpo_nb.config import ConfigError
-from grpo_nb.evaluate import evaluate, load_best, restore_policy
-from grpo_nb.paired import compare_stages
-from grpo_nb.pareto import pareto
+from grpo_nb.evaluation import evaluate as evaluation
+from grpo_nb.evaluation.compare import compare_stages
+from grpo_nb.evaluation.evaluate import evaluate, load_best, restore_policy
+from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.policy.model import load_policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.preflight.dependencies import DependencyChanged

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_nb import evaluate as evaluation
-from grpo_nb import intervals, seeding
-from grpo_nb.evaluate import bootstrap, evaluate, examples_of, restore_policy, stage_checkpoint
-from grpo_nb.paired import compare_stages, comparison
+from grpo_nb import seeding
+from grpo_nb.evaluation import evaluate as evaluation
+from grpo_nb.evaluation import intervals
+from grpo_nb.evaluation.compare import compare_stages, comparison
+from grpo_nb.evaluation.evaluate import bootstrap, evaluate, examples_of, restore_policy, stage_checkpoint
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError

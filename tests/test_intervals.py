@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_nb.intervals import (
+from grpo_nb.evaluation.intervals import (
     FEWEST,
     bootstrap,
     bootstrap_counts,

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_nb import evaluate as evaluation
-from grpo_nb import probe as probing
 from grpo_nb.doctor import diagnose
-from grpo_nb.evaluate import restore_policy
-from grpo_nb.paired import comparison
+from grpo_nb.evaluation import evaluate as evaluation
+from grpo_nb.evaluation import forgetting as probing
+from grpo_nb.evaluation.compare import comparison
+from grpo_nb.evaluation.evaluate import restore_policy
+from grpo_nb.evaluation.forgetting import probe
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
-from grpo_nb.probe import probe
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks.probe import ITEMS, Probe
 from grpo_nb.types import Rollouts, Score

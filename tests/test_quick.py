@@ -8,11 +8,11 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from grpo_nb import evaluate as evaluation
 from grpo_nb import quick, training
-from grpo_nb.evaluate import examples_of
-from grpo_nb.paired import compare_stages
-from grpo_nb.pareto import best, pareto
+from grpo_nb.evaluation import evaluate as evaluation
+from grpo_nb.evaluation.compare import compare_stages
+from grpo_nb.evaluation.evaluate import examples_of
+from grpo_nb.evaluation.pareto import best, pareto
 from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.run.run import Run

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_nb.config import SamplingConfig
+from grpo_nb.evaluation.predictions import score_bbq
 from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.rubric import Completions, Rubric, score
 from grpo_nb.rollout import EagerEngine
-from grpo_nb.scoring import score_bbq
 from grpo_nb.tasks import BBQ
 from grpo_nb.tasks.bbq import judge
 from grpo_nb.tasks.reading import abstains, read, yes_or_no

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpo_nb.config import ConfigError, ObjectiveConfig
-from grpo_nb.evaluate import examples_of
-from grpo_nb.intervals import bootstrap
+from grpo_nb.evaluation.evaluate import examples_of
+from grpo_nb.evaluation.intervals import bootstrap
 from grpo_nb.tasks import HaluEvalGeneral, HaluEvalRecognition, load_task
 from grpo_nb.tasks.reading import yes_or_no
 from grpo_nb.tasks.recognition import length_accuracy, measures, selfcheck

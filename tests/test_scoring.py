@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.evaluate import judged
-from grpo_nb.scoring import Scored, score_bbq, score_halueval
+from grpo_nb.evaluation.evaluate import judged
+from grpo_nb.evaluation.predictions import Scored, score_bbq, score_halueval
 from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.records import DataError
 from tests.support.tokens import names, pattern

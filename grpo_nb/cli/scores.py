@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from grpo_nb.cli.output import say, show, show_json
-from grpo_nb.intervals import TOO_FEW
-from grpo_nb.scoring import Scored, score_bbq, score_halueval
+from grpo_nb.evaluation.intervals import TOO_FEW
+from grpo_nb.evaluation.predictions import Scored, score_bbq, score_halueval
 
 DONE = 0
 SCORERS = {"bbq": score_bbq, "halueval": score_halueval}

@@ -8,11 +8,11 @@ from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
-from grpo_nb.evaluate import evaluate
-from grpo_nb.intervals import FEWEST, TOO_FEW
-from grpo_nb.paired import STAGES, Stage, comparison, three
+from grpo_nb.evaluation.compare import STAGES, Stage, comparison, three
+from grpo_nb.evaluation.evaluate import evaluate
+from grpo_nb.evaluation.forgetting import probe
+from grpo_nb.evaluation.intervals import FEWEST, TOO_FEW
 from grpo_nb.preflight.refusals import check_judges
-from grpo_nb.probe import probe
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.sft import finished, sft
 from grpo_nb.tasks import load_tasks

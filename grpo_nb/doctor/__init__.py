@@ -14,7 +14,7 @@ import numpy as np
 from grpo_nb import rules
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
-from grpo_nb.paired import measurements
+from grpo_nb.evaluation.compare import measurements
 from grpo_nb.rules import hindsight, regressions, sft, signal
 from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, spans
 from grpo_nb.run import settings

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from grpo_nb.config import Config
-from grpo_nb.paired import change
+from grpo_nb.evaluation.compare import change
 from grpo_nb.rules.finding import (
     WINDOW,
     Finding,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_nb.config import Config
-from grpo_nb.paired import change
+from grpo_nb.evaluation.compare import change
 from grpo_nb.rules.finding import (
     ENOUGH,
     WINDOW,

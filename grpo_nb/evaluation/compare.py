@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from grpo_nb.intervals import PARTS, paired
+from grpo_nb.evaluation.intervals import PARTS, paired
 from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.schema import comparable

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo_nb.intervals import FEWEST, ROUNDING, is_share, paired, student
-from grpo_nb.paired import Draws, Row, drawn_from, draws
+from grpo_nb.evaluation.compare import Draws, Row, drawn_from, draws
+from grpo_nb.evaluation.intervals import FEWEST, ROUNDING, is_share, paired, student
 
 NEITHER = frozenset({"abstention_rate", "unknown_rate"})
 """Rates of which neither more nor less is better by itself."""

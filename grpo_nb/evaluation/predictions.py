@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from grpo_nb.intervals import bootstrap, bootstrap_counts, with_intervals
+from grpo_nb.evaluation.intervals import bootstrap, bootstrap_counts, with_intervals
 from grpo_nb.tasks import (
     BBQ,
     HaluEvalDialogue,

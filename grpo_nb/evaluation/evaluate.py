@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 
 from grpo_nb import seeding
 from grpo_nb.config import SamplingConfig
-from grpo_nb.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
-from grpo_nb.paired import Mode, Row, Split, Stage, count, drawn_from
-from grpo_nb.pareto import Metrics, best, knee
+from grpo_nb.evaluation.compare import Mode, Row, Split, Stage, count, drawn_from
+from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
+from grpo_nb.evaluation.pareto import Metrics, best, knee
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.rewards.rubric import task_scores
