@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from grpo_nb.run.run import Run as Run
     from grpo_nb.session import attach as attach
     from grpo_nb.session import start as start
-    from grpo_nb.sft import sft as sft
-    from grpo_nb.train import grpo as grpo
+    from grpo_nb.training.grpo import grpo as grpo
+    from grpo_nb.training.sft import sft as sft
     from grpo_nb.types import Example as Example
     from grpo_nb.types import Score as Score
     from grpo_nb.widgets.dashboard import Dashboard as Dashboard
@@ -79,7 +79,7 @@ class _Verb(ModuleType):
 
 class _Package(ModuleType):
     """Python binds a submodule over the package's attribute of that name, so `grpo_nb.sft(run)` would
-    break as soon as anyone imports `grpo_nb.sft`: here such a module becomes callable instead. It is also the
+    break as soon as anyone imports `grpo_nb.training.sft`: here such a module becomes callable instead. It is also the
     moment to note what was loaded."""
 
     def __setattr__(self, name: str, value: Any) -> None:

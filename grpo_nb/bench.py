@@ -21,7 +21,7 @@ from rich.table import Table
 from grpo_nb import presets
 from grpo_nb.config import Config
 from grpo_nb.run.run import Run
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
 
 WARM_UP = 2
 """Steps left out at the start: caches fill, kernels are chosen."""

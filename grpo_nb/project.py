@@ -85,7 +85,7 @@ def standing(folder: str | Path | None = None, limit: int = 5) -> str | None:
 
 
 def _finished(run: Run) -> bool:
-    from grpo_nb.sft import finished
+    from grpo_nb.training.sft import finished
 
     return finished(run)
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from grpo_nb import presets
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.run.run import Run
-from grpo_nb.sft import sft
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import sft
 
 EXAMPLES = 400
 """Held-out examples per objective: more than the preset's, for narrower means."""

@@ -13,8 +13,6 @@ import torch
 
 from grpo_nb import losses, seeding
 from grpo_nb.config import Config
-from grpo_nb.experience import reward_matrix, shape
-from grpo_nb.objectives import Objective, Rewards, load_objectives
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards.rubric import TASK, Completions, score
 from grpo_nb.rollout import Engine
@@ -24,6 +22,8 @@ from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.signal import DEAD_SHARE, TRUNCATED_BADLY
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, load_tasks
+from grpo_nb.training.experience import reward_matrix, shape
+from grpo_nb.training.objectives import Objective, Rewards, load_objectives
 from grpo_nb.types import Example, Score
 
 LENGTH_CORRELATION, ENOUGH_ANSWERS = 0.5, 12

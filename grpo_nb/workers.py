@@ -92,12 +92,12 @@ class Job:
         """The training itself, in this process."""
         accepted: dict[str, Any] = {"accept_changed": self.accept_changed} if self.accept_changed else {}
         if self.stage == "sft":
-            from grpo_nb.sft import finished, sft
+            from grpo_nb.training.sft import finished, sft
 
             if not finished(self.run):
                 yield from sft(self.run, tasks=self.tasks, **accepted)
         else:
-            from grpo_nb.train import grpo
+            from grpo_nb.training.grpo import grpo
 
             yield from grpo(self.run, tasks=self.tasks, rewards=self.rewards, steps=self.steps, **accepted)
 

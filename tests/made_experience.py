@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from grpo_nb.config import AlgorithmConfig
-from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.policy.model import Policy
+from grpo_nb.training.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.types import Experience
 from tests.tiny_models import BOS, END, VOCABULARY
 

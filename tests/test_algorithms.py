@@ -9,8 +9,8 @@ from torch import Tensor
 
 from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.config import AlgorithmConfig, ShapingConfig
-from grpo_nb.gradient_report import gradient_report
 from grpo_nb.policy.model import Policy
+from grpo_nb.training.gradient_report import gradient_report
 from tests import tiny_models
 from tests.made_experience import BETAS, OBJECTIVES, gradients_of, made_experience
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grpo_nb.run.run import Run
-from grpo_nb.sft import sft
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import sft
 from tests.lab import Desk, until
 from tests.steering import steer
 from tests.tiny import REWARDS, tiny_run

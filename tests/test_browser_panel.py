@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from grpo_nb.run.run import Run
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
 from grpo_nb.widgets.dashboard import READING
 from tests import made_rows
 from tests.lab import ROOT, THEMES, VIEWPORT, Desk, until
@@ -93,7 +93,8 @@ def test_trainer_of_another_process_is_named_and_its_death_is_seen(desk: Desk, t
 
 @pytest.mark.ux(17, 18, 19, at="browser")
 def test_warnings_and_the_word_about_the_loss_are_there(desk: Desk, tmp_path: Path) -> None:
-    from grpo_nb import guards, rules
+    from grpo_nb import rules
+    from grpo_nb.training import guards
 
     run = tiny_run(tmp_path, "ill")
     rows: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_nb import render
 from grpo_nb.run.run import Run
-from grpo_nb.sft import sft
+from grpo_nb.training.sft import sft
 from tests.lab import KERNELS, ROOT, Desk, until
 from tests.steering import steer
 from tests.support.tokens import names

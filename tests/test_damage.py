@@ -17,11 +17,11 @@ from grpo_nb.config import ConfigError
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluation.compare import comparison
 from grpo_nb.evaluation.evaluate import evaluate
-from grpo_nb.guards import TrainingError
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.run.run import Run, RunError, list_runs
-from grpo_nb.sft import sft
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.guards import TrainingError
+from grpo_nb.training.sft import sft
 from tests.tiny import REWARDS, small_tasks, tiny_run
 
 CLEAR = (RunError, ConfigError, ModelError, TrainingError)

@@ -26,10 +26,10 @@ from grpo_nb.preflight.dependencies import DependencyChanged
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import start
-from grpo_nb.sft import sft
 from grpo_nb.storage import digests
 from grpo_nb.tasks import SPLITS, demo
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import sft
 from grpo_nb.types import Example, Score
 from tests import tiny_models as tiny
 from tests.support.tokens import names, pattern

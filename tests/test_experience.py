@@ -14,11 +14,11 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.config import JudgeConfig, SamplingConfig
-from grpo_nb.experience import reward_matrix, shape, tied, without_lone_judge
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.run.run import Run
-from grpo_nb.train import grpo
+from grpo_nb.training.experience import reward_matrix, shape, tied, without_lone_judge
+from grpo_nb.training.grpo import grpo
 from grpo_nb.types import Example, Rollouts, Score
 from tests.tiny import REWARDS, rows, small_tasks, tiny_config, tiny_run, weights
 

@@ -211,11 +211,19 @@ def test_import_is_silent_and_light() -> None:
 @pytest.mark.parametrize(
     ("file", "source", "message"),
     [
-        ("losses.py", "from grpo_nb.train import grpo", "grpo_nb/losses.py (floor 0) imports grpo_nb.train (floor 3)"),
+        (
+            "losses.py",
+            "from grpo_nb.training.grpo import grpo",
+            "grpo_nb/losses.py (floor 0) imports grpo_nb.training.grpo (floor 3)",
+        ),
         ("train.py", "import grpo_nb.widgets.dashboard", "train.py (floor 3) imports grpo_nb.widgets (floor 4)"),
         ("tasks/bbq.py", "from ..model import Policy", "tasks/bbq.py (floor 1) imports grpo_nb.policy.model (floor 2)"),
         ("tasks/bbq.py", "from .. import session", "tasks/bbq.py (floor 1) imports grpo_nb.session (floor 4)"),
-        ("model.py", "def f():\n    from grpo_nb import sft", "model.py (floor 2) imports grpo_nb.sft (floor 3)"),
+        (
+            "model.py",
+            "def f():\n    from grpo_nb import sft",
+            "model.py (floor 2) imports grpo_nb.training.sft (floor 3)",
+        ),
         ("train.py", "import grpo_nb", "train.py (floor 3) imports grpo_nb.__init__ (floor unknown)"),
         ("attic.py", "", "grpo_nb/attic.py"),
     ],
@@ -230,7 +238,7 @@ def test_a_climbing_import_is_named(file: str, source: str, message: str) -> Non
     [
         (
             "train.py",
-            "from grpo_nb import losses\nfrom grpo_nb.policy.model import Policy\nfrom grpo_nb.sft import sft",
+            "from grpo_nb import losses\nfrom grpo_nb.policy.model import Policy\nfrom grpo_nb.training.sft import sft",
         ),
         ("tasks/__init__.py", "from .bbq import BBQ\nfrom grpo_nb.tasks.halueval import HaluEvalQA"),
         ("__init__.py", "from grpo_nb.session import start"),

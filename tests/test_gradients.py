@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from grpo_nb import gradients, losses, optim
+from grpo_nb import losses, optim
+from grpo_nb.training import gradients
 from grpo_nb.types import Experience
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.guards import TrainingError, check_rollouts
+from grpo_nb.training.guards import TrainingError, check_rollouts
 from grpo_nb.types import Rollouts
 from tests.support.tokens import pattern
 

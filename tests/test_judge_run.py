@@ -17,15 +17,15 @@ import pytest
 import torch
 from transformers.utils.import_utils import is_serve_available
 
-from grpo_nb import train
 from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
-from grpo_nb.guards import TrainingError
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards import rubric as rewards
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
-from grpo_nb.train import grpo
+from grpo_nb.training import grpo as train
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Score
 from tests.fault_proxy import FAULTS, FaultProxy
 from tests.judge_server import Body, JudgeServer, by_text, serving
@@ -98,7 +98,7 @@ def test_a_run_through_a_faulty_network_completes_and_invents_nothing(
             assert row[f"judge/{name}/scored"] + row[f"judge/{name}/failed"] == 8
             assert (row[f"unscored_groups/{name}"] or 0) == row[f"judge/{name}/dropped_groups"]
 
-    lines = [r.getMessage() for r in caplog.records if r.name == "grpo_nb.train"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "grpo_nb.training.grpo"]
     assert len(lines) == 8 and names(lines[0], "judge step 1", "fairness", "providers")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"judge.jsonl", "samples.jsonl", "config.json"} <= {path.name for path in files}
@@ -253,7 +253,7 @@ def test_a_judge_that_always_fails_ends_the_run_saved(tmp_path: Path, server: Ju
 def test_a_missing_key_is_said_before_the_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = judged_run(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.delenv(VARIABLE)
-    monkeypatch.setattr("grpo_nb.training.load_policy", lambda *a: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("grpo_nb.training.state.load_policy", lambda *a: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match=pattern(VARIABLE)):
         trained(run)
     assert not (run.path / "checkpoints").exists() or not list((run.path / "checkpoints").iterdir())

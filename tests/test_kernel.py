@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.run.run import Run
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
 from tests.live_kernel import PATIENCE, Kernel, until
 from tests.support.tokens import names
 from tests.tiny import stable, tiny_run

@@ -15,8 +15,8 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.run.run import Run
-from grpo_nb.sft import sft
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import sft
 from tests.kill_points import survives
 from tests.tiny import REWARDS, small_tasks, stable, tiny_config, tiny_run, weights
 

@@ -14,16 +14,17 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from grpo_nb import optim, release, training, workers
-from grpo_nb.guards import TrainingError
+from grpo_nb import optim, release, workers
 from grpo_nb.policy.model import load_policy
 from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import start
-from grpo_nb.sft import sft
-from grpo_nb.train import grpo
+from grpo_nb.training import state
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.guards import TrainingError
+from grpo_nb.training.sft import sft
 from tests.tiny import REWARDS, rows, small_tasks, tiny_run
 
 PATIENCE = 120.0
@@ -276,7 +277,7 @@ def test_a_lost_lock_is_an_error_where_a_step_is_lost_with_it(
     taken_over(run)
     with pytest.raises(RunLocked):
         next(walk)
-    (record,) = [record for record in caplog.records if record.name == "grpo_nb.loop"]
+    (record,) = [record for record in caplog.records if record.name == "grpo_nb.training.loop"]
     assert (record.levelname, record.args) == (level, (run.name, steps))
 
 
@@ -316,7 +317,7 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
     run = tiny_run(tmp_path, **EVERY | {"run__keep_checkpoints": 1})
     saved: dict[str, Any] = {}
 
-    def learned(policy: Any, optimizer: Any, whole: Any = training.learned) -> Any:
+    def learned(policy: Any, optimizer: Any, whole: Any = state.learned) -> Any:
         tensors = whole(policy, optimizer)
         if len(saved) >= 1 + (stage == "grpo"):  # from the second on; GRPO's first is step 0's
             group = tensors["policy" if slot == "weight" else "optimizer"]
@@ -325,7 +326,7 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
         return tensors
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "learned", learned)
+        patch.setattr(state, "learned", learned)
         with pytest.raises(TrainingError, check=lambda error: isinstance(error.__cause__, NotFinite)):
             list(trained(run, stage))
     (refused, *more) = events(run, "checkpoint_refused", "sft_checkpoint_refused")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import loop, orders
 from grpo_nb.run.knobs import Order
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import Session, attach, start
-from grpo_nb.train import grpo
+from grpo_nb.training import loop, steering
+from grpo_nb.training.grpo import grpo
 from tests.support.tokens import names
 from tests.tiny import REWARDS, rows, small_tasks, tiny_run
 
@@ -54,7 +54,7 @@ def test_save_and_evaluation_come_between_steps_and_change_no_bit(tmp_path: Path
 def test_evaluation_that_fails_is_logged_and_training_goes_on(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"grpo_nb.orders.{broken}", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(f"grpo_nb.training.steering.{broken}", lambda *_, **__: 1 / 0)
     run = tiny_run(tmp_path, run__steps=2)
     run.knobs.order("evaluate")
     assert len(list(train(run))) == 2
@@ -72,7 +72,7 @@ def test_junk_in_the_knobs_while_an_order_is_carried_out_ends_nothing(
     run = tiny_run(tmp_path, run__steps=3, run__quick_eval_every=quick_every)
     run.knobs["temperature"].set(0.9)
     run.knobs.order(order)
-    carry_out = {"save": (loop, "save"), "evaluate": (orders, "evaluate")}[order]
+    carry_out = {"save": (loop, "save"), "evaluate": (steering, "evaluate")}[order]
     kept = []
 
     def spoilt(*_: Any, **__: Any) -> None:
@@ -136,20 +136,20 @@ def test_nothing_is_ordered_of_a_run_that_rests(tmp_path: Path) -> None:
 
 def test_stop_asked_while_the_model_loads_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another kernel asks it: through the file alone."""
-    from grpo_nb import training
+    from grpo_nb.training import state
 
     loading, asked = threading.Event(), threading.Event()
-    prepare = training.prepare
+    prepare = state.prepare
 
     def slowly(*args: Any, **options: Any) -> Any:
         loading.set()
         assert asked.wait(PATIENCE)
         return prepare(*args, **options)
 
-    monkeypatch.setattr(training, "prepare", slowly)
+    monkeypatch.setattr(state, "prepare", slowly)
     run = tiny_run(tmp_path, run__steps=5)
     run.knobs.request("stop")  # of last time: it must not hold this start up
     threading.Thread(target=lambda: (loading.wait(PATIENCE), run.knobs.request("stop"), asked.set())).start()
     assert list(train(run)) == [] and kinds(run)[-1] == "stopped"
-    monkeypatch.setattr(training, "prepare", prepare)
+    monkeypatch.setattr(state, "prepare", prepare)
     assert len(list(train(run))) == 5

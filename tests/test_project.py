@@ -233,7 +233,7 @@ import os, sys, traceback
 import peft  # and with it torch and transformers, once for all orders
 
 failed = []
-for before in ("", "import grpo_nb.sft; import grpo_nb.evaluation.evaluate"):
+for before in ("", "import grpo_nb.training.sft; import grpo_nb.evaluation.evaluate"):
     if (child := os.fork()) == 0:
         try:
             exec(before + sys.argv[1])
@@ -248,12 +248,12 @@ sys.exit(repr(failed) if failed else 0)
 VERBS = """
 import grpo_nb
 from grpo_nb import sft, evaluate
-for verb in (sft, evaluate, grpo_nb.sft, grpo_nb.evaluation.evaluate):
+for verb in (sft, evaluate, grpo_nb.training.sft, grpo_nb.evaluation.evaluate):
     try:
         verb()
     except TypeError as error:
         assert 'run' in str(error), error
-from grpo_nb.sft import finished
+from grpo_nb.training.sft import finished
 import grpo_nb.evaluation.evaluate as e
 e.tidy
 """

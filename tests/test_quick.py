@@ -8,7 +8,6 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from grpo_nb import quick, training
 from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import examples_of
@@ -17,7 +16,8 @@ from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
-from grpo_nb.train import grpo as product_grpo
+from grpo_nb.training import quick_eval, state
+from grpo_nb.training.grpo import grpo as product_grpo
 from grpo_nb.types import Example, Rollouts, Score, StepStats
 from tests.quiz import Quiz
 from tests.support.tokens import names
@@ -44,9 +44,9 @@ def logged(run: Run) -> list[tuple[int, str]]:
     return [(row["step"], row["objective"]) for row in run.rows("evaluations")]
 
 
-def objective(run: Run, task: Task) -> training.Objective:
-    beta = training.BetaState(value=0.1, mode="manual")
-    return training.Objective(F, run.config.objectives[F], Rubric(task), task.examples("train"), beta)
+def objective(run: Run, task: Task) -> state.Objective:
+    beta = state.BetaState(value=0.1, mode="manual")
+    return state.Objective(F, run.config.objectives[F], Rubric(task), task.examples("train"), beta)
 
 
 # Training
@@ -77,7 +77,7 @@ def test_what_is_measured_is_the_policy_after_the_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **ON)
     list(grpo(run))
     task = small_tasks()[F]
-    examples = quick.pool(run, objective(run, task))
+    examples = quick_eval.pool(run, objective(run, task))
     policy = evaluation.restore_policy(run, 4)
     texts = evaluation.ask(policy, examples, run.config.sampling, EagerEngine()).texts
     (row,) = [r for r in run.rows("evaluations") if (r["step"], r["objective"]) == (4, F)]
@@ -87,8 +87,8 @@ def test_what_is_measured_is_the_policy_after_the_step(tmp_path: Path) -> None:
 
 def test_the_pool_is_ordered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ordered: list[str] = []
-    honest = quick.pool
-    monkeypatch.setattr(quick, "pool", lambda run, of: ordered.append(of.name) or honest(run, of))
+    honest = quick_eval.pool
+    monkeypatch.setattr(quick_eval, "pool", lambda run, of: ordered.append(of.name) or honest(run, of))
     list(grpo(tiny_run(tmp_path, **ON)))
     assert ordered == [F, H]
 
@@ -119,7 +119,7 @@ def test_rows_past_the_checkpoint_are_moved_aside_and_measured_again_to_the_same
 def test_a_start_that_was_killed_between_two_objectives_measures_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tiny_run(tmp_path, **ON), quick.ask
+    run, honest = tiny_run(tmp_path, **ON), quick_eval.ask
     calls: list[int] = []
 
     def killed(*arguments: Any) -> Rollouts:
@@ -128,7 +128,7 @@ def test_a_start_that_was_killed_between_two_objectives_measures_the_rest(
             raise KeyboardInterrupt
         return honest(*arguments)
 
-    monkeypatch.setattr(quick, "ask", killed)
+    monkeypatch.setattr(quick_eval, "ask", killed)
     with pytest.raises(KeyboardInterrupt):
         next(grpo(run))
     assert logged(run) == [(0, F)]
@@ -162,8 +162,8 @@ class Both(Quiz):
 
 def pool_of(run: Run, task: Task) -> tuple[list[Example], list[Example], dict[str, int]]:
     asked = objective(run, task)
-    found = quick.pool(run, asked)
-    return found, examples_of(run, F, task), quick.overlap(run, asked, found)
+    found = quick_eval.pool(run, asked)
+    return found, examples_of(run, F, task), quick_eval.overlap(run, asked, found)
 
 
 def test_the_pool_is_held_out_and_apart_from_the_final_one(tmp_path: Path) -> None:

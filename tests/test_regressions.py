@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_nb import metrics, presets, rules
+from grpo_nb import presets, rules
 from grpo_nb.rules import regressions
 from grpo_nb.rules.finding import Finding
 from grpo_nb.tasks import told
+from grpo_nb.training import metrics
 from grpo_nb.types import Example, Score
 from tests.made_rows import Row, healthy
 from tests.quiz import Quiz

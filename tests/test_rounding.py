@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_nb import presets, rules
 from grpo_nb.losses.rounding import Gap, broken
-from grpo_nb.metrics import gap_row
+from grpo_nb.training.metrics import gap_row
 from tests import tiny_models as tiny
 from tests.made_rows import healthy
 

@@ -15,7 +15,7 @@ from tests.tiny import tiny_run
 SCRIPT = """\
 import sys, time
 from concurrent.futures import ThreadPoolExecutor
-import grpo_nb.train
+import grpo_nb.training.grpo
 from grpo_nb import start
 
 def grpo(run, *, tasks, rewards, steps):
@@ -33,7 +33,7 @@ def grpo(run, *, tasks, rewards, steps):
         yield step
     run.log_event("done", step=steps)
 
-grpo_nb.train.grpo = grpo
+grpo_nb.training.grpo.grpo = grpo
 session = start(sys.argv[1], steps=int(sys.argv[2]))
 exec(sys.argv[4])
 """

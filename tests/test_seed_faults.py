@@ -15,9 +15,9 @@ from torch import Tensor
 from grpo_nb import losses
 from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.config import AlgorithmConfig
-from grpo_nb.gradients import micro_tokens, recipe
 from grpo_nb.policy.model import Policy
-from grpo_nb.train import grpo
+from grpo_nb.training.gradients import micro_tokens, recipe
+from grpo_nb.training.grpo import grpo
 from tests import tiny_models
 from tests.made_experience import LENGTHS, OBJECTIVES, gradients_of, made_experience
 from tests.tiny import REWARDS, small_tasks, tiny_run

@@ -12,7 +12,7 @@ from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.preflight import refusals
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.rollout.selfcheck import check_model
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
 from tests import tiny_models as tiny
 from tests.support.tokens import pattern
 from tests.tiny import small_tasks, tiny_run

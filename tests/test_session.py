@@ -25,14 +25,15 @@ from ipywidgets.widgets.widget import _instances
 from nbclient.exceptions import CellExecutionError
 
 import grpo_nb
-import grpo_nb.sft
-import grpo_nb.train
-from grpo_nb import fingerprint, guards, kernel, plots, project, render, report, rules, session
+import grpo_nb.training.grpo
+import grpo_nb.training.sft
+from grpo_nb import fingerprint, kernel, plots, project, render, report, rules, session
 from grpo_nb.config import ConfigError
 from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
 from grpo_nb.tables import Table
+from grpo_nb.training import guards
 from grpo_nb.types import StepStats
 from grpo_nb.widgets import dashboard, states
 from grpo_nb.widgets.controls import Controls
@@ -101,8 +102,8 @@ def row(run: Run, step: int) -> dict[str, Any]:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage()
-    monkeypatch.setattr(grpo_nb.train, "grpo", stage.grpo)
-    monkeypatch.setattr(grpo_nb.sft, "sft", stage.sft)
+    monkeypatch.setattr(grpo_nb.training.grpo, "grpo", stage.grpo)
+    monkeypatch.setattr(grpo_nb.training.sft, "sft", stage.sft)
     yield stage
     stage.release(FOREVER)
     for thread in workers():

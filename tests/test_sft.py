@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from grpo_nb.config import ConfigError
-from grpo_nb.guards import TrainingError
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.tasks import DataError
+from grpo_nb.training.guards import TrainingError
+from grpo_nb.training.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.types import Example, Score, Steps
 from tests.support.tokens import pattern
 from tests.tiny import edited, rows, small_pairs, small_tasks, tiny_config, tiny_run

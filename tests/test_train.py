@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb import metrics, optim, train, training
+from grpo_nb import optim
 from grpo_nb.combine import COMBINERS
 from grpo_nb.config import ConfigError
-from grpo_nb.gradients import GradientStats
 from grpo_nb.preflight import refusals
 from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.sft import sft
 from grpo_nb.tasks import DataError
-from grpo_nb.train import TrainingError
-from grpo_nb.train import grpo as product_grpo
+from grpo_nb.training import grpo as train
+from grpo_nb.training import metrics
+from grpo_nb.training import state as training
+from grpo_nb.training.gradients import GradientStats
+from grpo_nb.training.grpo import TrainingError
+from grpo_nb.training.grpo import grpo as product_grpo
+from grpo_nb.training.sft import sft
 from grpo_nb.types import Example, Score, StepStats
 from tests.support.tokens import names, pattern
 from tests.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights

@@ -19,7 +19,7 @@ from grpo_nb import presets
 from grpo_nb.config import Config, SamplingConfig
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
 from grpo_nb.types import Example, Rollouts, Score
 from tests import tiny_models
 

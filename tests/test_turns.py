@@ -11,7 +11,7 @@ from grpo_nb.config import ConfigError, ModelConfig, parse
 from grpo_nb.policy import tokenization as codec_module
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.policy.tokenization import Codec
-from grpo_nb.sft import sft
+from grpo_nb.training.sft import sft
 from tests import tiny_models as tiny
 from tests.support.tokens import pattern
 from tests.tiny import small_tasks, tiny_config, tiny_run

@@ -14,9 +14,9 @@ from grpo_nb.evaluation.forgetting import probe
 from grpo_nb.evaluation.intervals import FEWEST, TOO_FEW
 from grpo_nb.preflight.refusals import check_judges
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.sft import finished, sft
 from grpo_nb.tasks import load_tasks
-from grpo_nb.train import grpo
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import finished, sft
 
 DONE, INTERRUPTED = 0, 130
 STAGE_KEYS = ("stage", "step", "split", "mode")

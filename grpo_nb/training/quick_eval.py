@@ -9,15 +9,15 @@ part in the choice. Where they must share, the log says how much.
 import math
 from collections.abc import Sequence
 
-from grpo_nb import metrics
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import Logged, Row, logged
 from grpo_nb.evaluation.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
-from grpo_nb.objectives import Objective
 from grpo_nb.preflight import dependencies
 from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger
-from grpo_nb.training import Training
+from grpo_nb.training import metrics
+from grpo_nb.training.objectives import Objective
+from grpo_nb.training.state import Training
 from grpo_nb.types import Example
 
 log = clean_logger(__name__)

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from grpo_nb import fingerprint, guards, loop, metrics, optim, rules, seeding, training
+from grpo_nb import fingerprint, optim, rules, seeding
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.gradients import chunks
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, refusals
 from grpo_nb.run import settings as frozen
@@ -23,6 +22,9 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import reads
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
+from grpo_nb.training import guards, loop, metrics
+from grpo_nb.training import state as training
+from grpo_nb.training.gradients import chunks
 from grpo_nb.types import Prompt, Steps, StepStats
 
 HELD_OUT = 64

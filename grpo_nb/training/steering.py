@@ -3,7 +3,7 @@
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.preflight import dependencies
 from grpo_nb.terminal import clean_logger
-from grpo_nb.training import Training
+from grpo_nb.training.state import Training
 
 log = clean_logger(__name__)
 

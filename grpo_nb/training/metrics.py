@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_nb import losses
-from grpo_nb.gradients import GradientStats
 from grpo_nb.losses.rounding import FAR
 from grpo_nb.optim import Update
+from grpo_nb.training.gradients import GradientStats
 from grpo_nb.types import Experience, Rollouts, Score
 
 Row = dict[str, float | int | str | None]

@@ -11,14 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import control, guards, loop, metrics, optim, orders, quick, seeding, training
+from grpo_nb import control, optim, seeding
 from grpo_nb.config import Config
-from grpo_nb.experience import compare, gather, reward_matrix, sampler_logprobs, tied
-from grpo_nb.gradient_report import gradient_report
-from grpo_nb.gradients import GradientStats, objective_gradients, token_stats
-from grpo_nb.guards import TrainingError
 from grpo_nb.losses import rounding
-from grpo_nb.objectives import Objective
 from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.context import Notes, TrainerState
 from grpo_nb.rewards.rubric import Completions, Scoring
@@ -28,7 +23,14 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, told
 from grpo_nb.terminal import clean_logger
-from grpo_nb.training import Drawn, Rewards, Training
+from grpo_nb.training import guards, loop, metrics, quick_eval, steering
+from grpo_nb.training import state as training
+from grpo_nb.training.experience import compare, gather, reward_matrix, sampler_logprobs, tied
+from grpo_nb.training.gradient_report import gradient_report
+from grpo_nb.training.gradients import GradientStats, objective_gradients, token_stats
+from grpo_nb.training.guards import TrainingError
+from grpo_nb.training.objectives import Objective
+from grpo_nb.training.state import Drawn, Rewards, Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
@@ -110,9 +112,9 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
             updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
     row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report
     row |= _conditions(state, drawn_P, scores)
-    if quick.due(config, step):
+    if quick_eval.due(config, step):
         with clock("eval"):  # 7. now and then, a few held-out prompts
-            row |= quick.measure(state, step)
+            row |= quick_eval.measure(state, step)
     return _finish(state, row | clock.row(), drawn_P, rollouts, scores, experience)
 
 
@@ -140,7 +142,7 @@ class Grpo(loop.Stage):
         return self.state.config.run.checkpoint_every
 
     def begin(self) -> None:
-        quick.begin(self.state)
+        quick_eval.begin(self.state)
 
     def check(self) -> None:
         guards.check_ends(self.state)
@@ -149,7 +151,7 @@ class Grpo(loop.Stage):
     def serve(self, knobs: KnobSnapshot) -> None:
         super().serve(knobs)
         if "evaluate" in knobs.orders:
-            orders.measure(self.state)
+            steering.measure(self.state)
             loop.done(self, "evaluate", knobs)
 
     def accept(self, knobs: KnobSnapshot) -> None:

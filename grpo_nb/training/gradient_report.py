@@ -7,9 +7,9 @@ from torch import Tensor
 
 from grpo_nb import combine, losses
 from grpo_nb.config import AlgorithmConfig
-from grpo_nb.gradients import chunks, count, micro_tokens, recipe
-from grpo_nb.metrics import Row
 from grpo_nb.policy.model import Policy
+from grpo_nb.training.gradients import chunks, count, micro_tokens, recipe
+from grpo_nb.training.metrics import Row
 from grpo_nb.types import Experience
 
 Gradients = dict[str, dict[str, Tensor]]

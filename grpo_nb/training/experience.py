@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_nb import guards, losses
+from grpo_nb import losses
 from grpo_nb.config import AlgorithmConfig, Config, JudgeConfig
 from grpo_nb.judge.tally import NAME as JUDGE
 from grpo_nb.rewards.rubric import TASK
-from grpo_nb.training import Drawn, Training
+from grpo_nb.training import guards
+from grpo_nb.training.state import Drawn, Training
 from grpo_nb.types import Experience, Rollouts, Score
 
 

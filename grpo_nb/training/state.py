@@ -17,8 +17,6 @@ from grpo_nb.control import BetaState
 from grpo_nb.evaluation import pareto
 from grpo_nb.losses import Moments
 from grpo_nb.losses.tokens import FAR
-from grpo_nb.objectives import Objective, load_objectives
-from grpo_nb.objectives import Rewards as Rewards
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, refusals
 from grpo_nb.rollout import EagerEngine, Engine
@@ -32,6 +30,8 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.terminal import clean_logger
+from grpo_nb.training.objectives import Objective, load_objectives
+from grpo_nb.training.objectives import Rewards as Rewards
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 log = clean_logger(__name__)
