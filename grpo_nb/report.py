@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from grpo_nb import plots, tables
 from grpo_nb.doctor import diagnose
+from grpo_nb.doctor.rewards import Bench
 from grpo_nb.evaluation.compare import Stage, three
 from grpo_nb.evaluation.compare import comparison as stages_compared
 from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
@@ -27,7 +28,6 @@ from grpo_nb.tables import Table, cell, interval, words
 from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
 from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt
-from grpo_nb.workbench import Bench
 
 log = clean_logger(__name__)
 

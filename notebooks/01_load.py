@@ -37,7 +37,8 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import doctor, project, report, tables, workbench
+from grpo_nb import doctor, project, report, tables
+from grpo_nb.doctor import rewards
 from grpo_nb.tasks import load_tasks
 
 tables.checks(doctor.environment())
@@ -109,7 +110,7 @@ report.scored_examples(tasks)
 # Reward functions of your own go in as they do in `g.start`: `rewards={"fairness": [(function, 0.1)]}`.
 
 # %%
-bench = workbench.workbench(run, policy=policy, tasks=tasks, prompts=1)
+bench = rewards.workbench(run, policy=policy, tasks=tasks, prompts=1)
 report.ranked(bench)
 
 # %% [markdown]

@@ -8,13 +8,13 @@ import pytest
 
 from grpo_nb import report
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.doctor.rewards import Answer, checked, known_bad, scored, workbench
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards.rubric import RewardError, Rubric
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import load_task
 from grpo_nb.training import state
 from grpo_nb.types import Example, Score
-from grpo_nb.workbench import Answer, checked, known_bad, scored, workbench
 from tests.support.tokens import names
 from tests.tiny import small_tasks, tiny_config, tiny_run
 
