@@ -20,7 +20,7 @@ from grpo_nb import presets, render
 from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config
-from grpo_nb.markup import Markup, html
+from grpo_nb.report.markup import Markup, html
 
 
 def pages() -> dict[str, str]:

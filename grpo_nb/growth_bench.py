@@ -38,7 +38,7 @@ TASKS = {
 }
 _MEASURE = """
 import json, resource, sys, time
-import grpo_nb.report, grpo_nb.doctor
+import grpo_nb.report.report, grpo_nb.doctor
 unit = 2**20 if sys.platform == "darwin" else 2**10
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
 exec(sys.argv[1])

@@ -11,7 +11,7 @@ from grpo_nb.run.run import Run, RunError, RunSummary, list_runs
 from grpo_nb.terminal import one_line
 
 if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
-    from grpo_nb.tables import Table
+    from grpo_nb.report.tables import Table
 
 
 class NotReady(RunError):
@@ -66,7 +66,7 @@ def runs(folder: str | Path | None = None) -> "Table":
     """Every run in `folder` (by default the project's runs): its state, its steps, and what to do with it."""
     import pandas as pd
 
-    from grpo_nb.tables import Table
+    from grpo_nb.report.tables import Table
 
     folder = root() / "runs" if folder is None else Path(folder)
     rows = [

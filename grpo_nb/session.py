@@ -35,7 +35,7 @@ from grpo_nb.workers import (
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     import pandas as pd
 
-    from grpo_nb.report import Report
+    from grpo_nb.report.report import Report
     from grpo_nb.tasks import Task
     from grpo_nb.widgets.dashboard import Dashboard
 
@@ -248,7 +248,7 @@ class Session:
 
     def report(self) -> "Report":
         """A picture and a table that need no kernel and no widgets to be read."""
-        from grpo_nb.report import report
+        from grpo_nb.report.report import report
 
         return report(self.run)
 

@@ -31,7 +31,8 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import project, report
+from grpo_nb import project
+from grpo_nb.report import report
 
 print("grpo_nb", g.__version__)
 

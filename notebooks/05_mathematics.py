@@ -31,7 +31,8 @@
 import torch
 
 import grpo_nb as g
-from grpo_nb import exhibits, plots, tables
+from grpo_nb import plots
+from grpo_nb.report import tables, toy_math
 
 print("grpo_nb", g.__version__)
 
@@ -45,7 +46,7 @@ CAP = 512  # tokens an answer may have, in "What a long answer weighs"
 # row: `algorithm.advantage` = `batch_std` divides by the spread of the whole batch.
 
 # %%
-exhibits.algorithms()
+toy_math.algorithms()
 
 # %% [markdown]
 # ## Advantages
@@ -56,7 +57,7 @@ exhibits.algorithms()
 # %%
 nan = float("nan")
 rewards = torch.tensor([[1, 0, 0, 1], [2, 2, 2, 5], [0.5, 0.5, 0.5, 0.5], [nan, 0, 1, 1]])
-exhibits.advantages(rewards)
+toy_math.advantages(rewards)
 
 # %% [markdown]
 # `opo` weighs its baseline by length: make the best answer of the second prompt long, and it becomes the baseline.
@@ -65,7 +66,7 @@ exhibits.advantages(rewards)
 
 # %%
 lengths = torch.tensor([[9, 9, 9, 9], [9, 9, 9, 900], [9, 9, 9, 9], [9, 9, 9, 9]])
-exhibits.advantages(rewards, lengths)
+toy_math.advantages(rewards, lengths)
 
 # %% [markdown]
 # ## KL: the value and the gradient are two questions
@@ -76,7 +77,7 @@ exhibits.advantages(rewards, lengths)
 # %%
 policy = torch.tensor([2.5, 1.0, -1.0, 0.0, -1.0], dtype=torch.float64)
 reference = torch.tensor([-0.5, 1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
-exhibits.kl_estimators(policy, reference)
+toy_math.kl_estimators(policy, reference)
 
 # %% [markdown]
 # One token at a time. Left of 0 the policy likes the token better than the reference does: that is where training
@@ -84,7 +85,7 @@ exhibits.kl_estimators(policy, reference)
 # line of its own.
 
 # %%
-plots.curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0, top=10)
+plots.curves({"Estimators of one token": toy_math.kl_curves()}, "nats", mark=0.0, top=10)
 
 # %% [markdown]
 # ## Clipping
@@ -95,14 +96,14 @@ plots.curves({"Estimators of one token": exhibits.kl_curves()}, "nats", mark=0.0
 
 # %%
 names = ["ppo_clip", "cispo", "cispo_cap", "sapo", "cpgd"]
-good, bad = (exhibits.pulls(names, advantage) for advantage in (1.0, -1.0))
+good, bad = (toy_math.pulls(names, advantage) for advantage in (1.0, -1.0))
 plots.curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
 # A bad answer that became likely pulls without end under PPO: at ratio 8, eight times as hard. The dual clip ends it.
 
 # %%
-dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
+dual = toy_math.pulls(["ppo_clip"], -1.0, dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
 plots.curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
@@ -110,7 +111,7 @@ plots.curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.
 # tokens, where PPO has 1.35 and 0.905.
 
 # %%
-exhibits.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5)
+toy_math.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5)
 
 # %% [markdown]
 # ## What a long answer weighs
@@ -118,7 +119,7 @@ exhibits.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5)
 # for little: long wrong answers are hardly punished. `token_mean` and `constant_length` weigh every token alike.
 
 # %%
-exhibits.long_answers([8, 64, CAP], CAP)
+toy_math.long_answers([8, 64, CAP], CAP)
 
 # %% [markdown]
 # ## When objectives disagree
@@ -129,7 +130,7 @@ exhibits.long_answers([8, 64, CAP], CAP)
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
-answers = exhibits.conflict(gradients, weights=[1.0, 1.0])
+answers = toy_math.conflict(gradients, weights=[1.0, 1.0])
 tables.Table(answers)
 
 # %%

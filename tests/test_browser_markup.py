@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import report
+from grpo_nb.report import report
 from tests.lab import Desk
 from tests.strangers_run import strangers_run
 

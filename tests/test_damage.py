@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import report
 from grpo_nb.config import ConfigError
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluation.compare import comparison
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.policy.loading import ModelError
+from grpo_nb.report import report
 from grpo_nb.run.run import Run, RunError, list_runs
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError

@@ -3,16 +3,17 @@
 import pytest
 import torch
 
-from grpo_nb import combine, exhibits, losses
+from grpo_nb import combine, losses
 from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.plots import arrows, curves, to_png
+from grpo_nb.report import toy_math
 
 POLICY = torch.tensor([2.5, 1.0, -1.0, 0.0, -1.0], dtype=torch.float64)
 REFERENCE = torch.tensor([-0.5, 1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
 
 
 def test_every_algorithm_is_listed_with_its_choices() -> None:
-    frame = exhibits.algorithms().frame
+    frame = toy_math.algorithms().frame
     assert list(frame["loss"]) == list(ALGORITHMS)
     assert frame.set_index("loss").loc["gspo", "clip"] == "0.0003, 0.0004"
     assert frame.set_index("loss").loc[["sapo", "cispo_cap"], "clip"].tolist() == ["-", "-, 5"], "as far as it is used"
@@ -20,14 +21,14 @@ def test_every_algorithm_is_listed_with_its_choices() -> None:
 
 def test_every_estimator_of_the_advantage_is_shown_with_its_numbers() -> None:
     nan = float("nan")
-    frame = exhibits.advantages(torch.tensor([[1.0, 0.0], [nan, 2.0]])).frame.set_index("advantage")
+    frame = toy_math.advantages(torch.tensor([[1.0, 0.0], [nan, 2.0]])).frame.set_index("advantage")
     assert list(frame.index) == list(losses.ADVANTAGES)
     assert list(frame.columns) == ["1  0", "-  2"]
     assert frame.loc["rloo"].tolist() == ["1  -1", "0  0"]
 
 
 def test_value_and_gradient_of_the_kl_are_two_questions() -> None:
-    lines = exhibits.kl_estimators(POLICY, REFERENCE).frame.set_index("estimator")
+    lines = toy_math.kl_estimators(POLICY, REFERENCE).frame.set_index("estimator")
     for name in ("k1", "k3", "k3_k2"):
         assert lines.loc[name, "mean"] == lines.loc[name, "truth"]
     assert lines.loc["k1", "gradient: size"] == "0%"
@@ -39,16 +40,16 @@ def test_value_and_gradient_of_the_kl_are_two_questions() -> None:
 
 
 def test_pulls_are_those_of_the_surrogates() -> None:
-    good, bad = (exhibits.pulls(["ppo_clip", "cispo", "cpgd"], A) for A in (1.0, -1.0))
+    good, bad = (toy_math.pulls(["ppo_clip", "cispo", "cpgd"], A) for A in (1.0, -1.0))
     assert good["ppo_clip"].loc[:1.19].min() > 0 and good["ppo_clip"].loc[1.21:].abs().max() == 0
     assert bad["ppo_clip"].loc[:0.79].abs().max() == 0 and bad["ppo_clip"].iloc[-1] == pytest.approx(-8)
     assert good["cispo"].min() == pytest.approx(0.8) and good["cispo"].max() == pytest.approx(1.28)
-    dual = exhibits.pulls(["ppo_clip"], -1.0, dual=3.0)["ppo_clip"]
+    dual = toy_math.pulls(["ppo_clip"], -1.0, dual=3.0)["ppo_clip"]
     assert dual.loc[3.05:].abs().max() == 0 and dual.loc[:2.95].min() < -2.8
 
 
 def test_long_answers_weigh_what_the_reduction_says() -> None:
-    frame = exhibits.long_answers([1, 3], 10).frame.set_index(["reduction", "length"])["weight of the answer"]
+    frame = toy_math.long_answers([1, 3], 10).frame.set_index(["reduction", "length"])["weight of the answer"]
     assert frame["sequence_mean"].tolist() == ["50.0%", "50.0%"]
     assert frame["token_mean"].tolist() == ["25.0%", "75.0%"]
     assert frame["constant_length"].tolist() == ["5.0%", "15.0%"]
@@ -56,7 +57,7 @@ def test_long_answers_weigh_what_the_reduction_says() -> None:
 
 def test_a_conflict_shows_who_loses() -> None:
     gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
-    frame = exhibits.conflict(gradients, [1.0, 1.0]).set_index("combine")
+    frame = toy_math.conflict(gradients, [1.0, 1.0]).set_index("combine")
     assert list(frame.index) == list(combine.COMBINERS)
     assert frame.loc["sum", "progress of 1"] < 0 < frame.loc["pcgrad", "progress of 1"]
 
@@ -66,19 +67,19 @@ def test_a_combiner_without_its_solver_is_left_out(monkeypatch: pytest.MonkeyPat
         raise ImportError("no solver")
 
     monkeypatch.setattr(combine, "COMBINERS", {"sum": combine.weighted_sum, "upgrad": missing})
-    frame = exhibits.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0])
+    frame = toy_math.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0])
     assert list(frame["combine"]) == ["sum"]
 
 
 def test_pictures_are_drawn() -> None:
-    assert to_png(curves({"a": exhibits.kl_curves()}, "nats", mark=0.0, top=10)).startswith(b"\x89PNG")
-    good = exhibits.pulls(["ppo_clip"], 1.0)
+    assert to_png(curves({"a": toy_math.kl_curves()}, "nats", mark=0.0, top=10)).startswith(b"\x89PNG")
+    good = toy_math.pulls(["ppo_clip"], 1.0)
     assert to_png(curves({"a": good, "b": good}, "pull", mark=1.0, log=True)).startswith(b"\x89PNG")
     assert to_png(arrows([(1.0, 0.0), (-1.0, 1.0)], {"sum": (0.0, 1.0)})).startswith(b"\x89PNG")
 
 
 def test_one_ratio_for_an_answer_or_one_for_each_token() -> None:
-    gains = exhibits.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5).frame.set_index("surrogate")
+    gains = toy_math.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5).frame.set_index("surrogate")
     assert gains.loc["ppo_clip"].tolist() == [1.3499, 0.9048]
     assert gains.loc["gspo"].tolist() == gains.loc["gmpo"].tolist() == [1.1052, 1.1052]
 
@@ -93,16 +94,16 @@ def test_equal_steps_are_one_arrow_with_both_names() -> None:
 def test_the_numbers_of_the_text_are_those_of_the_tables() -> None:
     rewards = torch.tensor([[1.0, 0, 0, 1], [2, 2, 2, 5]])
     lengths = torch.full((2, 4), 9)
-    even = exhibits.advantages(rewards, lengths).frame.set_index("advantage")
+    even = toy_math.advantages(rewards, lengths).frame.set_index("advantage")
     lengths[1, 3] = 900
-    long = exhibits.advantages(rewards, lengths).frame.set_index("advantage")
+    long = toy_math.advantages(rewards, lengths).frame.set_index("advantage")
     moved = {name for name in even.index if even.loc[name].tolist() != long.loc[name].tolist()}
     assert moved == {"opo", "reinforce_pp", "reinforce_pp_baseline"}
-    steps = exhibits.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0]).set_index("combine")
+    steps = toy_math.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0]).set_index("combine")
     if "upgrad" in steps.index:
         assert steps.loc["upgrad", "step"] == pytest.approx(steps.loc["pcgrad", "step"], abs=1e-3)
 
 
 def test_a_picture_says_in_words_what_it_shows() -> None:
-    assert repr(curves({"A = +1": exhibits.kl_curves()}, "nats")) == "Picture: A = +1"
+    assert repr(curves({"A = +1": toy_math.kl_curves()}, "nats")) == "Picture: A = +1"
     assert repr(arrows([(1.0, 0.0)], {"sum": (0.0, 1.0)})).startswith("Picture: ")

@@ -12,8 +12,9 @@ from typing import Any
 import ipywidgets
 import pytest
 
-from grpo_nb import plots, report
+from grpo_nb import plots
 from grpo_nb.plots import canvas
+from grpo_nb.report import report
 from grpo_nb.run.run import Run
 from grpo_nb.session import attach, start
 from grpo_nb.storage.journal import Journal

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from grpo_nb import doctor, presets, report, rules
+from grpo_nb import doctor, presets, rules
 from grpo_nb.plots import thinning
+from grpo_nb.report import report
 from grpo_nb.rules import hindsight, history
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run, list_runs

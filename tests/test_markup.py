@@ -18,14 +18,15 @@ import pandas as pd
 import pytest
 
 import grpo_nb
-from grpo_nb import cli, docs, markup, project, render, report, rollouts_view, tables
+from grpo_nb import cli, docs, project, render
 from grpo_nb.doctor import diagnose
-from grpo_nb.rollouts_view import Colouring
+from grpo_nb.report import markup, report, rollouts, tables
+from grpo_nb.report.rollouts import Colouring
+from grpo_nb.report.tables import Table
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.lock import Owner
 from grpo_nb.run.run import Run, RunError, list_runs
 from grpo_nb.session import attach, start
-from grpo_nb.tables import Table
 from grpo_nb.terminal import _CONTROLS, Formatter, clean_logger, json_text, one_line, printable
 from grpo_nb.widgets.samples import SampleBrowser
 from tests.kill_points import ROOT
@@ -149,9 +150,9 @@ def test_samples_are_shown_whatever_stands_in_a_field() -> None:
     values: tuple[Any, ...] = (MARKUP, [MARKUP], {MARKUP: MARKUP}, 10**400, True, None, float("nan"), [[1]], -1)
     for key in row.keys() - {"step"}:
         for value in values:
-            for group in rollouts_view.groups([row | {key: value}]):
+            for group in rollouts.groups([row | {key: value}]):
                 for colouring in get_args(Colouring):
-                    text_of(rollouts_view.page(group, colouring))
+                    text_of(rollouts.page(group, colouring))
 
 
 def test_the_browser_of_samples_chooses_among_names_that_are_markup(run: Run) -> None:

@@ -115,7 +115,7 @@ def taken(module: str, name: str) -> Any:
 
 @each
 def test_names_taken_from_the_package_exist(name: str) -> None:
-    """`report.samples` in a cell is a function of grpo_nb.report: a renamed one is noticed without a run."""
+    """`report.samples` in a cell is a function of grpo_nb.report.report: a renamed one is noticed without a run."""
     trees = [parsed(cell.source) for cell in code_cells(name)]
     modules: dict[str, Any] = {"g": importlib.import_module("grpo_nb")}
     for node in (n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)):

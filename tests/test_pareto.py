@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_nb import report
 from grpo_nb.evaluation import dominance
 from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.dominance import better
 from grpo_nb.evaluation.evaluate import load_best, load_knee, measured
 from grpo_nb.evaluation.pareto import best, knee, pareto, worth_keeping
 from grpo_nb.policy.model import load_policy
+from grpo_nb.report import report
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.types import Example, Score
 from tests.quiz import Quiz

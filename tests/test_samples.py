@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import rollouts_view
-from grpo_nb.rollouts_view import Colouring, groups, page, shade
+from grpo_nb.report import rollouts
+from grpo_nb.report.rollouts import Colouring, groups, page, shade
 from grpo_nb.run.run import Run
 from grpo_nb.widgets.samples import EMPTY, SampleBrowser
 from tests.support.tokens import names
@@ -38,7 +38,7 @@ def sample(step: int = 1, reward: float | None = 0.5, **changes: Any) -> dict[st
     return row | changes
 
 
-def one(*rows: dict[str, Any]) -> rollouts_view.Group:
+def one(*rows: dict[str, Any]) -> rollouts.Group:
     (group,) = groups(reversed(rows))
     return group
 

@@ -27,12 +27,13 @@ from nbclient.exceptions import CellExecutionError
 import grpo_nb
 import grpo_nb.training.grpo
 import grpo_nb.training.sft
-from grpo_nb import fingerprint, kernel, plots, project, render, report, rules, session
+from grpo_nb import fingerprint, kernel, plots, project, render, rules, session
 from grpo_nb.config import ConfigError
+from grpo_nb.report import report
+from grpo_nb.report.tables import Table
 from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.session import Stopped, attach, start
-from grpo_nb.tables import Table
 from grpo_nb.training import guards
 from grpo_nb.types import StepStats
 from grpo_nb.widgets import dashboard, states

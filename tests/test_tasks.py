@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from grpo_nb import report
 from grpo_nb.config import ObjectiveConfig
+from grpo_nb.report import report
 from grpo_nb.tasks import HaluEvalQA, load_task, parsed, selfcheck
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score

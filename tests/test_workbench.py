@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import pytest
 
-from grpo_nb import report
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.doctor.rewards import Answer, checked, known_bad, scored, workbench
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.report import report
 from grpo_nb.rewards.rubric import RewardError, Rubric
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import load_task

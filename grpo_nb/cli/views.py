@@ -35,7 +35,7 @@ def diagnose_command(arguments: Namespace) -> int:
 
 def report_command(arguments: Namespace) -> int:
     """The run as one HTML page."""
-    from grpo_nb.report import page
+    from grpo_nb.report.report import page
 
     run = existing_run(arguments.run)
     file = Path(arguments.out or run.path / "report.html")

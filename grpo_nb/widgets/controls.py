@@ -13,8 +13,8 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb.config import ObjectiveConfig
-from grpo_nb.markup import html
 from grpo_nb.optim import warmup
+from grpo_nb.report.markup import html
 from grpo_nb.run.knobs import Knob, KnobSnapshot
 from grpo_nb.run.run import RunError
 

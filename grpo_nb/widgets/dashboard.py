@@ -16,9 +16,10 @@ from typing import Any
 
 import ipywidgets as w
 
-from grpo_nb import plots, report
-from grpo_nb.markup import html
+from grpo_nb import plots
 from grpo_nb.plots import canvas
+from grpo_nb.report import report
+from grpo_nb.report.markup import html
 from grpo_nb.run.run import Log, RunError
 from grpo_nb.storage.journal import Row
 from grpo_nb.terminal import clean_logger

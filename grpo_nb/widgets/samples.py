@@ -5,9 +5,9 @@ from typing import Any
 
 import ipywidgets as w
 
-from grpo_nb import rollouts_view
-from grpo_nb.markup import html
-from grpo_nb.rollouts_view import Group
+from grpo_nb.report import rollouts
+from grpo_nb.report.markup import html
+from grpo_nb.report.rollouts import Group
 from grpo_nb.run.run import Run
 
 LATEST = 0
@@ -36,7 +36,7 @@ class SampleBrowser:
         """Read what is new and show it; a step that was chosen by hand stays chosen."""
         newest = _signature(self._run)
         if newest != self._read:
-            self._groups, self._read = rollouts_view.groups(self._run.newest_first("samples")), newest
+            self._groups, self._read = rollouts.groups(self._run.newest_first("samples")), newest
             self._show()
 
     def _show(self) -> None:
@@ -49,7 +49,7 @@ class SampleBrowser:
         finally:
             self._own.moving = False
         chosen = mine[self.group.value or 0] if mine else None
-        page = str(rollouts_view.page(chosen, self.colouring.value)) if chosen else EMPTY
+        page = str(rollouts.page(chosen, self.colouring.value)) if chosen else EMPTY
         if page != self.text.value:
             self.text.value = page
 

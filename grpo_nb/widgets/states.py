@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_nb.doctor.errors import explain_text
-from grpo_nb.markup import html
+from grpo_nb.report.markup import html
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.workers import LAST_WORDS, LOG, WorkerFailed
 

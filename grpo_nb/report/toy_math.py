@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_nb import combine, losses
 from grpo_nb.algorithms import ALGORITHMS, Algorithm, SurrogateName, usual_clip
 from grpo_nb.losses.kl import Estimator
-from grpo_nb.tables import Table
+from grpo_nb.report.tables import Table
 
 CLAMP = 20.0
 ESTIMATORS: dict[str, Estimator] = {

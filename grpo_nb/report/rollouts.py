@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo_nb.markup import html
+from grpo_nb.report.markup import html
 from grpo_nb.storage.journal import Row
 from grpo_nb.storage.schema import is_step
 

@@ -1,0 +1,1 @@
+"""What people read of a run: its page, tables, rollouts and small worked examples."""
