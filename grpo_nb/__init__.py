@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from grpo_nb.config import Config as Config
     from grpo_nb.doctor import diagnose as diagnose
     from grpo_nb.evaluation.evaluate import evaluate as evaluate
+    from grpo_nb.jupyter.dashboard import Dashboard as Dashboard
+    from grpo_nb.jupyter.reload import reload as reload
+    from grpo_nb.jupyter.session import attach as attach
+    from grpo_nb.jupyter.session import start as start
+    from grpo_nb.jupyter.workers import release as release
     from grpo_nb.policy.memory import plan as plan
     from grpo_nb.policy.model import load_policy as load_policy
-    from grpo_nb.reloading import reload as reload
     from grpo_nb.run.run import Run as Run
-    from grpo_nb.session import attach as attach
-    from grpo_nb.session import start as start
     from grpo_nb.training.grpo import grpo as grpo
     from grpo_nb.training.sft import sft as sft
     from grpo_nb.types import Example as Example
     from grpo_nb.types import Score as Score
-    from grpo_nb.widgets.dashboard import Dashboard as Dashboard
-    from grpo_nb.workers import release as release
 
 _HOME = {
     "Config": "config",
@@ -93,4 +93,4 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 fingerprint.note()
 if "ipykernel" in sys.modules:  # in a notebook, what there is to resume is listed under the cell that imports first
-    import_module("grpo_nb.kernel").welcome()
+    import_module("grpo_nb.jupyter.kernel").welcome()

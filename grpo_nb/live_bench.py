@@ -26,8 +26,8 @@ from traitlets.config import Config
 
 from grpo_nb import presets
 from grpo_nb.evaluation.intervals import bootstrap, interval
+from grpo_nb.jupyter.session import Session
 from grpo_nb.run.run import Run
-from grpo_nb.session import Session
 from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def _train(session: Session, step: int) -> None:
 def _shown(session: Session) -> Iterator[None]:
     from IPython.display import display
 
-    from grpo_nb.widgets.dashboard import Dashboard
+    from grpo_nb.jupyter.dashboard import Dashboard
 
     board = Dashboard(session)
     board.watch()

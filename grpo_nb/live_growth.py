@@ -103,8 +103,8 @@ def _rules(run: Run, rows: list[dict[str, Any]], step: int) -> float:
 
 def _ticks(run: Run, rows: list[dict[str, Any]], short: int, long: int) -> tuple[float, float]:
     """A refresh of words and picture after each new row."""
-    from grpo_nb.session import attach
-    from grpo_nb.widgets.dashboard import Dashboard
+    from grpo_nb.jupyter.dashboard import Dashboard
+    from grpo_nb.jupyter.session import attach
 
     board, following, found = Dashboard(attach(run)), iter(rows), []
     for length in (short, long):
@@ -135,8 +135,8 @@ def _pareto(folder: str, evaluations: int) -> float:
 def _cycles(run: Run, cycles: int) -> str:
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
-    from grpo_nb.session import attach
-    from grpo_nb.widgets.dashboard import Dashboard
+    from grpo_nb.jupyter.dashboard import Dashboard
+    from grpo_nb.jupyter.session import attach
 
     for _ in range(cycles):
         board = Dashboard(attach(run))

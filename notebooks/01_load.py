@@ -37,8 +37,9 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import doctor, project
+from grpo_nb import doctor
 from grpo_nb.doctor import rewards
+from grpo_nb.jupyter import project
 from grpo_nb.report import report, tables
 from grpo_nb.tasks import load_tasks
 

@@ -33,7 +33,7 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb import project
+from grpo_nb.jupyter import project
 from grpo_nb.report import report
 
 print("grpo_nb", g.__version__)

@@ -33,8 +33,9 @@ import pandas as pd
 import torch
 
 import grpo_nb as g
-from grpo_nb import losses, plots, project
+from grpo_nb import losses, plots
 from grpo_nb.evaluation import pareto
+from grpo_nb.jupyter import project
 from grpo_nb.report import report, tables
 
 print("grpo_nb", g.__version__)

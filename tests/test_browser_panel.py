@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from grpo_nb.jupyter.dashboard import READING
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
-from grpo_nb.widgets.dashboard import READING
 from tests import made_rows
 from tests.lab import ROOT, THEMES, VIEWPORT, Desk, until
 from tests.support.tokens import names

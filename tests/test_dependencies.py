@@ -20,12 +20,12 @@ from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import evaluate, load_best, restore_policy
 from grpo_nb.evaluation.pareto import pareto
+from grpo_nb.jupyter.session import start
 from grpo_nb.policy.model import load_policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.preflight.dependencies import DependencyChanged
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.session import start
 from grpo_nb.storage import digests
 from grpo_nb.tasks import SPLITS, demo
 from grpo_nb.training.grpo import grpo

@@ -216,9 +216,9 @@ def test_import_is_silent_and_light() -> None:
             "from grpo_nb.training.grpo import grpo",
             "grpo_nb/losses.py (floor 0) imports grpo_nb.training.grpo (floor 3)",
         ),
-        ("train.py", "import grpo_nb.widgets.dashboard", "train.py (floor 3) imports grpo_nb.widgets (floor 4)"),
+        ("train.py", "import grpo_nb.jupyter.dashboard", "train.py (floor 3) imports grpo_nb.widgets (floor 4)"),
         ("tasks/bbq.py", "from ..model import Policy", "tasks/bbq.py (floor 1) imports grpo_nb.policy.model (floor 2)"),
-        ("tasks/bbq.py", "from .. import session", "tasks/bbq.py (floor 1) imports grpo_nb.session (floor 4)"),
+        ("tasks/bbq.py", "from .. import session", "tasks/bbq.py (floor 1) imports grpo_nb.jupyter.session (floor 4)"),
         (
             "model.py",
             "def f():\n    from grpo_nb import sft",
@@ -241,7 +241,7 @@ def test_a_climbing_import_is_named(file: str, source: str, message: str) -> Non
             "from grpo_nb import losses\nfrom grpo_nb.policy.model import Policy\nfrom grpo_nb.training.sft import sft",
         ),
         ("tasks/__init__.py", "from .bbq import BBQ\nfrom grpo_nb.tasks.halueval import HaluEvalQA"),
-        ("__init__.py", "from grpo_nb.session import start"),
+        ("__init__.py", "from grpo_nb.jupyter.session import start"),
     ],
 )
 def test_going_down_and_staying_level_is_fine(file: str, source: str) -> None:

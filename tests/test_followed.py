@@ -13,15 +13,15 @@ import ipywidgets
 import pytest
 
 from grpo_nb import plots
+from grpo_nb.jupyter import followed as module
+from grpo_nb.jupyter.dashboard import Dashboard
+from grpo_nb.jupyter.followed import Followed
+from grpo_nb.jupyter.session import attach, start
+from grpo_nb.jupyter.workers import Job
 from grpo_nb.plots import canvas
 from grpo_nb.report import report
 from grpo_nb.run.run import Run
-from grpo_nb.session import attach, start
 from grpo_nb.storage.journal import Journal
-from grpo_nb.widgets import followed as module
-from grpo_nb.widgets.dashboard import Dashboard
-from grpo_nb.widgets.followed import Followed
-from grpo_nb.workers import Job
 from tests.made_rows import healthy
 from tests.tiny import tiny_run
 

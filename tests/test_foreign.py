@@ -14,13 +14,13 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.doctor import diagnose
+from grpo_nb.jupyter.workers import _last_words, _spawn
 from grpo_nb.rules.finding import FURTHEST, missing_steps
 from grpo_nb.run.run import Run, list_runs
 from grpo_nb.storage import lines, regular, schema
 from grpo_nb.storage.files import RunError, exclusive, from_json
 from grpo_nb.storage.journal import Journal
 from grpo_nb.storage.regular import Irregular
-from grpo_nb.workers import _last_words, _spawn
 
 CONFIG = presets.demo()
 LOGS = ("metrics", "samples", "events", "sft", "evaluations")

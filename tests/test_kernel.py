@@ -119,7 +119,7 @@ def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Ke
     state, _, line = listed.rpartition(": ")
     assert names(state, "killed", "dead", 20) and line == "grpo_nb.start('runs/killed')", listed
     assert kernel.run("import grpo_nb") == "", "said once"
-    assert names(kernel.run("grpo_nb.project.runs().frame.to_csv()"), "killed", "dead", line)
+    assert names(kernel.run("grpo_nb.jupyter.project.runs().frame.to_csv()"), "killed", "dead", line)
     kernel.run(f"await {line}.wait()")
     assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
 

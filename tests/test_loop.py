@@ -14,13 +14,14 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from grpo_nb import optim, release, workers
+from grpo_nb import optim, release
+from grpo_nb.jupyter import workers
+from grpo_nb.jupyter.session import start
 from grpo_nb.policy.model import load_policy
 from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.session import start
 from grpo_nb.training import state
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError

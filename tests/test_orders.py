@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from grpo_nb.jupyter.session import Session, attach, start
 from grpo_nb.run.knobs import Order
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.session import Session, attach, start
 from grpo_nb.training import loop, steering
 from grpo_nb.training.grpo import grpo
 from tests.support.tokens import names

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from grpo_nb.jupyter.samples import EMPTY, SampleBrowser
 from grpo_nb.report import rollouts
 from grpo_nb.report.rollouts import Colouring, groups, page, shade
 from grpo_nb.run.run import Run
-from grpo_nb.widgets.samples import EMPTY, SampleBrowser
 from tests.support.tokens import names
 from tests.tiny import tiny_run
 

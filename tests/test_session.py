@@ -27,19 +27,19 @@ from nbclient.exceptions import CellExecutionError
 import grpo_nb
 import grpo_nb.training.grpo
 import grpo_nb.training.sft
-from grpo_nb import fingerprint, kernel, plots, project, render, rules, session
+from grpo_nb import fingerprint, plots, render, rules
 from grpo_nb.config import ConfigError
+from grpo_nb.jupyter import dashboard, kernel, notices, project, session
+from grpo_nb.jupyter.controls import Controls
+from grpo_nb.jupyter.dashboard import Dashboard
+from grpo_nb.jupyter.session import Stopped, attach, start
+from grpo_nb.jupyter.workers import AlreadyTraining, Job
 from grpo_nb.report import report
 from grpo_nb.report.tables import Table
 from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.session import Stopped, attach, start
 from grpo_nb.training import guards
 from grpo_nb.types import StepStats
-from grpo_nb.widgets import dashboard, states
-from grpo_nb.widgets.controls import Controls
-from grpo_nb.widgets.dashboard import Dashboard
-from grpo_nb.workers import AlreadyTraining, Job
 from tests import made_rows
 from tests.conftest import ROOT
 from tests.support.tokens import names, pattern
@@ -165,8 +165,8 @@ def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
 def test_reloaded_module_still_knows_the_live_session(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     start(run)
     monkeypatch.setattr(grpo_nb, "session", session)  # to have it back afterwards
-    monkeypatch.delitem(sys.modules, "grpo_nb.session")
-    again = importlib.import_module("grpo_nb.session")
+    monkeypatch.delitem(sys.modules, "grpo_nb.jupyter.session")
+    again = importlib.import_module("grpo_nb.jupyter.session")
     assert again is not session
     with pytest.raises(again.RunError, match=pattern("tiny", "wait", "stop", "attach")):
         again.refuse_if_live(run)
@@ -588,7 +588,7 @@ def drawings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_dashboard_follows_to_the_last_row_and_ends_when_closed(
     stage: Stage, run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpo_nb.widgets.dashboard.DRAWING_SHARE", 1e-9)  # no picture is due but the last
+    monkeypatch.setattr("grpo_nb.jupyter.dashboard.DRAWING_SHARE", 1e-9)  # no picture is due but the last
     stage.release(3)
     live = start(run)
     board = live.dashboard()
@@ -714,7 +714,7 @@ def test_warnings_are_shown_as_they_come_and_remarks_are_not(run: Run) -> None:
     board.refresh()
     order = [board.findings.value.find(word) for word in ("error_cap", "step 6: later", "step 5: later", "and 2 more")]
     assert -1 not in order and order == sorted(order) and "step 4" not in board.findings.value
-    assert all(f"background:{states.BADGES[severity]}" in shown for severity in ("warning", "error"))
+    assert all(f"background:{notices.BADGES[severity]}" in shown for severity in ("warning", "error"))
 
 
 @pytest.mark.ux(17, 18, at="unit")
@@ -814,7 +814,7 @@ def test_sft_has_no_pages_to_turn(stage: Stage, run: Run) -> None:
 
 
 def told(live: session.Session) -> str:
-    return " ".join(notice.text for notice in states.notices(live, live.state, live.step))
+    return " ".join(notice.text for notice in notices.notices(live, live.state, live.step))
 
 
 def test_run_with_nothing_logged_says_so(stage: Stage, run: Run) -> None:
@@ -839,7 +839,7 @@ def test_trainer_that_failed_says_what_ended_it(stage: Stage, run: Run) -> None:
         live.wait_blocking()
     board = live.dashboard()
     until(lambda: "ZeroDivisionError: of &lt;the&gt; worker" in board.notices.value)
-    assert f"background:{states.BADGES['error']}" in board.status.value
+    assert f"background:{notices.BADGES['error']}" in board.status.value
     run.log_event("failed", step=0, error="ZeroDivisionError: as logged")
     (run.path / "worker.log").write_text("line\n" * 99)
     said = told(attach(Run.open(run.path)))
@@ -871,7 +871,7 @@ def test_memory_that_ran_out_is_explained_freed_and_can_be_started_again(stage: 
         trace = trace.tb_next
     with pytest.raises(torch.OutOfMemoryError):
         live.wait_blocking()
-    (notice,) = states.notices(live, live.state, live.step)
+    (notice,) = notices.notices(live, live.state, live.step)
     assert names(notice.text, "2.50 GiB", "1 GiB")
     for setting in ("batch.micro_batch", "model.gradient_checkpointing", "sampling.max_completion"):
         assert setting in notice.more
@@ -913,14 +913,14 @@ def test_run_of_another_process_names_its_owner(run: Run) -> None:
 )
 def test_full_disk_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, free: int, severity: str, said: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    first = states.notices(attach(run), "running", 1)[0]
+    first = notices.notices(attach(run), "running", 1)[0]
     assert first.severity == severity and re.search(said, first.text)
 
 
 @pytest.mark.parametrize("state", ["failed", "dead"])
 def test_trainer_that_a_full_disk_ended_has_one_notice(run: Run, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    (notice,) = states.notices(attach(run), state, 3)
+    (notice,) = notices.notices(attach(run), state, 3)
     assert names(notice.text, "full", 3)
 
 
@@ -929,7 +929,7 @@ def test_folder_that_is_gone_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(2, "No such file or directory")
 
     monkeypatch.setattr(shutil, "disk_usage", gone)
-    assert "(No such file" in states.notices(attach(run), "done", 6)[0].text
+    assert "(No such file" in notices.notices(attach(run), "done", 6)[0].text
 
 
 def test_what_was_asked_of_a_running_step_is_said(stage: Stage, run: Run) -> None:
@@ -942,7 +942,7 @@ def test_what_was_asked_of_a_running_step_is_said(stage: Stage, run: Run) -> Non
 
 def test_badges_are_readable_on_their_own_ground() -> None:
     """WCAG contrast of white on each, so that a dark page and a light one show the same."""
-    for colour in states.BADGES.values():
+    for colour in notices.BADGES.values():
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -1172,7 +1172,7 @@ def test_lines_of_the_first_import_are_few_and_newest_first(tmp_path: Path, monk
     made.sft_checkpoints.save(3, {}, {"step": 3})
     lines = (project.standing(tmp_path, limit=2) or "").splitlines()
     assert names(lines[0], "r3", "stopped", 1, 4, "grpo_nb.start('r3')") and lines[1].startswith("r2: ")
-    assert len(lines) == 3 and names(lines[2], 2, "grpo_nb.project.runs()")
+    assert len(lines) == 3 and names(lines[2], 2, "grpo_nb.jupyter.project.runs()")
     fresh = tiny_run(tmp_path, "fresh")
     assert names((project.standing(tmp_path, limit=9) or "").splitlines()[0], "fresh", "new", 0, 4, "02_sft", "03_grpo")
     fresh.sft_checkpoints.save(3, {}, {"step": 3})

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb import kernel, session, workers
+from grpo_nb.jupyter import kernel, session, workers
+from grpo_nb.jupyter.session import Stopped, attach, start
+from grpo_nb.jupyter.workers import AlreadyTraining, Job, WorkerFailed
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.session import Stopped, attach, start
-from grpo_nb.workers import AlreadyTraining, Job, WorkerFailed
 from tests.conftest import ROOT
 from tests.support.tokens import names, pattern
 from tests.tiny import REWARDS, small_tasks, tiny_run

@@ -17,17 +17,17 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb import plots
+from grpo_nb.jupyter import notices
+from grpo_nb.jupyter.controls import Controls
+from grpo_nb.jupyter.followed import Followed
+from grpo_nb.jupyter.notices import Notice
+from grpo_nb.jupyter.samples import SampleBrowser
 from grpo_nb.plots import canvas
 from grpo_nb.report import report
 from grpo_nb.report.markup import html
 from grpo_nb.run.run import Log, RunError
 from grpo_nb.storage.journal import Row
 from grpo_nb.terminal import clean_logger
-from grpo_nb.widgets import states
-from grpo_nb.widgets.controls import Controls
-from grpo_nb.widgets.followed import Followed
-from grpo_nb.widgets.samples import SampleBrowser
-from grpo_nb.widgets.states import Notice
 
 log = clean_logger(__name__)
 
@@ -122,7 +122,7 @@ class Dashboard:
 
     def say(self, text: str) -> None:
         """Show one line under the controls; an empty one takes it away."""
-        self.message.value = states.told([Notice("warning", text)]) if text else ""
+        self.message.value = notices.told([Notice("warning", text)]) if text else ""
 
     def refresh(self, draw_now: bool = False) -> None:
         """Bring everything up to date from the files; the picture only when it is due."""
@@ -186,7 +186,7 @@ class Dashboard:
             stood = self._standing()
             active = self.session.followed  # before drawing, so that the last picture has the last row
             try:
-                self.refresh(draw_now=not active and stood[0] not in states.ACTIVE)
+                self.refresh(draw_now=not active and stood[0] not in notices.ACTIVE)
             except Exception as error:  # a picture that fails must not end the watching, and never the training
                 log.exception("the dashboard of %s could not be drawn", self.session.run.name)
                 self.say(f"the picture could not be drawn ({error}); training is not affected")
@@ -242,7 +242,7 @@ def _figure(session: Any, followed: Followed, page: str) -> Any:
 
 
 def _notices(session: Any, state: str, step: int) -> str:
-    return states.told(states.notices(session, state, step))
+    return notices.told(notices.notices(session, state, step))
 
 
 def _warnings(found: Sequence[Row], left: int) -> str:
@@ -250,7 +250,7 @@ def _warnings(found: Sequence[Row], left: int) -> str:
     shown = [
         Notice(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or "")) for e in found
     ]
-    return states.told(shown, f"and {left} more in 04_diagnostics" if left > 0 else "")
+    return notices.told(shown, f"and {left} more in 04_diagnostics" if left > 0 else "")
 
 
 def _signature(folder: os.PathLike[str]) -> object:
@@ -264,14 +264,14 @@ def _signature(folder: os.PathLike[str]) -> object:
 
 def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
     step = int(rows[-1]["step"]) if rows else 0
-    elsewhere = state in states.ACTIVE and session.run.status().owner is not None
+    elsewhere = state in notices.ACTIVE and session.run.status().owner is not None
     where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
     parts = [
         f"step {step} of {session.steps}",
-        *_pace(rows, session.steps - step if state in states.ACTIVE else 0),
+        *_pace(rows, session.steps - step if state in notices.ACTIVE else 0),
         f"as of {datetime.now():%H:%M:%S}",
     ]
-    name, ground = session.run.name, states.colour(state)
+    name, ground = session.run.name, notices.colour(state)
     return str(html("status", panel=CLASS, run=name, state=state, colour=ground, where=where, parts=parts))
 
 

@@ -80,7 +80,7 @@ def standing(folder: str | Path | None = None, limit: int = 5) -> str | None:
     found = list_runs(root() / "runs" if folder is None else folder)
     lines = [one_line(f"{s.name}: {s.state}, step {s.step} of {s.steps}; {_next(s)}") for s in found[:limit]]
     if len(found) > limit:
-        lines.append(f"and {len(found) - limit} older: grpo_nb.project.runs() lists them")
+        lines.append(f"and {len(found) - limit} older: grpo_nb.jupyter.project.runs() lists them")
     return "\n".join(lines) or None
 
 

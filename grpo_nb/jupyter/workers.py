@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from grpo_nb import ending, kernel
+from grpo_nb.jupyter import ending, kernel
 from grpo_nb.run.lock import LOCK, release_here
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import regular

@@ -79,7 +79,7 @@ def welcome() -> None:
 
     def list_runs(*_: Any) -> None:
         here.events.unregister("post_run_cell", list_runs)
-        from grpo_nb.project import standing
+        from grpo_nb.jupyter.project import standing
 
         if text := standing():
             say(text)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grpo_nb.doctor.errors import explain_text
+from grpo_nb.jupyter.workers import LAST_WORDS, LOG, WorkerFailed
 from grpo_nb.report.markup import html
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.workers import LAST_WORDS, LOG, WorkerFailed
 
 Severity = Literal["error", "warning", "info", "good"]
 

@@ -12,14 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from grpo_nb import fingerprint, kernel
+from grpo_nb import fingerprint
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.run.dependencies_file import accepted_kinds
-from grpo_nb.run.knobs import Knobs, Order
-from grpo_nb.run.run import Run, RunError
-from grpo_nb.suggest import hint
-from grpo_nb.terminal import Clean, printable
-from grpo_nb.workers import (
+from grpo_nb.jupyter import kernel
+from grpo_nb.jupyter.workers import (
     LIVE,
     LOG,
     Job,
@@ -31,13 +27,18 @@ from grpo_nb.workers import (
     recorded_failure,
     refuse_if_live,
 )
+from grpo_nb.run.dependencies_file import accepted_kinds
+from grpo_nb.run.knobs import Knobs, Order
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.suggest import hint
+from grpo_nb.terminal import Clean, printable
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     import pandas as pd
 
+    from grpo_nb.jupyter.dashboard import Dashboard
     from grpo_nb.report.report import Report
     from grpo_nb.tasks import Task
-    from grpo_nb.widgets.dashboard import Dashboard
 
 POLL_SECONDS = 0.1
 
@@ -240,7 +241,7 @@ class Session:
     def dashboard(self) -> "Dashboard":
         """The live view; every call shows the same one again, or a new one where that was closed."""
         if self._dashboard is None or self._dashboard.closed:
-            from grpo_nb.widgets.dashboard import Dashboard
+            from grpo_nb.jupyter.dashboard import Dashboard
 
             self._dashboard = Dashboard(self)
         self._dashboard.watch()

@@ -1,0 +1,1 @@
+"""The notebook's side: sessions, workers, dashboard and controls."""
