@@ -38,7 +38,7 @@ help: ## list the targets and the variables
 	@echo '  STEPS        steps that make bench measures              ($(STEPS))'
 
 run: $(USER_READY) ## execute every notebook on the demo; rendered pages in build/
-	$(BIN)/python -m grpo_nb.render --out $(BUILD) $(NOTEBOOKS)
+	$(BIN)/python -m grpo_nb.dev.render --out $(BUILD) $(NOTEBOOKS)
 
 lab: $(USER_READY) ## the same set-up, opened in JupyterLab
 	$(BIN)/jupyter lab $(firstword $(NOTEBOOKS))
@@ -63,13 +63,13 @@ check: $(DEV_READY)
 	$(BIN)/mypy
 
 bench: $(USER_READY) ## time a training step by phase, what the dashboard costs, and what a long run costs to look at
-	$(BIN)/python -m grpo_nb.bench --steps $(STEPS)
-	$(BIN)/python -m grpo_nb.live_bench
-	$(BIN)/python -m grpo_nb.live_growth
-	$(BIN)/python -m grpo_nb.growth_bench
+	$(BIN)/python -m grpo_nb.dev.bench --steps $(STEPS)
+	$(BIN)/python -m grpo_nb.dev.live_bench
+	$(BIN)/python -m grpo_nb.dev.live_growth
+	$(BIN)/python -m grpo_nb.dev.growth_bench
 
 docs: $(USER_READY) ## pages that need no network: the notebooks executed afresh, and the reference, in build/docs
-	$(BIN)/python -m grpo_nb.docs $(BUILD)/docs $(NOTEBOOKS)
+	$(BIN)/python -m grpo_nb.dev.docs $(BUILD)/docs $(NOTEBOOKS)
 
 format: $(DEV_READY) ## format the code and mend what lint can mend
 	$(BIN)/ruff format .

@@ -96,7 +96,7 @@ class Lab:
         """One of the project's notebooks, with these settings; its name."""
         import nbformat
 
-        from grpo_nb import render
+        from grpo_nb.dev import render
 
         book = nbformat.read(ROOT / "notebooks" / name, 4)
         nbformat.write(render.with_parameters(book, parameters), self.notebooks / name)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb import render
+from grpo_nb.dev import render
 from grpo_nb.run.run import Run
 from grpo_nb.training.sft import sft
 from tests.lab import KERNELS, ROOT, Desk, until

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grpo_nb import docs
+from grpo_nb.dev import docs
 from tests.conftest import ROOT
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}

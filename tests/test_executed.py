@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from grpo_nb import render
+from grpo_nb.dev import render
 from grpo_nb.run.run import Run
 from tests import made_rows
 from tests.conftest import ROOT

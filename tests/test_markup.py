@@ -18,7 +18,8 @@ import pandas as pd
 import pytest
 
 import grpo_nb
-from grpo_nb import cli, docs, render
+from grpo_nb import cli
+from grpo_nb.dev import docs, render
 from grpo_nb.doctor import diagnose
 from grpo_nb.jupyter import project
 from grpo_nb.jupyter.samples import SampleBrowser

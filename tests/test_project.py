@@ -19,10 +19,11 @@ from packaging.version import Version
 from rattler import MatchSpec
 
 import grpo_nb
-from grpo_nb import docs, presets
+from grpo_nb import presets
 from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config, parse
+from grpo_nb.dev import docs
 from tests.conftest import LONGEST, ROOT
 from tests.lowest import constraints
 
@@ -173,7 +174,7 @@ def test_run_executes_every_notebook_and_renders_it(tmp_path: Path) -> None:
     names = sorted(p.name for p in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
     positions = [recipe.index(f"notebooks/{name}") for name in names]
     assert positions == sorted(positions)
-    assert "grpo_nb.render --out build notebooks/" in recipe
+    assert "grpo_nb.dev.render --out build notebooks/" in recipe
 
 
 def test_test_checks_format_lint_types_and_tests(tmp_path: Path) -> None:

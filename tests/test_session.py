@@ -27,8 +27,9 @@ from nbclient.exceptions import CellExecutionError
 import grpo_nb
 import grpo_nb.training.grpo
 import grpo_nb.training.sft
-from grpo_nb import fingerprint, plots, render, rules
+from grpo_nb import fingerprint, plots, rules
 from grpo_nb.config import ConfigError
+from grpo_nb.dev import render
 from grpo_nb.jupyter import dashboard, kernel, notices, project, session
 from grpo_nb.jupyter.controls import Controls
 from grpo_nb.jupyter.dashboard import Dashboard

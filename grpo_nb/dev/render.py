@@ -1,6 +1,6 @@
 """Execute the notebooks in order and write pages that need neither kernel nor network.
 
-    python -m grpo_nb.render [--out build] [--set RUN='"demo"'] [notebooks ...]
+    python -m grpo_nb.dev.render [--out build] [--set RUN='"demo"'] [notebooks ...]
 
 A widget has no kernel on a page: each is replaced by the texts and the picture that it showed last.
 """
@@ -209,7 +209,7 @@ def _line(name: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.render", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.render", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "notebooks", nargs="*", type=Path, help="notebooks to execute (default: notebooks/[0-9]*.ipynb)"
     )

@@ -1,4 +1,4 @@
-"""What a step and a tick of the live view cost as a run grows: `python -m grpo_nb.live_growth`.
+"""What a step and a tick of the live view cost as a run grows: `python -m grpo_nb.dev.live_growth`.
 
 CPU time of this process, of a run that just began and of one that is long: where the run stands, the rules after a
 step, a tick of the live view, the front of its evaluations; and what is left after the view was opened and closed.
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import presets, rules
+from grpo_nb.dev.growth_bench import metric_row
 from grpo_nb.evaluation.pareto import pareto
-from grpo_nb.growth_bench import metric_row
 from grpo_nb.rules.history import History
 from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger
@@ -33,7 +33,9 @@ REPEATED = 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: measured."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.live_growth", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo_nb.dev.live_growth", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--steps", type=int, default=20_000, help="steps and events of the long run")
     parser.add_argument("--evaluations", type=int, default=300, help="evaluations of the long run")
     parser.add_argument("--cycles", type=int, default=50, help="times that the live view is opened and closed")

@@ -1,4 +1,4 @@
-"""What a long run costs to look at: `python -m grpo_nb.growth_bench`.
+"""What a long run costs to look at: `python -m grpo_nb.dev.growth_bench`.
 
 Run folders of growing length are made; then each thing that a person does with one is done in a process of its own,
 which prints its seconds and the MiB that it took beyond importing the package.
@@ -49,7 +49,9 @@ print(json.dumps([time.perf_counter() - began, taken / unit]))
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: measured."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.growth_bench", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo_nb.dev.growth_bench", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--steps", type=int, nargs="*", default=LENGTHS, help="steps of the runs")
     parser.add_argument("--samples", type=int, nargs="*", default=SAMPLES_MIB, help="MiB of samples of the runs")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a measurement is given up")

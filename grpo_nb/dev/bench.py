@@ -1,4 +1,4 @@
-"""How long the phases of a training step take on this machine: `python -m grpo_nb.bench --steps 20`.
+"""How long the phases of a training step take on this machine: `python -m grpo_nb.dev.bench --steps 20`.
 
 Steps of a fresh run, without SFT, in a temporary folder. An untrained model seldom ends its answers, so completions
 run to their cap: the figures are of the longest steps that the settings allow. The first steps are left out.
@@ -90,14 +90,14 @@ def machine() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.bench", description=__doc__)
     parser.add_argument("--preset", choices=sorted(presets.PRESETS), default="demo")
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args(argv)
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}; needs 1 or more")
     config = presets.PRESETS[arguments.preset]()
-    command = f"python -m grpo_nb.bench --preset {arguments.preset} --steps {arguments.steps}"
+    command = f"python -m grpo_nb.dev.bench --preset {arguments.preset} --steps {arguments.steps}"
     rows = measure(config, arguments.steps)
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(rows))

@@ -1,4 +1,4 @@
-"""What the control room costs, in a real kernel: `python -m grpo_nb.live_bench`.
+"""What the control room costs, in a real kernel: `python -m grpo_nb.dev.live_bench`.
 
 How soon the cell that starts a run returns; how long a step takes with the dashboard and without it, in blocks of
 the same steps; how soon a turned knob is in use; what a notebook keeps of 1,000 steps. The functions that a
@@ -47,7 +47,9 @@ STATE = "application/vnd.jupyter.widget-state+json"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: measured."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.live_bench", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m grpo_nb.dev.live_bench", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
         "--pairs", type=int, default=12, help="blocks of steps, each done with the dashboard and without"
     )

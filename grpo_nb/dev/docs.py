@@ -1,4 +1,4 @@
-"""The pages of `make docs`: `python -m grpo_nb.docs FOLDER NOTEBOOK ...` executes notebooks and writes the reference.
+"""The pages of `make docs`: `python -m grpo_nb.dev.docs FOLDER NOTEBOOK ...` executes notebooks and writes the reference.
 
 The notebooks run in a scratch project, so that their pages show a run from its beginning and touch nobody's runs.
 A setting's meaning stands once, under its field in config/; a preset's in its docstring; a command's in its
@@ -16,10 +16,11 @@ from pathlib import Path
 import nbformat
 from markdown_it import MarkdownIt
 
-from grpo_nb import presets, render
+from grpo_nb import presets
 from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.keys import settings
 from grpo_nb.config import Config
+from grpo_nb.dev import render
 from grpo_nb.report.markup import Markup, html
 
 
@@ -64,7 +65,7 @@ def _title(path: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: all written; 1: a cell failed; 2: usage."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.docs", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.docs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("build/docs"))
     parser.add_argument("notebooks", nargs="*", type=Path, help="notebooks to execute (default: none)")
     options = parser.parse_args(arguments)
