@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Config": "config",
-    "Dashboard": "widgets.dashboard",
+    "Dashboard": "jupyter.dashboard",
     "Example": "types",
-    "Run": "run",
+    "Run": "run.run",
     "Score": "types",
-    "attach": "session",
+    "attach": "jupyter.session",
     "diagnose": "doctor",
-    "evaluate": "evaluate",
-    "grpo": "train",
-    "load_policy": "model",
-    "plan": "memory",
+    "evaluate": "evaluation.evaluate",
+    "grpo": "training.grpo",
+    "load_policy": "policy.model",
+    "plan": "policy.memory",
     "presets": "",
-    "release": "workers",
-    "reload": "reloading",
-    "sft": "sft",
-    "start": "session",
+    "release": "jupyter.workers",
+    "reload": "jupyter.reload",
+    "sft": "training.sft",
+    "start": "jupyter.session",
 }
 
 __all__ = sorted(_HOME)
@@ -70,24 +70,15 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-class _Verb(ModuleType):
-    """A module named after its one verb: calling it calls the verb."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
-
-
 class _Package(ModuleType):
-    """Python binds a submodule over the package's attribute of that name, so `grpo_nb.sft(run)` would
-    break as soon as anyone imports `grpo_nb.training.sft`: here such a module becomes callable instead. It is also the
-    moment to note what was loaded."""
+    """Python binds every submodule to its package when it is loaded: the moment to note what was loaded."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if isinstance(value, ModuleType):
             fingerprint.note(value.__name__)
-            if _HOME.get(name) == name:
-                value.__class__ = _Verb
+            if hasattr(value, "__path__"):
+                value.__class__ = _Package
 
 
 sys.modules[__name__].__class__ = _Package

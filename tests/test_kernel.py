@@ -46,21 +46,21 @@ def test_reload_brings_new_code_to_what_the_notebook_holds(shared: Kernel, tmp_p
     kernel.run("session = attach(run)\nconfig = run.config\nknob = run.knobs['temperature']")
     assert names(kernel.run("session"), "tiny", "new", 0, 4), "and with its dashboard, which holds it too"
     assert names(kernel.run(SHOWN), "Session", "tiny", "new", 0, 4)
-    kernel.edit("session.py", 'f"<Session {', 'f"<Renewed session {')
-    kernel.edit("run.py", "        self.path = path\n", "        self.path = path\n        self.novelty = 7\n")
+    kernel.edit("jupyter/session.py", 'f"<Session {', 'f"<Renewed session {')
+    kernel.edit("run/run.py", "        self.path = path\n", "        self.path = path\n        self.novelty = 7\n")
     kernel.edit("presets.py", "def demo(", "NOVEL = True\n\n\ndef demo(")
-    assert kernel.run("g.reload()") == "['presets.py', 'run.py', 'session.py']"
+    assert kernel.run("g.reload()") == "['jupyter/session.py', 'presets.py', 'run/run.py']"
     assert names(kernel.run(SHOWN), "Renewed", "tiny", "new", 0, 4)
     assert kernel.run("run.novelty, presets.NOVEL, knob.value") == "(7, True, 1.0)"
     held = "isinstance(run, Run), isinstance(run, g.Run), isinstance(session.run, Run), isinstance(config, g.Config)"
     assert kernel.run(held) == "(True, True, True, True)"
     assert kernel.run("attach is g.attach, type(attach(run)) is type(session), g.reload()") == "(True, True, [])"
-    kernel.edit("session.py", "class Session:", "class Session(:")
+    kernel.edit("jupyter/session.py", "class Session:", "class Session(:")
     _, error = kernel.ask("g.reload()")
     assert error and names(error, "session.py", "line")
     shown, kept = kernel.run("session, isinstance(run, g.Run)").strip("()").rsplit(", ", 1)
     assert names(shown, "Renewed", "tiny", "new", 0, 4) and kept == "True", "nothing was reloaded"
-    kernel.edit("session.py", "class Session(:", "class Session:")
+    kernel.edit("jupyter/session.py", "class Session(:", "class Session:")
     assert names(kernel.run(f"g.reload()\n{SHOWN}"), "Renewed", "tiny", "new", 0, 4)
 
 
@@ -78,12 +78,12 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
     assert kernel.run("6 * 7") == "42" and time.monotonic() - began < 2.0, "other cells answer while it trains"
     _, refused = kernel.ask("g.start('tiny')")
     assert refused and names(refused, "tiny", "wait", "stop", "attach")
-    kernel.edit("train.py", "config, policy, clock = state.config, state.policy, metrics.Clock()", EXPLODES)
+    kernel.edit("training/grpo.py", "config, policy, clock = state.config, state.policy, metrics.Clock()", EXPLODES)
     kernel.run("import grpo_nb as again")  # %autoreload looks at the files before each cell
     step = run.last_step() or 0
     until(lambda: (run.last_step() or 0) > step + 2, "steps after the edit")
     (finding,) = findings(run)
-    assert names(finding, "train.py") and finding in kernel.run("session.summary()")
+    assert names(finding, "training/grpo.py") and finding in kernel.run("session.summary()")
     assert kernel.run("again is g, session.live") == "(True, True)"
     _, refused = kernel.ask("g.reload()")
     assert refused and names(refused, "tiny") and kernel.run("session.live") == "True"
@@ -96,7 +96,7 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
     assert names(shown, "stopping", "tiny")
     assert stopped and names(stopped, "tiny", run.last_step(), 5000) and "\n" not in stopped, "one line, no traceback"
     assert run.checkpoints.steps()[-1] == run.last_step()
-    assert kernel.run("g.reload()") == "['train.py']"
+    assert kernel.run("g.reload()") == "['training/grpo.py']"
     kernel.run("session.resume()")
     _, failed = kernel.ask("await session.wait()")
     assert failed and "ZeroDivisionError" in failed and "failed" in kernel.run("session.state")

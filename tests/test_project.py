@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -229,41 +230,10 @@ def test_an_unknown_name_says_what_there_is() -> None:
         _ = grpo_nb.gpro
 
 
-ORDERS = """
-import os, sys, traceback
-import peft  # and with it torch and transformers, once for all orders
-
-failed = []
-for before in ("", "import grpo_nb.training.sft; import grpo_nb.evaluation.evaluate"):
-    if (child := os.fork()) == 0:
-        try:
-            exec(before + sys.argv[1])
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] != 0:
-        failed.append(before)
-sys.exit(repr(failed) if failed else 0)
-"""
-VERBS = """
-import grpo_nb
-from grpo_nb import sft, evaluate
-for verb in (sft, evaluate, grpo_nb.training.sft, grpo_nb.evaluation.evaluate):
-    try:
-        verb()
-    except TypeError as error:
-        assert 'run' in str(error), error
-from grpo_nb.training.sft import finished
-import grpo_nb.evaluation.evaluate as e
-e.tidy
-"""
-
-
-def test_verbs_are_callable_however_they_were_imported() -> None:
-    """Python binds the module `sft` over the function `sft`: whoever calls it must get the verb."""
-    done = subprocess.run([sys.executable, "-c", ORDERS, VERBS], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_no_module_bears_the_name_of_a_verb() -> None:
+    """Python would bind the module over the function of that name as soon as anyone imports it."""
+    modules = {module.name for module in pkgutil.iter_modules(grpo_nb.__path__)}
+    assert modules & set(grpo_nb.__all__) == {"presets"}
 
 
 # ---- presets and reference pages

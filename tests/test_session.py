@@ -1185,7 +1185,7 @@ def test_lines_of_the_first_import_are_few_and_newest_first(tmp_path: Path, monk
 
 
 def book(*sources: str) -> Any:
-    cells = [nbformat.v4.new_code_cell(source) for source in fingerprint]
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
     cells[0].metadata["tags"] = ["parameters"]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})

@@ -1,4 +1,4 @@
-"""The pages of `make docs`: `python -m grpo_nb.dev.docs FOLDER NOTEBOOK ...` executes notebooks and writes the reference.
+"""The pages of `make docs`: executed notebooks and the reference, by `python -m grpo_nb.dev.docs FOLDER NOTEBOOK ...`.
 
 The notebooks run in a scratch project, so that their pages show a run from its beginning and touch nobody's runs.
 A setting's meaning stands once, under its field in config/; a preset's in its docstring; a command's in its

@@ -1,1 +1,1 @@
-"""Held-out evaluation: measures with intervals, paired comparisons, the Pareto front, forgetting, files of predictions."""
+"""Held-out evaluation: measures with intervals, paired comparisons, the Pareto front, forgetting, predictions."""

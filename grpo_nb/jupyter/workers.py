@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from grpo_nb import fingerprint
 from grpo_nb.jupyter import ending, kernel
 from grpo_nb.run.lock import LOCK, release_here
 from grpo_nb.run.run import Run, RunError
@@ -204,7 +205,7 @@ class ThreadWorker(Worker):
         """The innermost frames of the thread's stack, the caller's own code first."""
         frame = sys._current_frames().get(self.ident or 0)
         stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
-        own = str(Path(__file__).parent)
+        own = str(fingerprint.ROOT)
         foreign = [
             f for f in stack if not f.filename.startswith(own) and f"{os.sep}site-packages{os.sep}" not in f.filename
         ]
@@ -336,7 +337,7 @@ def recorded_failure(run: Run) -> WorkerFailed | None:
 
 def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
     """Output goes to a file: a pipe would end, or fill up, with the kernel that reads it."""
-    source = str(Path(__file__).resolve().parents[1])
+    source = str(fingerprint.ROOT.resolve().parent)
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal

@@ -26,7 +26,7 @@ def _template(name: str) -> Template:
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("grpo_nb"),
+        loader=PackageLoader("grpo_nb.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

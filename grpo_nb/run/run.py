@@ -401,7 +401,9 @@ def _summary(path: Path) -> RunSummary:
         if not isinstance(error, RunError):
             logger.info("%s cannot be read", path, exc_info=True)
         problem = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        return RunSummary(path.name, path, "unreadable", updated=_modified(path / CONFIG), problem=_cut(problem))
+        return RunSummary(
+            path.name, path, "unreadable", updated=_modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
+        )
     updated = status.updated or _modified(path / CONFIG)
     return RunSummary(path.name, path, status.state, status.step, status.steps, updated)
 
@@ -412,10 +414,6 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} ..."
 
 
 def _modified(path: Path) -> float | None:

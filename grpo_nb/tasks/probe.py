@@ -1,7 +1,8 @@
 """A probe of general ability: forty small questions of no training task, to see what training made a model forget.
 
 Eight of each kind: sums, copying, completing a sentence, facts that most know, doing as told. The absolute score says
-little; what counts is the change against the model as it was loaded, question by question (see `grpo_nb.evaluation.forgetting`).
+little; what counts is the change against the model as it was loaded, question by question
+(`evaluation/forgetting.py`).
 """
 
 import re
