@@ -17,8 +17,9 @@ PEER_READY  := $(VENV)/.installed-parity
 LOWEST      := $(VENV)-lowest
 LOWEST_READY := $(LOWEST)/.installed
 # Together they use every package that is needed at run time.
-LOWEST_TESTS := $(patsubst %,tests/test_%.py,adapter_files adapters cli_views codec combine config doctor hub journal \
-	judge loading lock model multimodal notebooks plots rollout run samples sft turns)
+LOWEST_TESTS := $(foreach name,adapter_files adapters cli_views tokenization combine config doctor hub journal judge \
+	loading lock model multimodal notebooks plots rollout run samples sft turns, \
+	$(wildcard tests/test_$(name).py tests/*/test_$(name).py))
 NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
 .DEFAULT_GOAL := help
@@ -95,10 +96,10 @@ $(PEER_READY): pyproject.toml $(DEV_READY)
 	@touch $@
 
 # Old versions have no wheels for new Pythons, so they go with the oldest one.
-$(LOWEST_READY): pyproject.toml tests/lowest.py $(DEV_READY)
+$(LOWEST_READY): pyproject.toml tests/support/lowest.py $(DEV_READY)
 	@rm -rf $(LOWEST) && $(PYTHON) -m venv $(LOWEST)
 	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-		$(BIN)/python tests/lowest.py pyproject.toml >$(LOWEST)/constraints.txt || exit 1; \
+		$(BIN)/python tests/support/lowest.py pyproject.toml >$(LOWEST)/constraints.txt || exit 1; \
 		$(call torch-into,$(LOWEST)/bin,$(TORCH_LOWEST)); \
 		$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/constraints.txt --editable '.[dev]' || exit 1; \
 	else echo 'the lowest versions are tested on Python 3.11 alone: make test-lowest PYTHON=python3.11'; fi

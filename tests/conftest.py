@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import checker
+from tests.support import checker
 
 # Before anything imports the package: modules loaded earlier would go unchecked.
 checker.install("grpo_nb")
@@ -27,8 +27,8 @@ collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
 LONGEST = (
-    *("browser", "executed", "kernel", "train", "workers", "kill", "script", "experience", "session", "plots"),
-    *("kernel_session", "cli_train", "kernel_matrix", "project", "damage", "loop", "quick", "notebooks", "demo"),
+    *("browser", "executed", "kernel", "grpo", "workers", "kill", "script", "experience", "session", "plots"),
+    *("kernel_session", "cli_train", "kernel_matrix", "project", "damage", "loop", "quick_eval", "notebooks", "demo"),
     *("checkpoints", "combine", "judge_run", "sft"),
 )
 """Test files by their time, the longest first; the others take a few seconds each."""
@@ -73,7 +73,7 @@ def shared_data() -> Path:
 @pytest.fixture
 def judge_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key of the judges that tests ask."""
-    from tests.judging import KEY, VARIABLE
+    from tests.support.judging import KEY, VARIABLE
 
     monkeypatch.setenv(VARIABLE, KEY)
 
@@ -81,8 +81,8 @@ def judge_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def server() -> Iterator[Any]:
     """A judge behind HTTP that grades by rules and wants the key."""
-    from tests.judge_server import JudgeServer, serving
-    from tests.judging import KEY
+    from tests.support.judge_server import JudgeServer, serving
+    from tests.support.judging import KEY
 
     with serving(JudgeServer(key=KEY)) as running:
         yield running
@@ -101,7 +101,7 @@ def this_checkout() -> Iterator[None]:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A JupyterLab for all browser tests: starting one takes longer than most of them."""
     pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install -e .[dev]")
-    from tests.lab import Lab
+    from tests.support.lab import Lab
 
     lab = Lab(tmp_path_factory.mktemp("lab"))
     yield lab
@@ -111,7 +111,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e .[dev]")
-    from tests.lab import CHROMIUM, chromium
+    from tests.support.lab import CHROMIUM, chromium
 
     if CHROMIUM is None:
         pytest.skip("no chromium or chrome on this machine")
@@ -122,7 +122,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def desk(chromium: Any, lab: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A window that no other test has used, in a JupyterLab as it comes; its kernels end with it."""
-    from tests.lab import VIEWPORT, Desk
+    from tests.support.lab import VIEWPORT, Desk
 
     context = chromium.new_context(viewport=VIEWPORT)
     desk = Desk(lab, context.new_page())

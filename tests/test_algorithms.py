@@ -11,8 +11,8 @@ from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.config import AlgorithmConfig, ShapingConfig
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.gradient_report import gradient_report
-from tests import tiny_models
-from tests.made_experience import BETAS, OBJECTIVES, gradients_of, made_experience
+from tests.support import tiny_models
+from tests.support.made_experience import BETAS, OBJECTIVES, gradients_of, made_experience
 
 
 def all_terms(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import checker
+from tests.support import checker
 
 SOURCE = """
 from collections.abc import Callable, Iterator

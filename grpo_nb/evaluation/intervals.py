@@ -7,7 +7,7 @@ scale (Korn & Graubard 1999, 2.2), other measures are corrected for skewness (Ha
 seed and the clusters alone, so measures of one pool are drawn in step and can be subtracted.
 
 Simulated coverage is in [0.93, 0.97] from 5 clusters up, but where a share is near 0 or 1 and its few clusters hold a
-handful of events: `python -m tests.coverage_report` prints it. Fewer than 5 clusters have no interval.
+handful of events: `python -m tests.support.coverage_report` prints it. Fewer than 5 clusters have no interval.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Which words mean nearly the same, name a wider class, or are opposites: a table made from WordNet 3.1.
 
-Single words of some frequency, in their main senses, as `tests/make_thesaurus.py` takes them from WordNet (Princeton
-University); `thesaurus-license.txt` is its licence. Words are compared in the form that `stem` gives.
+Single words of some frequency, in their main senses, as `tests/support/make_thesaurus.py` takes them from WordNet
+(Princeton University); `thesaurus-license.txt` is its licence. Words are compared in the form that `stem` gives.
 """
 
 import gzip

@@ -1,0 +1,222 @@
+"""Training from the command line: what is said, resuming, interrupts that save, failures, progress."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_nb.cli import main, progress, verbs
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.types import StepStats
+from tests.conftest import ROOT
+from tests.support.cli_stage import STEPS, fake_grpo, mine, save, says, stats, train_nothing
+from tests.support.tiny import tiny_config, tiny_run
+from tests.support.tokens import names
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return mine(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    train_nothing(monkeypatch)
+
+
+# ---- training
+
+
+def test_train_goes_to_its_steps_and_says_what_is_next(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = says(capsys, "train", run.path)
+    assert status == 0
+    assert names(out.splitlines()[0], run.path, "GRPO", 4)
+    assert names(out.splitlines()[-1], run.path, "done", 4, f"grpo-nb eval {run.path}", f"grpo-nb diagnose {run.path}")
+    assert "GRPO step 4/4  loss 0.500  reward/fairness 0.250  kl/fairness 0.010" in err
+
+
+def test_train_resumes_and_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    save(run, 3)
+    status, out, _ = says(capsys, "train", run.path)
+    assert status == 0 and names(out, run.path, "resumed", 3, 4)
+
+
+def test_a_second_trainer_is_refused_before_anything_is_announced(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    save(run, 3)
+    with run.lock():
+        for verb in ("train", "sft"):
+            status, out, err = says(capsys, verb, run.path)
+            assert (status, out) == (1, "") and names(err, run.path, "grpo_nb.release")
+    assert says(capsys, "train", run.path)[0] == 0
+
+
+def test_steps_is_the_total_to_reach(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert names(says(capsys, "train", run.path, "--steps", 2)[1], "done", 2)
+    out = says(capsys, "train", run.path, "--steps", 6)[1]
+    assert names(out.splitlines()[0], "resumed", 2, 6) and names(out.splitlines()[-1], "done", 6)
+    assert names(says(capsys, "train", run.path)[1], "already", 6, "--steps")
+    assert Run.open(run.path).config.run.steps == STEPS
+
+
+def test_train_does_sft_first_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create(tmp_path / "mine", tiny_config(sft__steps=3))
+    status, out, err = says(capsys, "train", run.path)
+    assert status == 0
+    assert re.search(r"\bSFT\b.*\bSFT\b\D+3 .*\bGRPO\b\D+4 ", out, re.DOTALL), "SFT comes first"
+    assert "SFT step 3/3" in err
+    assert "SFT" not in says(capsys, "train", run.path, "--steps", 5)[1]
+
+
+def test_a_judge_without_its_key_is_refused_before_sft(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("A_JUDGES_KEY", raising=False)
+    judge = {"providers": [{"model": "m", "api_key_env": "A_JUDGES_KEY"}]}
+    run = tiny_run(tmp_path, sft__steps=1, objectives__hallucination__judge=judge)
+    status, out, err = says(capsys, "train", run.path)
+    assert status == 2 and "A_JUDGES_KEY" in err and "SFT" not in out
+
+
+def test_sft_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create(tmp_path / "mine", tiny_config(sft__steps=3))
+    status, out, _ = says(capsys, "sft", run.path)
+    assert status == 0 and names(out, "done", 3, f"grpo-nb train {run.path}")
+    (line,) = says(capsys, "sft", run.path)[1].splitlines()
+    assert names(line, run.path, "SFT", "done", 3)
+    without = Run.create(tmp_path / "without", tiny_config(sft__steps=0))
+    assert names(says(capsys, "sft", without.path)[1], "sft.steps", 0)
+
+
+# ---- interrupts
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_finishes_the_step_saves_and_says_how_to_go_on(
+    number: int, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(run: Run, *, steps: int) -> Iterator[StepStats]:
+        for step in fake_grpo(run, steps=steps):
+            if step.step == 2:
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)  # the handler runs between two instructions of this thread
+            yield step
+
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(verbs, "grpo", interrupted)
+    status, out, err = says(capsys, "train", run.path)
+    assert status == 130
+    assert "stopping" in err
+    assert names(out.splitlines()[-1], "interrupted", 2, 4, f"grpo-nb train {run.path}")
+    assert run.checkpoints.latest()[0].step == 2  # type: ignore[union-attr]
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    monkeypatch.setattr(verbs, "grpo", fake_grpo)
+    assert names(says(capsys, "train", run.path)[1], "resumed", 2, 4)
+
+
+def test_a_second_interrupt_ends_at_once(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(run: Run, *, steps: int) -> Iterator[StepStats]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        yield stats(1)
+
+    monkeypatch.setattr(verbs, "grpo", stuck)
+    status, _, err = says(capsys, "train", run.path)
+    assert status == 130 and "interrupted" in err and "Traceback" not in err
+
+
+def test_a_stop_from_the_knobs_is_told_from_an_interrupt(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "grpo", lambda run, steps: fake_grpo(run, steps=1))
+    status, out, _ = says(capsys, "train", run.path)
+    assert status == 130 and names(out, "stopped", "knobs", 1, 4)
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (RunError("the-run-is-taken"), "error: the-run-is-taken"),
+        (PermissionError(13, "Permission denied", "runs/x"), "error: [Errno 13] Permission denied: 'runs/x'"),
+        (FloatingPointError("w-is-not-finite"), "error: w-is-not-finite"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "batch.micro_batch"),
+        (ModuleNotFoundError("No module named 'rich'", name="rich"), f"'rich' in {sys.executable}"),
+    ],
+)
+def test_a_failure_is_one_clear_error(
+    error: Exception, shown: str, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(run: Run, *, steps: int) -> Iterator[StepStats]:
+        yield stats(1)
+        raise error
+
+    monkeypatch.setattr(verbs, "grpo", failing)
+    status, _, err = says(capsys, "train", run.path)
+    assert status == 1 and shown in err and "Traceback" not in err
+
+
+def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def buggy(run: Run, *, steps: int) -> Iterator[StepStats]:
+        raise KeyError("loss")
+        yield
+
+    monkeypatch.setattr(verbs, "grpo", buggy)
+    with pytest.raises(KeyError):
+        main(["train", str(run.path)])
+
+
+# ---- progress
+
+
+def test_lines_are_few_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 1000.0)
+    last, interrupted = progress.follow((stats(step) for step in range(1, 51)), "GRPO", 0, 50)
+    assert (last, interrupted) == (50, False)
+    assert [line.split()[2] for line in capsys.readouterr().err.splitlines()] == ["1/50", "50/50"]
+
+
+# ---- the real thing
+
+
+def command(path: Path, steps: int) -> list[str]:
+    flags = {"sft.steps": 2, "sft.batch": 8, "sft.micro_batch": 8, "batch.prompts": 4, "batch.group_size": 4,
+             "batch.micro_batch": 16, "run.quick_eval_every": 0}  # fmt: skip
+    settings = [part for key, value in flags.items() for part in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "grpo_nb", "train", str(path), "--preset", "demo", *settings, "--steps", str(steps)]
+
+
+def test_a_terminated_process_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    path, environment = tmp_path / "real", os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command(path, 1000), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("GRPO step 1/"):
+                break
+        child.send_signal(signal.SIGTERM)
+        out, _ = child.communicate()
+    assert child.returncode == 130
+    saved = re.search(r"interrupted\D+(\d+)\D+1000\b.*grpo-nb train", out)
+    assert saved, out
+    reached = int(saved[1])
+    again = subprocess.run(
+        command(path, reached + 1), cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert names(again.stdout, "resumed", reached, reached + 1)
+    assert [row["step"] for row in Run.open(path).rows("metrics")] == list(range(1, reached + 2))

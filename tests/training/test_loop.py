@@ -1,0 +1,404 @@
+"""The loop of SFT and GRPO: saved at step boundaries only, by the lock's owner only, whatever interrupts it."""
+
+import errno
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from grpo_nb import optim, release
+from grpo_nb.jupyter import workers
+from grpo_nb.jupyter.session import start
+from grpo_nb.policy.model import load_policy
+from grpo_nb.run import checkpoints
+from grpo_nb.run.checkpoints import NotFinite
+from grpo_nb.run.lock import RunLocked
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.training import state
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.guards import TrainingError
+from grpo_nb.training.sft import sft
+from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run
+
+PATIENCE = 120.0
+STAGES = ("sft", "grpo")
+EVERY = {
+    **{"sft__steps": 4, "sft__checkpoint_every": 2, "sft__data": None, "sft__batch": 4},
+    **{"run__steps": 4, "run__checkpoint_every": 2, "batch__group_size": 2, "sampling__max_completion": 8},
+}
+
+
+def trained(run: Run, stage: str, **arguments: Any) -> Any:
+    if stage == "sft":
+        return sft(run, tasks=small_tasks(), **arguments)
+    return grpo(run, tasks=small_tasks(), rewards=REWARDS, **arguments)
+
+
+def store(run: Run, stage: str) -> checkpoints.Checkpoints:
+    return run.sft_checkpoints if stage == "sft" else run.checkpoints
+
+
+def bits(run: Run, stage: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    newest, _ = store(run, stage).latest()
+    assert newest is not None
+    keep = {"loss", "grad/norm", "step", "reward/fairness"}
+    logged = [{k: v for k, v in row.items() if k in keep} for row in run.rows("sft" if stage == "sft" else "metrics")]
+    return logged, newest.tensors("policy") | newest.tensors("optimizer")
+
+
+def same(one: tuple[Any, dict[str, torch.Tensor]], two: tuple[Any, dict[str, torch.Tensor]]) -> bool:
+    return (
+        one[0] == two[0] and one[1].keys() == two[1].keys() and all(torch.equal(one[1][k], two[1][k]) for k in one[1])
+    )
+
+
+def events(run: Run, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in run.rows("events") if event["kind"] in kinds]
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    run = tiny_run(tmp_path_factory.mktemp(request.param), **EVERY)
+    list(trained(run, request.param))
+    return request.param, bits(run, request.param)
+
+
+def interrupting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int) -> Callable[[], None]:
+    """Ctrl-C comes right after the `at`-th call of a function."""
+    whole, calls = getattr(owner, name), []
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        result = whole(*arguments, **named)
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    return monkeypatch.undo
+
+
+@pytest.mark.parametrize(
+    "where", ["moved", "gradient", *(pytest.param(w, marks=pytest.mark.slow) for w in ("applied", "logged", "stored"))]
+)
+def test_interrupted_anywhere_in_a_step_it_resumes_to_the_same_bits(
+    straight: tuple[str, Any], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, expected = straight
+    run = tiny_run(tmp_path, **EVERY)
+    owner, name, at = {
+        "moved": (optim, "_assert_finite", 3),
+        "applied": (optim, "apply", 3),
+        "logged": (Run, "log_sft" if stage == "sft" else "log_metrics", 3),
+        "stored": (checkpoints.Checkpoints, "prune", 2),
+        "gradient": (torch.Tensor, "backward", 3),
+    }[where]
+    undo = interrupting(monkeypatch, owner, name, at)
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, stage))
+    undo()
+    torn = events(run, "torn", "sft_torn")
+    assert bool(torn) == (where in ("moved", "applied", "logged") or (stage, where) == ("grpo", "gradient"))
+    list(trained(run, stage))
+    assert same(bits(run, stage), expected)
+
+
+def test_a_policy_that_was_handed_over_keeps_no_gradient_of_a_step_broken_off(
+    straight: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, expected = straight
+    run = tiny_run(tmp_path, **EVERY)
+    policy = load_policy(run.config.model, run.config.run.seed)
+    undo = interrupting(monkeypatch, torch.Tensor, "backward", 3)
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, stage, policy=policy))
+    undo()
+    list(trained(run, stage, policy=policy))
+    assert same(bits(run, stage), expected)
+
+
+# ---- a full disk
+
+
+def full_from(patch: pytest.MonkeyPatch, call: int) -> list[str]:
+    """No space is left from a call on of those that write; the names of all that are made."""
+    made: list[str] = []
+
+    def filling(name: str, whole: Any) -> Any:
+        def write(*arguments: Any, **named: Any) -> Any:
+            if threading.current_thread().name.startswith("heartbeat"):
+                return whole(*arguments, **named)
+            made.append(name)
+            if len(made) < call:
+                return whole(*arguments, **named)
+            if name == "save_file":
+                raise SafetensorError(f"I/O error: No space left on device (os error {errno.ENOSPC})")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return write
+
+    for owner, name in ((os, "write"), (os, "pwrite"), (os, "fsync"), (os, "mkdir"), (Path, "write_bytes")):
+        patch.setattr(owner, name, filling(name, getattr(owner, name)))
+    patch.setattr(safetensors.torch, "save_file", filling("save_file", safetensors.torch.save_file))
+    return made
+
+
+def fills_up(stage: str, folder: Path, call: int, expected: Any) -> None:
+    """Train on a disk that is full from some call on: it ends with one error and nothing is lost."""
+    run = tiny_run(folder, f"{stage}-{call}", **EVERY)
+    walk = trained(run, stage)
+    next(walk)
+    log = "sft" if stage == "sft" else "metrics"
+    before = (run.path / f"{log}.jsonl").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        full_from(patch, call)
+        with pytest.raises(RunError, match=r"\([\d,]+ bytes\b"):
+            list(walk)
+    assert (run.path / f"{log}.jsonl").read_bytes().startswith(before)
+    assert run.status().owner is None
+    list(trained(Run.open(run.path), stage))
+    assert same(bits(run, stage), expected)
+
+
+@pytest.mark.parametrize("call", [2, 9])
+def test_a_full_disk_is_one_error_and_the_run_resumes_to_the_same_bits(
+    straight: tuple[str, Any], call: int, tmp_path: Path
+) -> None:
+    fills_up(straight[0], tmp_path, call, straight[1])
+
+
+@pytest.mark.slow
+def test_a_disk_may_be_full_at_any_write(straight: tuple[str, Any], tmp_path: Path) -> None:
+    stage, expected = straight
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, stage)
+    next(walk)
+    with pytest.MonkeyPatch.context() as patch:
+        made = full_from(patch, 10**9)
+        list(walk)
+    assert {"write", "fsync", "mkdir", "write_bytes", "save_file"} <= {*made}
+    for call in range(1, len(made) + 1):
+        fills_up(stage, tmp_path, call, expected)
+
+
+# ---- only the owner of the lock writes
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def taken_over(run: Run) -> None:
+    """Another machine takes the run over while this one sleeps, and begins to write a checkpoint."""
+    owner = json.loads((run.path / "lock").read_bytes())
+    other = json.dumps(owner | {"host": "elsewhere", "token": "of the other", "heartbeat": time.time()})
+    (run.path / "lock").write_bytes(other.encode().ljust(1024))
+    for folder in ("checkpoints", "sft"):
+        (run.path / folder / ".tmp-000005-7-other").mkdir(parents=True)
+        (run.path / folder / ".tmp-000005-7-other" / "policy.safetensors").write_bytes(b"of the other")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("moment", ["between two steps", "before the rows", "before the commit"])
+def test_who_lost_the_lock_writes_nothing_more(
+    stage: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, stage)
+    next(walk)
+    before: dict[str, int] = {}
+
+    def lose(*_: Any) -> None:
+        if not before:
+            taken_over(run)
+            before.update(sizes(run.path))
+
+    if moment == "between two steps":
+        lose()
+    else:
+        owner, name = (optim, "_assert_finite") if moment == "before the rows" else (checkpoints, "_seal")
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: (whole(*arguments), lose())[0])
+    with pytest.raises(RunLocked, match="elsewhere"):
+        list(walk)
+    after = sizes(run.path)
+    own = {name for name in after if ".tmp-" in name and "other" not in name}
+    assert {name: size for name, size in after.items() if name not in own} == {
+        name: size for name, size in before.items() if ".tmp-" not in name or "other" in name
+    }
+    assert not own, "its own unfinished checkpoint is gone"
+
+
+@pytest.mark.parametrize("moment", ["between two steps", "before the rows", "in a checkpoint"])
+def test_a_run_that_is_moved_while_it_trains_ends_with_one_error_and_resumes_where_it_is(
+    straight: tuple[str, Any], moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, expected = straight
+    run, moved = tiny_run(tmp_path / "here", **EVERY), tmp_path / "elsewhere"
+    walk = trained(run, stage)
+    next(walk)
+
+    def move() -> None:
+        if run.path.exists():
+            run.path.rename(moved)
+
+    if moment == "between two steps":
+        move()
+    else:
+        owner, name = (optim, "_assert_finite") if moment == "before the rows" else (checkpoints, "_seal")
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments: (move(), whole(*arguments))[1])
+    with pytest.raises(RunError, match=str(run.path)):
+        list(walk)
+    monkeypatch.undo()
+    assert not run.path.exists(), "nothing is made anew where it was"
+    there = Run.open(moved)
+    assert there.status().owner is None
+    session = start(there, tasks=small_tasks(), rewards=REWARDS, stage=stage)  # type: ignore[arg-type]
+    session.wait_blocking()
+    assert same(bits(there, stage), expected)
+
+
+@pytest.mark.parametrize(("steps", "level"), [(1, "ERROR"), (2, "WARNING")])  # saved every second step
+def test_a_lost_lock_is_an_error_where_a_step_is_lost_with_it(
+    steps: int, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, "sft")
+    for _ in range(steps):
+        next(walk)
+    taken_over(run)
+    with pytest.raises(RunLocked):
+        next(walk)
+    (record,) = [record for record in caplog.records if record.name == "grpo_nb.training.loop"]
+    assert (record.levelname, record.args) == (level, (run.name, steps))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_training_left_open_is_ended_with_one_line(stage: str, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, stage)
+    next(walk)
+    with pytest.raises(RunLocked, match=r"grpo_nb\.release"):
+        next(trained(Run.open(run.path), stage))
+    assert release(run.path) and not release(run)
+    again = trained(Run.open(run.path), stage)
+    next(again)
+    before = sizes(run.path)
+    with pytest.raises(RunLocked):
+        next(walk)
+    assert sizes(run.path) == before
+    list(again)
+    run.log_event("note", step=0)  # whoever only watches is not fenced
+
+
+def test_a_training_of_a_session_is_not_released(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=400)
+    session = start(run, tasks=small_tasks(), rewards=REWARDS)
+    with pytest.raises(workers.AlreadyTraining):
+        release(run)
+    session.stop()
+    session.wait_blocking()
+
+
+# ---- what is not finite is not saved
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("slot", ["weight", "moment"])
+def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: str, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, **EVERY | {"run__keep_checkpoints": 1})
+    saved: dict[str, Any] = {}
+
+    def learned(policy: Any, optimizer: Any, whole: Any = state.learned) -> Any:
+        tensors = whole(policy, optimizer)
+        if len(saved) >= 1 + (stage == "grpo"):  # from the second on; GRPO's first is step 0's
+            group = tensors["policy" if slot == "weight" else "optimizer"]
+            next(t for t in group.values() if t.numel() > 1).view(-1)[0] = float("inf")
+        saved[str(len(saved))] = True
+        return tensors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "learned", learned)
+        with pytest.raises(TrainingError, check=lambda error: isinstance(error.__cause__, NotFinite)):
+            list(trained(run, stage))
+    (refused, *more) = events(run, "checkpoint_refused", "sft_checkpoint_refused")
+    good = refused["resumes_from"]
+    assert max(store(run, stage).steps()) == good and refused["step"] > good and len(more) <= 1
+    assert next(step.step for step in trained(run, stage)) == good + 1, "it resumes from the last good one"
+
+
+def test_a_gradient_that_is_not_finite_is_an_event_of_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, calls = tiny_run(tmp_path, **EVERY), []
+    whole = optim.global_norm
+
+    def norm(tensors: Any) -> float:
+        calls.append(1)
+        return float("nan") if len(calls) == 1 else whole(tensors)
+
+    monkeypatch.setattr(optim, "global_norm", norm)
+    steps = list(trained(run, "sft"))
+    assert steps[0].status == "skipped" and steps[1].status != "skipped"
+    (found,) = events(run, "finding")
+    assert (found["rule"], found["step"]) == ("sft_skipped", 1)
+
+
+# ---- the working directory means nothing to a run that is open
+
+
+def test_another_working_directory_changes_nothing(
+    straight: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, expected = straight
+    (tmp_path / "here").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    tiny_run(Path("runs"), "x", **EVERY)
+    run = Run.open("runs/x")
+    assert run.shown == str(Path("runs/x"))
+    for step in trained(run, stage):
+        if step.step == 1:
+            os.chdir(tmp_path / "other")
+    assert not list((tmp_path / "other").iterdir()) and run.shown == str(tmp_path / "here" / "runs" / "x")
+    assert same(bits(run, stage), expected) and run.status().owner is None
+
+
+# ---- stop works where a reward hangs
+
+
+def test_a_stop_that_is_late_names_what_it_waits_for_and_the_next_one_breaks_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "HANG_SECONDS", 0.2)
+    hanging = threading.Event()
+
+    def slow_reward(completions: list[Any], **columns: Any) -> list[float]:
+        hanging.set()
+        while hanging.is_set():
+            time.sleep(0.01)
+        return [0.0] * len(completions)
+
+    run = tiny_run(tmp_path, **EVERY)
+    session = start(run, tasks=small_tasks(), rewards={"fairness": [slow_reward]})
+    assert hanging.wait(PATIENCE)
+    session.stop()
+    worker = session._worker
+    assert worker is not None and worker.overdue.wait(PATIENCE) and session.live
+    end = time.monotonic() + PATIENCE
+    while not events(run, "stop_delayed") and time.monotonic() < end:
+        time.sleep(0.01)
+    (late,) = events(run, "stop_delayed")
+    assert "slow_reward" in late["waits_for"] and __file__ in late["waits_for"] and late["step"] == 0
+    session.stop()
+    worker.join(PATIENCE)
+    assert not session.live and run.status().owner is None
+    hanging.clear()
+    assert rows(list(trained(run, "grpo", steps=1))), "and it goes on"
