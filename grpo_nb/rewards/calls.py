@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -31,7 +33,8 @@ def calling(who: str, where: str = "") -> Iterator[None]:
     Raises:
         RewardError: whatever it raises, also what is meant to end the process.
     """
-    process, open_before, restore = os.getpid(), [fd for fd in STANDARD if _is_open(fd)], _torch_settings()
+    process, open_before = os.getpid(), [fd for fd in STANDARD if _is_open(fd)]
+    torch_as_before, signals_as_before = _torch_settings(), _signals()
     try:
         yield
     except (Exception, SystemExit, GeneratorExit) as error:
@@ -43,7 +46,8 @@ def calling(who: str, where: str = "") -> Iterator[None]:
     finally:
         if os.getpid() != process:
             os._exit(0)
-        restore()
+        torch_as_before()
+        signals_as_before()
         for fd in open_before:
             if not _is_open(fd):
                 _reopen(fd)
@@ -78,6 +82,20 @@ def _cancelled() -> bool:
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
     return False
+
+
+def _signals() -> Callable[[], None]:
+    """What gives the signals that end a training their handlers back; other threads cannot change any."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+    return restore
 
 
 def _torch_settings() -> Callable[[], None]:

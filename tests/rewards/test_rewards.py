@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -463,12 +464,19 @@ def sets_torch(count: int) -> list[float]:
     return [1.0] * count
 
 
+def ignores_signals(count: int) -> list[float]:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return [1.0] * count
+
+
 def surroundings() -> list[Any]:
     torch_has = [torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()]
+    torch_has += [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
     return [*torch_has, torch.are_deterministic_algorithms_enabled(), [os.fstat(fd).st_mode for fd in (0, 1, 2)]]
 
 
-@pytest.mark.parametrize("does", [forks_and_returns, sets_torch])
+@pytest.mark.parametrize("does", [forks_and_returns, sets_torch, ignores_signals])
 def test_what_a_function_leaves_behind_is_undone(does: Callable[[int], list[float]]) -> None:
     before, process = surroundings(), os.getpid()
 
