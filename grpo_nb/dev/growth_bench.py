@@ -138,19 +138,24 @@ def _sample(step: int, n: int) -> dict[str, Any]:
 def _lines(run: Path, title: str, tasks: Sequence[str], limit: float, size: int = 0) -> Iterator[str]:
     for task in tasks:
         done = _measure(TASKS[task].format(run=str(run), folder=str(run.parent)), limit)
-        rate = f"  {size / done[0] / 1e6:.0f} MB/s" if done and task == "index" else ""
-        yield f"{title:>24}  {task:<18} " + (f"{done[0]:9.2f} {done[1]:7.0f}{rate}" if done else f"over {limit:.0f} s")
+        yield f"{title:>24}  {task:<18} " + (done if isinstance(done, str) else _figures(task, *done, size))
 
 
-def _measure(code: str, limit: float) -> tuple[float, float] | None:
-    """Seconds and MiB of some code in a process of its own; None where it took too long or died."""
+def _figures(task: str, seconds: float, mib: float, size: int) -> str:
+    rate = f"  {size / seconds / 1e6:.0f} MB/s" if task == "index" else ""
+    return f"{seconds:9.2f} {mib:7.0f}{rate}"
+
+
+def _measure(code: str, limit: float) -> tuple[float, float] | str:
+    """Seconds and MiB of some code in a process of its own; why there are none where it took too long or died."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MEASURE, code], capture_output=True, text=True, timeout=limit, check=True
         )
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        log.debug("%s", error)
-        return None
+    except subprocess.TimeoutExpired:
+        return f"over {limit:.0f} s"
+    except subprocess.CalledProcessError as error:
+        return f"failed: {(error.stderr.splitlines() or [''])[-1]}"
     seconds, mib = json.loads(done.stdout.splitlines()[-1])
     return seconds, mib
 
