@@ -338,7 +338,7 @@ def test_labelled_answers_of_writers_who_had_not_seen_the_rules() -> None:
 def test_labelled_answers_to_rows_of_the_published_file() -> None:
     table = qa_report.counted({**row, "kind": row["id"][0]} for row in qa_report.rows_of(qa_report.HERE, "qa_more"))
     natural, hostile, all_ = (confusion.shares(table[name], qa_report.VERDICTS) for name in ("i", "k", "all"))
-    assert natural["agree"] >= 0.97 and natural["paid"] == 0, table
+    assert natural["agree"] >= 0.975 and natural["paid"] == 0, table
     assert hostile["agree"] >= 0.93 and hostile["paid"] <= 0.027
     assert all_["agree"] >= 0.92 and all_["undecided"] <= 0.01
 

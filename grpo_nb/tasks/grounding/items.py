@@ -76,7 +76,7 @@ class Item:
             return _about_question(self)
         everything = tuple(token.form for token in self.gold)
         places = range(len(self.passage.sentences))
-        return self.passage.spoken(everything, places) or self.passage.having(self.essential)
+        return self.passage.spoken(everything, places, exact=True) or self.passage.having(self.essential)
 
     @cached_property
     def evidence(self) -> frozenset[int]:
@@ -173,7 +173,9 @@ class Item:
     def chooses(self) -> bool:
         """Whether the question names the candidates, the right answer among them."""
         own = {token.form for token in self.gold if token.word not in TITLES} or {token.form for token in self.gold}
-        picks = ("which", "one") in pairwise(self.asked_words) or any(word in POLES for word in self.asked_words)
+        picks = ("which", "one") in pairwise(self.asked_words) or any(
+            POLES.get(word, (None, 0))[0] in _GRADES for word in self.asked_words
+        )
         compares = "or" in self.asked_words or (self.compared and picks)
         one = len(self.compared) > 1 and sum(bool(group & own) for group in self.compared) == 1
         return bool(compares) and (own <= self.asked or one) and not self.yes_no
@@ -184,6 +186,8 @@ class Item:
         return any(token.kind == "name" for token in self.gold) or any(t.form in self.passage.names for t in self.gold)
 
 
+_GRADES = frozenset(POLES[word][0] for word in ("older", "more", "faster", "closer"))
+"""Scales on which two things are compared."""
 _COMPARING = frozenset(("and", "or", "than", "before", "after", "with"))
 
 

@@ -12,7 +12,7 @@ from grpo_nb.tasks.grounding.stems import people, stem
 
 _SENTENCE = re.compile(r"(?<=[\w)\"\u201d%'][.!?])[\"\u201d)]*\s*(?=[A-Z\"\u201c(])|\n+")
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:[A-Za-z]|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
+    r"(?:\b(?:[A-Z]|v|cf|Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|No|Inc|Ltd|Co|Prof|Rev|Gen|Col|Capt|Lt|Sgt|Gov|Sen|Rep)\.)$"
 )
 
 _LIFE = re.compile(r"\([^()]*\b1\d{3}\b[^()]*-[^()]*\b[12]\d{3}\b[^()]*\)")
@@ -206,10 +206,10 @@ class Passage:
             for before, after in pairwise([t for t in sentence.tokens if t.word not in ("a", "an", "the")])
         )
 
-    def spoken(self, forms: Sequence[str], places: Collection[int]) -> frozenset[int]:
+    def spoken(self, forms: Sequence[str], places: Collection[int], exact: bool = False) -> frozenset[int]:
         """Those of these sentences that hold the forms side by side, in their order.
 
-        A name may leave out words of its own inside: `Deanna Loveland` for `Deanna Marie Loveland`.
+        Unless it is `exact`, a name may leave out words inside: `Deanna Loveland` for `Deanna Marie Loveland`.
         """
         size = len(forms)
         wanted = tuple(forms)
@@ -219,7 +219,7 @@ class Passage:
             if wanted[0] in self.sentences[i].holds
             and (
                 any(self.sentences[i].forms[k : k + size] == wanted for k in range(len(self.sentences[i].forms)))
-                or (size > 1 and any(within(wanted, unit) for unit in self.sentences[i].units))
+                or (size > 1 and not exact and any(within(wanted, unit) for unit in self.sentences[i].units))
             )
         )
 

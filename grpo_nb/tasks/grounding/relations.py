@@ -102,7 +102,8 @@ def _called(tokens: Sequence[Token]) -> Iterator[tuple[frozenset[str], frozenset
         behind = tokens[place + 1].word if place + 1 < len(tokens) else ""
         if token.word not in ("is", "was") or behind not in ("a", "an"):
             continue
-        begins = next((p + 1 for p in range(place - 1, -1, -1) if tokens[p].form in ".!?"), 0)
+        ends = (p for p in range(place - 1, 0, -1) if tokens[p].form in ".!?" and tokens[p - 1].word not in TITLES)
+        begins = next(ends, -1) + 1
         names = frozenset(t.form for t in tokens[begins:place] if t.claims)
         phrase: list[str] = []
         for other in tokens[place + 2 :]:

@@ -49,10 +49,8 @@ def _statements(heard: Heard) -> list[list[int]]:
 
 def _votes(heard: Heard, part: Sequence[int], others: Collection[str]) -> bool | None:
     """Whether a clause says of the right candidate what is asked, or of the other one its opposite; None: neither."""
-    said, asked = (
-        pole([heard.tokens[p].word for p in part if heard.tokens[p].kind != "name"]),
-        pole(heard.item.asked_words),
-    )
+    spoken = [heard.tokens[p].word for p in part if p not in heard.gold and heard.tokens[p].form not in others]
+    said, asked = pole(spoken), pole(heard.item.asked_words)
     subject = next((p for p in part if p in heard.gold or heard.tokens[p].form in others), None)
     if said is None or asked is None or said[0] != asked[0] or subject is None:
         return None

@@ -45,6 +45,10 @@ _NAMING = frozenset(
     ("name", "named", "real", "birth", "alias", "stage", "full", "original", "known", "called", "nickname")
 )
 """Words of a question that asks for a name by its kind."""
+_KNOWN = (
+    r"(?:known (?:\w+ ){0,3}(?:as|by)[a-z ]*|nicknamed|abbreviated|born(?! [A-Z][a-z]+ \d)|n\u00e9e|formerly)"
+    r"[ \"\u201c]+"
+)
 _DIMENSIONS = frozenset(("long", "high", "tall", "wide", "deep", "old", "heavy", "away"))
 
 
@@ -102,6 +106,7 @@ def _shapes(right: str, asked: Asked) -> Iterator[Shape]:
     yield from _without_class(gold, asked)
     if all(token.kind == "name" for token in gold) and not re.search(r",|\band\b|&", right):
         yield from _longer(gold, asked)
+    if all(token.kind in ("name", "number") for token in gold) and any(token.kind == "name" for token in gold):
         yield from _aliases(right, asked)
     yield from _surname(right, gold, asked)
     yield from _head(right, gold, asked)
@@ -125,7 +130,7 @@ def _longer(gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
     for unit in asked.passage.units:
         if len(own) > 1 and unit != own and within(own, unit):
             yield tuple(Slot(form, form in own) for form in unit)
-        elif len(own) > 2 and within(unit, own):
+        elif len(own) > 2 and unit[0] == own[0] and within(unit, own):
             yield tuple(Slot(form, form in unit) for form in own)
 
 
@@ -133,10 +138,8 @@ def _initials(gold: Sequence[Token]) -> Iterator[Shape]:
     """`World Health Organization` as `WHO`, `Tyndall Air Force Base` as `Tyndall AFB`, `NBC 10` as `NBC10`."""
     if len(gold) == 2 and gold[1].kind == "number" and gold[0].kind == "name":
         yield (Slot("".join(token.form for token in gold)),)
-    begins = next((place for place, token in enumerate(gold) if token.kind == "name"), len(gold))
-    names = gold[begins:]
-    if not all(token.kind == "name" for token in names):
-        return
+    others = [place for place, token in enumerate(gold) if token.kind != "name"]
+    names = gold[others[-1] + 1 if others else 0 :]
     for first in range(len(names) - 1):
         for end in range(first + 2, len(names) + 1):
             letters = "".join(t.word if re.fullmatch("[ivx]+", t.word) else t.word[0] for t in names[first:end])
@@ -148,10 +151,8 @@ def _aliases(right: str, asked: Asked) -> Iterator[Shape]:
     """The other names that the source gives: `X, better known as Y`, `X (born Y)`; not where names are asked for."""
     if _NAMING & set(asked.words):
         return
-    known = r"(?:known (?:\w+ ){0,3}(?:as|by)[a-z ]*|nicknamed|abbreviated|born|n\u00e9e|formerly)[ \"\u201c]+"
-    for found in re.finditer(
-        rf"{re.escape(right.strip(' .'))}\b[^.;]{{0,80}}?\b{known}([A-Z][\w-]*(?: [A-Z\d][\w-]*)*)", asked.source
-    ):
+    full = re.escape(right.strip(" ."))
+    for found in re.finditer(rf"{full}\b[^.;]{{0,80}}?\b{_KNOWN}([A-Z][\w-]*(?: [A-Z\d][\w-]*)*)", asked.source):
         names = forms(found[1])
         if (
             set(names) - set(forms(right))

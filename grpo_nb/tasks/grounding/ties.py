@@ -67,7 +67,7 @@ def _behind_by(tokens: Sequence[Token]) -> frozenset[str]:
     names: set[str] = set()
     for place, token in enumerate(tokens[:_AHEAD]):
         if token.kind == "name":
-            names |= set() if token.owns else {token.form}
+            names |= set() if token.owns or len(token.form) == 1 else {token.form}
         elif token.form in (".", ";", ":", "(", ",") and (names or token.form != ","):
             if not place or len(tokens[place - 1].word) > 1:
                 break
@@ -167,7 +167,8 @@ def _subject_of(heard: Heard, first: int) -> list[int]:
         return []
     ends = next(p for p in range(begins, first + 1) if p == first or heard.tokens[p].kind != "name") - 1
     between = [heard.tokens[p] for p in range(ends + 1, first)]
-    says = any(token.word in _VERBS or _past(token) for token in between)
+    acts = bool(between) and between[0].kind == "word" and between[0].word.endswith("s")  # `X goes by`
+    says = acts or any(token.word in _VERBS or _past(token) for token in between)
     apart = heard.segment[first] in heard.denied or any(token.word in _BREAKS for token in between)
     owns = (
         any(heard.tokens[p].owns for p in range(begins, ends + 1))
@@ -184,9 +185,10 @@ def _said_of(about: Item, forms: Set[str]) -> frozenset[int]:
     found: set[int] = set()
     for place in about.evidence:
         sentence = about.passage.sentences[place]
-        named = any(token.kind == "name" for token in sentence.tokens)
+        gold = next((p for p, token in enumerate(sentence.tokens) if token.form in about.essential), 0)
+        named = any(token.kind == "name" for token in sentence.tokens[:gold])
         ahead = [place] if named or not place else [place - 1, place]
-        found |= about.passage.thread(ahead, loose=True) if sentence.refers or not sentence.units else {place}
+        found |= about.passage.thread(ahead, loose=True) if sentence.refers or not named else {place}
     return frozenset(found) if not forms <= about.asked or about.passage.having(forms) else frozenset()
 
 
@@ -200,7 +202,8 @@ def stray(heard: Heard) -> str:
     for first, last in heard.runs():
         tokens, run = heard.tokens[first : last + 1], heard.forms(first, last)
         named = all(token.kind == "name" and token.word not in TITLES for token in tokens)
-        if not named or _beside(heard, first, last) or in_place(heard, first, run):
+        numeric = all(token.kind == "number" for token in about.gold) and heard.tokens[first - 1].form == "("
+        if not named or numeric or _beside(heard, first, last) or in_place(heard, first, run):
             continue
         holders = passage.having(run)
         words = _words_with(heard, first, last)
