@@ -1,6 +1,7 @@
 """Every shape in a signature is checked while testing; property tests draw the same examples each time."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from hypothesis import settings
 
 from tests.support import checker
+
+# jsonschema builds 38 grammars with it on import, seconds in every process, for formats that no notebook has.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # Before anything imports the package: modules loaded earlier would go unchecked.
 checker.install("grpo_nb")
