@@ -253,9 +253,12 @@ def _subject(heard: Heard, first: int, last: int) -> bool:
     if gold is None or set(ahead) & _VERBS:
         return False
     between = [heard.tokens[p] for p in range(last + 1, gold)]
+    asked = between[-1].word == "by" and heard.part[gold - 2] == "asked" and heard.tokens[gold - 2].kind == "word"
     finite = any(token.word in _VERBS or token.word.endswith("ed") or _irregular(token) for token in between)
     return (
-        finite and between[-1].word not in ("with", "by", "and", "or") and "although" not in [t.word for t in between]
+        finite
+        and (asked or between[-1].word not in ("with", "by", "and", "or"))
+        and "although" not in [t.word for t in between]
     )
 
 

@@ -24,10 +24,11 @@ _TURNS = frozenset(["wait", "actually", "correction"])
 
 def judge_yes_no(answer: str, about: Item) -> Verdict:
     """The verdict on an answer to a yes/no question."""
-    if len(forms(about.hallucinated)) > 1 and holds_whole(answer, about.hallucinated, about.right):
-        return Verdict("wrong", "it is the hallucinated answer")
     heard = Heard(answer, about)
     says = _polarity(heard)
+    true = set(forms(about.hallucinated)) <= about.passage.holds and says_yes_or_no(answer)
+    if len(forms(about.hallucinated)) > 1 and not true and holds_whole(answer, about.hallucinated, about.right):
+        return Verdict("wrong", "it is the hallucinated answer")
     if says is None:
         return Verdict("absent", "it says neither yes nor no")
     if says != (tokenise(about.right)[0].word == "yes"):
