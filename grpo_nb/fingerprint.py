@@ -23,7 +23,7 @@ class _Loaded:
     digest: bytes
 
 
-_loaded: dict[str, _Loaded] = globals().get("_loaded", {})  # loading this file again forgets nothing
+_loaded: dict[str, _Loaded] = {}
 
 
 def note(package: str = PACKAGE) -> None:

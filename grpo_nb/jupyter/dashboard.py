@@ -115,6 +115,16 @@ class Dashboard:
         self._wake.set()
         _close(self.widget)
 
+    def give_way(self, other: "Dashboard") -> None:
+        """Stop following, and show `other` wherever this one is displayed."""
+        self._closed.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()  # no picture of the old code is drawn beside one of the new
+        parts, self.widget.children = self.widget.children, (other.widget,)
+        for part in parts:
+            _close(part)
+
     @property
     def closed(self) -> bool:
         """Whether it shows nothing any more; also where ipywidgets closed its widgets."""

@@ -1,121 +1,132 @@
-"""`grpo_nb.reload()`: the package's edited code in a running kernel, with what the notebook holds still good."""
+"""`grpo_nb.reload()`: import the package's edited code into a running kernel.
 
-import gc
+A run lives in its directory, so no object is converted: the modules are imported anew, and the new code opens the
+notebook's runs, sessions and dashboards again.
+"""
+
 import importlib
-import importlib.util
 import sys
 import threading
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from grpo_nb import fingerprint
+from grpo_nb.jupyter import kernel
+from grpo_nb.run.lock import held_here
 from grpo_nb.run.run import RunError
-from grpo_nb.terminal import clean_logger
-
-log = clean_logger(__name__)
 
 PACKAGE = fingerprint.PACKAGE
 Modules = dict[str, ModuleType]
 
 
 def reload() -> list[str]:
-    """Load the package's sources anew, all or none of them; which files had changed.
+    """Import the package's sources anew, all or none of them; return the files that had changed.
 
-    Every module is imported afresh, each after those that it imports. Objects of the package that the kernel
-    holds take their class from the new code; names of the package in the notebook (`Run`, `start`, `presets`)
-    stand for the new ones; open runs and sessions are attached to their files again.
+    Variables of the notebook that hold a module, class or function of the package get the new one. Runs, sessions,
+    dashboards and settings are opened again. One line names the variables that still hold objects of the old code.
 
     Raises:
-        RunError: a worker trains in this kernel, or the edited code cannot be imported; nothing was changed.
+        RunError: a run trains in this kernel, or the edited code cannot be imported. Nothing was changed.
     """
     _refuse_while_training()
-    edited = fingerprint.changed()
-    old = _loaded()
-    try:
-        _import_afresh(old)
-    except BaseException as error:
-        _put_back(old)
-        raise RunError(f"nothing was reloaded, the code on disk does not import: {_where(error)}") from error
-    new = _loaded()
-    classes = _renewed_classes(old, new)
-    _renew_instances(classes)
-    _renew_names(vars(sys.modules["__main__"]), old, new)
-    for handle in [thing for thing in gc.get_objects() if hasattr(type(thing), "_reattach")]:
-        handle._reattach()
+    edited, old = fingerprint.changed(), _loaded()
+    _import_anew(old)
+    if kept := _renew(vars(sys.modules["__main__"]), old):
+        kernel.say(
+            f"{', '.join(kept)}: still of the old code. Run the cells that make them again; `{PACKAGE}.Run.open(path)` "
+            f"and `{PACKAGE}.attach(path)` read everything from the run directory."
+        )
     return edited
 
 
 def _refuse_while_training() -> None:
-    for thread in threading.enumerate():
-        session: Any = getattr(thread, "grpo_nb_session", None)
-        if session is not None and session.where != "process":
-            raise RunError(
-                f"{session.run.name} trains in this kernel (step {session.step}), and new code must not change a run "
-                "midway: `session.stop()`, `await session.wait()`, then reload; or restart the kernel when it is done"
-            )
+    sessions = [session for thread in threading.enumerate() if (session := getattr(thread, "grpo_nb_session", None))]
+    for run in [*(session.run.path for session in sessions), *(lock.parent for lock in held_here())]:
+        raise RunError(
+            f"{run.name} is being trained by this kernel, and new code must not change a run midway. Stop the session, "
+            f"or end a training without one by `{PACKAGE}.release({str(run)!r})`, and reload; or restart the kernel."
+        )
 
 
 def _loaded() -> Modules:
-    return {name: m for name, m in sys.modules.copy().items() if f"{name}.".startswith(f"{PACKAGE}.")}
+    return {name: module for name, module in sys.modules.copy().items() if f"{name}.".startswith(f"{PACKAGE}.")}
 
 
-def _import_afresh(old: Modules) -> None:
-    """The package itself stays the same object, since every notebook holds it; its rooms are new ones."""
-    package = old[PACKAGE]
-    below = [name for name in old if name != PACKAGE and importlib.util.find_spec(name) is not None]
-    for name in [name for name in old if name != PACKAGE]:
+def _import_anew(old: Modules) -> None:
+    for name in old:
         del sys.modules[name]
-        vars(package).pop(name.partition(".")[2], None)
     importlib.invalidate_caches()
-    importlib.reload(package)
-    for name in below:
-        importlib.import_module(name)
-
-
-def _put_back(old: Modules) -> None:
-    for name in _loaded():
-        del sys.modules[name]
-    sys.modules.update(old)
-    for name, module in old.items():
-        parent, _, child = name.rpartition(".")
-        if parent:
-            vars(old[parent])[child] = module
-
-
-def _renewed_classes(old: Modules, new: Modules) -> dict[type, type]:
-    """Old class -> new class, for all that still exist under their name."""
-    found = {}
-    for name in old.keys() & new.keys():
-        for key, value in list(vars(old[name]).items()):
-            own = isinstance(value, type) and value.__module__ == name
-            replacement = vars(new[name]).get(key) if own else None
-            if isinstance(replacement, type) and replacement is not value:
-                found[value] = replacement
-    return found
-
-
-def _renew_instances(classes: dict[type, type]) -> None:
-    for thing in gc.get_objects():
-        if (replacement := classes.get(type(thing))) is not None:
+    try:
+        for name in old:
             try:
-                object.__setattr__(thing, "__class__", replacement)
-            except TypeError as error:  # its layout changed: the old object goes on with the old code
-                log.warning("an open %s keeps its old code: %s", type(thing).__name__, error)
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                if not f"{name}.".startswith(f"{error.name}."):  # else its own file was removed
+                    raise
+    except BaseException as error:
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(old)
+        where = f"{error.filename}, line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+        raise RunError(f"nothing was reloaded: {where}{type(error).__name__}: {error}") from error
 
 
-def _renew_names(namespace: dict[str, Any], old: Modules, new: Modules) -> None:
-    """Names of the notebook that stand for a module, class or function of the package."""
-    for key, value in list(namespace.items()):
+def _renew(namespace: dict[str, Any], old: Modules) -> list[str]:
+    """Replace what the variables hold; the names of those that keep an object of the old code."""
+    renewed: dict[int, Any] = {}  # two names of one session stay two names of one session
+    kept = []
+    for name, value in namespace.copy().items():
+        if _home(value) not in old:
+            continue
+        new = _renewed(value, renewed)
+        if name.startswith("_"):  # the shell keeps its own books of `_`, `_1` and the like
+            continue
+        if new is None:
+            kept.append(name)
+        else:
+            namespace[name] = new
+    return kept
+
+
+def _home(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return str((value if isinstance(value, type | FunctionType) else type(value)).__module__)
+
+
+def _renewed(value: Any, renewed: dict[int, Any]) -> Any:
+    """What stands for `value` in the new code; None where only the cell that made it can make it again."""
+    if id(value) not in renewed:
+        module = sys.modules.get(_home(value))
         if isinstance(value, ModuleType):
-            if old.get(value.__name__) is value and value.__name__ in new:
-                namespace[key] = new[value.__name__]
-        elif (home := getattr(value, "__module__", None)) in old and home in new:
-            name = getattr(value, "__qualname__", None)
-            if name and vars(old[home]).get(name) is value and name in vars(new[home]):
-                namespace[key] = vars(new[home])[name]
+            renewed[id(value)] = module
+        elif isinstance(value, type | FunctionType):
+            renewed[id(value)] = getattr(module, value.__qualname__, None)
+        else:
+            try:
+                renewed[id(value)] = _reopened(value, renewed)
+            except Exception:
+                renewed[id(value)] = None
+    return renewed[id(value)]
 
 
-def _where(error: BaseException) -> str:
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
-    return f"{type(error).__name__}: {error}"
+def _reopened(value: Any, renewed: dict[int, Any]) -> Any:
+    from grpo_nb.config import Config  # here: the new code
+    from grpo_nb.jupyter.session import Session
+    from grpo_nb.jupyter.workers import Job
+    from grpo_nb.run.run import Run
+
+    match type(value).__name__:
+        case "Run":
+            return Run.open(value.path)
+        case "Config":
+            return Config.model_validate(value.model_dump())
+        case "Dashboard":
+            return _renewed(value.session, renewed).dashboard()
+        case "Session" if not (value._job.tasks or value._job.rewards):  # those are objects of a cell
+            run = _renewed(value.run, renewed)
+            session = Session(run, Job(run, value.stage, value._job.where, steps=value._job.steps))
+            if value._dashboard is not None and not value._dashboard.closed:
+                value._dashboard.give_way(session.dashboard())
+            return session
+    return None

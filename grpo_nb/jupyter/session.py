@@ -274,11 +274,6 @@ class Session:
 
     # ------------------------------------------------------------------ inside
 
-    def _reattach(self) -> None:
-        """After a reload: what newer code expects of a session is there."""
-        for name, value in vars(Session(self.run, self._job)).items():
-            vars(self).setdefault(name, value)
-
     def _begin(self) -> None:
         """Launch it, unless nothing is left to do."""
         run = self.run

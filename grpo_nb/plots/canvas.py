@@ -20,8 +20,7 @@ from PIL import Image
 from grpo_nb.plots.thinning import extremes
 from grpo_nb.terminal import printable
 
-# Made once for the process: a reload of this module must not make a second lock beside one that is held.
-RENDER_LOCK: Any = globals().setdefault("RENDER_LOCK", threading.RLock())
+RENDER_LOCK = threading.RLock()
 """Held while any figure is built or drawn; reentrant."""
 
 T = TypeVar("T")

@@ -334,6 +334,11 @@ class RunLock:
                     logger.warning("no heartbeat in %s: %s", self.path, error)
 
 
+def held_here() -> list[Path]:
+    """The locks that this process holds."""
+    return [lock.path for lock in list(_held) if lock.held]
+
+
 def release_here(path: Path) -> bool:
     """Release the lock at `path` if this process holds it; whether it did. Whoever trained with it writes no more."""
     held = [lock for lock in list(_held) if lock.held and lock.path.resolve() == path.resolve()]

@@ -16,7 +16,6 @@ pause), stopped, done, failed, each with the `goal` of that training in steps; a
 Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint never knows more.
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -309,11 +308,6 @@ class Run:
     def __repr__(self) -> str:
         status = self.status()
         return f"Run({self.shown!r}: {status.state}, step {status.step} of {status.steps})"
-
-    def _reattach(self) -> None:
-        """After a reload: the run as the new code opens it; as it is where its folder cannot be read any more."""
-        with contextlib.suppress(RunError):
-            vars(self).update(vars(Run.open(self.path)))
 
     def _corrected(self, config: Config) -> "Run":
         """The run with other settings, put in the place of those that nothing stands on."""

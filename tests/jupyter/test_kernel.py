@@ -43,18 +43,21 @@ def test_reload_brings_new_code_to_what_the_notebook_holds(shared: Kernel, tmp_p
     tiny_run(tmp_path)
     kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
     kernel.run("import grpo_nb as g\nfrom grpo_nb import Run, attach, presets\nrun = Run.open('tiny')")
-    kernel.run("session = attach(run)\nconfig = run.config\nknob = run.knobs['temperature']")
+    kernel.run("session = same = attach(run)\nconfig = run.config\nknob = run.knobs['temperature']")
     assert names(kernel.run("session"), "tiny", "new", 0, 4), "and with its dashboard, which holds it too"
     assert names(kernel.run(SHOWN), "Session", "tiny", "new", 0, 4)
     kernel.edit("jupyter/session.py", 'f"<Session {', 'f"<Renewed session {')
     kernel.edit("run/run.py", "        self.path = path\n", "        self.path = path\n        self.novelty = 7\n")
     kernel.edit("presets.py", "def demo(", "NOVEL = True\n\n\ndef demo(")
-    assert kernel.run("g.reload()") == "['jupyter/session.py', 'presets.py', 'run/run.py']"
+    kept, _, edited = kernel.run("box = session.dashboard().widget\ng.reload()").rpartition("\n")
+    assert edited == "['jupyter/session.py', 'presets.py', 'run/run.py']"
+    assert names(kept, "knob", "Run.open", "attach") and not any(word in kept for word in ("session", "config"))
     assert names(kernel.run(SHOWN), "Renewed", "tiny", "new", 0, 4)
-    assert kernel.run("run.novelty, presets.NOVEL, knob.value") == "(7, True, 1.0)"
+    assert kernel.run("run.novelty, presets.NOVEL, knob.value, same is session") == "(7, True, 1.0, True)"
+    assert kernel.run("box.children == (session.dashboard().widget,)") == "True", "shown where the old one was"
     held = "isinstance(run, Run), isinstance(run, g.Run), isinstance(session.run, Run), isinstance(config, g.Config)"
     assert kernel.run(held) == "(True, True, True, True)"
-    assert kernel.run("attach is g.attach, type(attach(run)) is type(session), g.reload()") == "(True, True, [])"
+    assert kernel.run("attach is g.attach, type(attach(run)) is type(session)") == "(True, True)"
     kernel.edit("jupyter/session.py", "class Session:", "class Session(:")
     _, error = kernel.ask("g.reload()")
     assert error and names(error, "session.py", "line")
@@ -62,6 +65,10 @@ def test_reload_brings_new_code_to_what_the_notebook_holds(shared: Kernel, tmp_p
     assert names(shown, "Renewed", "tiny", "new", 0, 4) and kept == "True", "nothing was reloaded"
     kernel.edit("jupyter/session.py", "class Session(:", "class Session:")
     assert names(kernel.run(f"g.reload()\n{SHOWN}"), "Renewed", "tiny", "new", 0, 4)
+    kernel.run("steps = g.grpo(run)\n_ = next(steps)")
+    _, refused = kernel.ask("g.reload()")
+    assert refused and names(refused, "tiny", "grpo_nb.release"), "a training that nobody closed"
+    assert kernel.run("g.release(run)") == "True"
 
 
 EXPLODES = "config, policy, clock = state.config, 1 / 0, metrics.Clock()"

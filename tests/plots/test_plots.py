@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.mathtext
@@ -280,13 +279,6 @@ def test_pyplot_is_never_imported() -> None:
         "plots.to_png(plots.dashboard(pd.DataFrame(), presets.demo())); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_lock_survives_a_reload() -> None:
-    source = compile(Path(canvas.__file__).read_text(encoding="utf-8"), canvas.__file__, "exec")
-    namespace = dict(vars(canvas))
-    exec(source, namespace)
-    assert namespace["RENDER_LOCK"] is canvas.RENDER_LOCK is plots.RENDER_LOCK
 
 
 # What the dashboard says

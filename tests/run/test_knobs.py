@@ -353,8 +353,8 @@ def test_two_processes_turn_knobs_at_once_and_no_turn_is_lost(knobs: Knobs) -> N
 
 def test_a_writer_that_hangs_is_named_not_waited_for_forever(knobs: Knobs) -> None:
     code = (
-        "import sys; from pathlib import Path; from grpo_nb import durable\n"
-        "with durable.exclusive(Path(sys.argv[1]), 0.2): pass"
+        "import sys; from pathlib import Path; from grpo_nb.storage import files\n"
+        "with files.exclusive(Path(sys.argv[1]), 0.2): pass"
     )
     command = [sys.executable, "-c", code, str(knobs.path)]
     with files.exclusive(knobs.path):
