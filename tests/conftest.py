@@ -112,8 +112,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     lab.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """A browser for one file's tests: while it runs, playwright's event loop leaves no other test one of its own."""
     pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e .[dev]")
     from tests.support.lab import CHROMIUM, chromium
 

@@ -28,17 +28,19 @@ log = clean_logger(__name__)
 LENGTHS = (10_000, 100_000, 1_000_000)
 SAMPLES_MIB = (100, 1000)
 TASKS = {
-    "list": "from grpo_nb.run.run import list_runs; list_runs({folder!r})",
-    "open": "from grpo_nb.run.run import Run; run = Run.open({run!r}); run.status(); repr(run)",
-    "index": "from grpo_nb.run.run import Run; len(Run.open({run!r}).stored('metrics'))",
-    "report": "from grpo_nb import report; from grpo_nb.run.run import Run; report.report(Run.open({run!r})).bundle()",
-    "diagnose": "from grpo_nb.doctor import diagnose; from grpo_nb.run.run import Run; diagnose(Run.open({run!r}))",
-    "page": "from grpo_nb import report; from grpo_nb.run.run import Run; report.page(Run.open({run!r}))",
-    "samples": "from grpo_nb import report; from grpo_nb.run.run import Run; report.samples(Run.open({run!r}))",
+    "list": "list_runs({folder!r})",
+    "open": "run = Run.open({run!r}); run.status(); repr(run)",
+    "index": "len(Run.open({run!r}).stored('metrics'))",
+    "report": "report.report(Run.open({run!r})).bundle()",
+    "diagnose": "diagnose(Run.open({run!r}))",
+    "page": "report.page(Run.open({run!r}))",
+    "samples": "report.samples(Run.open({run!r}))",
 }
 _MEASURE = """
 import json, resource, sys, time
-import grpo_nb.report.report, grpo_nb.doctor
+from grpo_nb.doctor import diagnose
+from grpo_nb.report import report
+from grpo_nb.run.run import Run, list_runs
 unit = 2**20 if sys.platform == "darwin" else 2**10
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
 exec(sys.argv[1])

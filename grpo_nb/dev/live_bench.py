@@ -144,7 +144,7 @@ def _steps(folder: Path, pairs: int, block: int) -> list[str]:
         Run.create(folder / name, config)
     book = _execute(
         folder,
-        "import json, time\nimport grpo_nb as g\nfrom grpo_nb import live_bench, project, report",
+        "import json, time\nimport grpo_nb as g\nfrom grpo_nb.dev import live_bench",
         "begun = time.thread_time()\nsession = g.start('steps')\ndisplay(session)\nprint(time.thread_time() - begun)",
         "session.dashboard().close()",
         f"print(json.dumps(await live_bench.alternate(session, g.attach('twin'), {pairs}, {block})))",
@@ -177,7 +177,7 @@ def _size(folder: Path) -> list[str]:
     """Of the run that `_steps` left."""
     book = _execute(
         folder,
-        "import grpo_nb as g\nfrom grpo_nb import live_bench",
+        "import grpo_nb as g\nfrom grpo_nb.dev import live_bench",
         "session = g.attach('steps')\nsession",
         "await live_bench.flood('steps')",
         "session",

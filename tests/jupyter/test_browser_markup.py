@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 STRUCK = "() => window.struck || null"
 SHOWN = """import grpo_nb as g
 from IPython.display import display
-from grpo_nb import report, tables, project
+from grpo_nb.jupyter import project
+from grpo_nb.report import report, tables
 session = g.attach({path!r})
 board = session.dashboard()
 board.pages.value = 'samples'

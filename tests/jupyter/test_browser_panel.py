@@ -123,7 +123,7 @@ def test_hostile_text_is_text(desk: Desk, tmp_path: Path) -> None:
     desk.open(
         desk.lab.write(
             "panel.ipynb",
-            f"import grpo_nb as g\nfrom grpo_nb import report\nrun = g.Run.open({str(run.path)!r})",
+            f"import grpo_nb as g\nfrom grpo_nb.report import report\nrun = g.Run.open({str(run.path)!r})",
             "g.attach(run)",
             "report.samples(run)",
         )

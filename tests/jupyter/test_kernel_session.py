@@ -14,8 +14,8 @@ from tests.support.tokens import names
 
 IMPORTS = "import asyncio, os, time\nimport grpo_nb as g"
 TOLD = (
-    "from grpo_nb.widgets import states\n"
-    "print(*(notice.text for notice in states.notices(session, session.state, session.step)), sep='\\n')"
+    "from grpo_nb.jupyter import notices\n"
+    "print(*(notice.text for notice in notices.notices(session, session.state, session.step)), sep='\\n')"
 )
 PAUSED = "while session.state != 'paused':\n    await asyncio.sleep(0.05)\n"
 
@@ -147,7 +147,6 @@ def test_failure_is_told_in_a_few_lines_and_says_where_the_rest_is(kernel: Share
 FULL = """
 import errno, shutil
 from types import SimpleNamespace
-from grpo_nb import journal
 real, disk = os.write, shutil.disk_usage
 def full(fd, data):
     if 'metrics.jsonl' in os.readlink(f'/proc/self/fd/{fd}'):
