@@ -23,14 +23,14 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, told
 from grpo_nb.terminal import clean_logger
-from grpo_nb.training import guards, loop, metrics, quick_eval, steering
+from grpo_nb.training import guards, loop, metrics, quick_eval, resume, samples, steering
 from grpo_nb.training import state as training
 from grpo_nb.training.experience import compare, gather, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
 from grpo_nb.training.gradients import GradientStats, objective_gradients, token_stats
 from grpo_nb.training.guards import TrainingError
-from grpo_nb.training.objectives import Objective
-from grpo_nb.training.state import Drawn, Rewards, Training
+from grpo_nb.training.objectives import Objective, Rewards
+from grpo_nb.training.state import Drawn, Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
@@ -66,7 +66,7 @@ def grpo(
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request("run")  # before the model loads: what is asked meanwhile is not forgotten
-        state = training.prepare(
+        state = resume.prepare(
             run, built, policy=policy, tasks=tasks, rewards=rewards, goal=goal, accept_changed=accept_changed
         )
         if lock.took_over:
@@ -365,7 +365,7 @@ def _finish(
         objective.beta, moved = _steer(objective, kl if isinstance(kl, float) else None)
         if moved:
             run.log_event("beta", step=step, objective=name, message=f"{name}: {moved}")
-    run.log_samples(training.sample_rows(state, step, drawn_P, rollouts, scores, experience))
+    run.log_samples(samples.sample_rows(state, step, drawn_P, rollouts, scores, experience))
     run.log_metrics(row)
     guards.watch(state, row)
     state.step, state.torn = step, False

@@ -22,7 +22,7 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import reads
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import guards, loop, metrics
+from grpo_nb.training import guards, loop, metrics, resume
 from grpo_nb.training import state as training
 from grpo_nb.training.gradients import chunks
 from grpo_nb.types import Prompt, Steps, StepStats
@@ -69,7 +69,7 @@ def sft(
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request("run")
-        newest = training.newest_whole(run, run.sft_checkpoints)
+        newest = resume.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         policy.set_date(run.started)
         _in_use = refusals.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again

@@ -7,13 +7,14 @@ from typing import Any, Literal
 import pytest
 
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.control import BetaState
 from grpo_nb.doctor.rewards import Answer, checked, known_bad, scored, workbench
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.report import report
 from grpo_nb.rewards.rubric import RewardError, Rubric
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import load_task
-from grpo_nb.training import state
+from grpo_nb.training.objectives import Objective
 from grpo_nb.types import Example, Score
 from tests.support.tiny import small_tasks, tiny_config, tiny_run
 from tests.support.tokens import names
@@ -46,8 +47,8 @@ def found(
 ) -> dict[str, Any]:
     """The findings on these answers of the model, one list a prompt, with a gold and a bad answer each."""
     config: Config = tiny_config(**changes)
-    beta = state.BetaState(value=0.1, mode="manual")
-    objective = state.Objective(F, config.objectives[F], Rubric(TASK, rewards), EXAMPLES, beta)
+    beta = BetaState(value=0.1, mode="manual")
+    objective = Objective(F, config.objectives[F], Rubric(TASK, rewards), EXAMPLES, beta)
     answers = []
     for example, own in zip(EXAMPLES, texts, strict=False):
         answers += [Answer(example, "gold", "", str(example.target), [0]), Answer(example, "bad", "made up", bad, [0])]

@@ -17,11 +17,12 @@ from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
 from grpo_nb.training import grpo as train
-from grpo_nb.training import metrics
+from grpo_nb.training import metrics, resume
 from grpo_nb.training import state as training
 from grpo_nb.training.gradients import GradientStats
 from grpo_nb.training.grpo import TrainingError
 from grpo_nb.training.grpo import grpo as product_grpo
+from grpo_nb.training.samples import TOKENS_LOGGED
 from grpo_nb.training.sft import sft
 from grpo_nb.types import Example, Score, StepStats
 from tests.support.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights
@@ -169,7 +170,7 @@ def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_is_not_the_start_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = training._start
+    honest = resume._start
 
     def perturbed(state: training.Training, warm: Any) -> None:
         honest(state, warm)
@@ -177,7 +178,7 @@ def test_a_reference_that_is_not_the_start_stops_the_run(tmp_path: Path, monkeyp
             for parameter in state.policy.parameters_by_name().values():
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
 
-    monkeypatch.setattr(training, "_start", perturbed)
+    monkeypatch.setattr(resume, "_start", perturbed)
     with pytest.raises(TrainingError, match="reference"):
         list(grpo(tiny_run(tmp_path)))
 
@@ -654,7 +655,7 @@ def test_samples_tell_the_log_probs_of_their_tokens(tmp_path: Path) -> None:
     assert len(logged) == 2 * 8 and {row["objective"] for row in logged} == {"fairness", "hallucination"}
     for row in logged:
         pieces, old, reference = row["token_texts"], row["logprobs_old"], row["logprobs_reference"]
-        assert len(pieces) == len(old) == len(reference) == row["tokens"] <= training.TOKENS_LOGGED
+        assert len(pieces) == len(old) == len(reference) == row["tokens"] <= TOKENS_LOGGED
         assert row["completion"].split() == re.sub("<[^ ]*?>", "", "".join(pieces)).split()
         assert all(value < 0 for value in old) and row["group_size"] == 4
         assert old == (pytest.approx(reference, abs=2e-4) if row["step"] == 1 else old)

@@ -136,20 +136,20 @@ def test_nothing_is_ordered_of_a_run_that_rests(tmp_path: Path) -> None:
 
 def test_stop_asked_while_the_model_loads_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another kernel asks it: through the file alone."""
-    from grpo_nb.training import state
+    from grpo_nb.training import resume
 
     loading, asked = threading.Event(), threading.Event()
-    prepare = state.prepare
+    prepare = resume.prepare
 
     def slowly(*args: Any, **options: Any) -> Any:
         loading.set()
         assert asked.wait(PATIENCE)
         return prepare(*args, **options)
 
-    monkeypatch.setattr(state, "prepare", slowly)
+    monkeypatch.setattr(resume, "prepare", slowly)
     run = tiny_run(tmp_path, run__steps=5)
     run.knobs.request("stop")  # of last time: it must not hold this start up
     threading.Thread(target=lambda: (loading.wait(PATIENCE), run.knobs.request("stop"), asked.set())).start()
     assert list(train(run)) == [] and kinds(run)[-1] == "stopped"
-    monkeypatch.setattr(state, "prepare", prepare)
+    monkeypatch.setattr(resume, "prepare", prepare)
     assert len(list(train(run))) == 5

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from grpo_nb.control import BetaState
 from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import examples_of
@@ -16,8 +17,9 @@ from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rollout import EagerEngine
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
-from grpo_nb.training import quick_eval, state
+from grpo_nb.training import quick_eval
 from grpo_nb.training.grpo import grpo as product_grpo
+from grpo_nb.training.objectives import Objective
 from grpo_nb.types import Example, Rollouts, Score, StepStats
 from tests.support.quiz import Quiz
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
@@ -44,9 +46,9 @@ def logged(run: Run) -> list[tuple[int, str]]:
     return [(row["step"], row["objective"]) for row in run.rows("evaluations")]
 
 
-def objective(run: Run, task: Task) -> state.Objective:
-    beta = state.BetaState(value=0.1, mode="manual")
-    return state.Objective(F, run.config.objectives[F], Rubric(task), task.examples("train"), beta)
+def objective(run: Run, task: Task) -> Objective:
+    beta = BetaState(value=0.1, mode="manual")
+    return Objective(F, run.config.objectives[F], Rubric(task), task.examples("train"), beta)
 
 
 # Training
