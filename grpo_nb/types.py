@@ -70,6 +70,14 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """A training prompt of one step and the objective it belongs to."""
+
+    objective: str
+    example: Example
+
+
+@dataclass(frozen=True)
 class Rollouts:
     """K completions for each of P prompts, prompt-major, as they were sampled.
 
@@ -92,11 +100,36 @@ class Rollouts:
     marked: Sequence[str] = ()
     """[B] the same with the marks of thinking that are special tokens, and before it the mark that its prompt left
     open; empty: they are `texts`."""
+    prompts: Sequence[Drawn] = ()
+    """[P] what was asked; a training step adds it, engines leave it empty."""
 
     @property
     def scored_texts(self) -> Sequence[str]:
         """[B] what tasks and the judge read: where thinking ends can be seen in them."""
         return self.marked or self.texts
+
+    def prompt_of(self, row: int) -> int:
+        """Which of the P prompts a completion answers."""
+        return row // self.group_size
+
+    def example(self, row: int) -> Example:
+        return self.prompts[self.prompt_of(row)].example
+
+    def objective(self, row: int) -> str:
+        return self.prompts[self.prompt_of(row)].objective
+
+    def rows_of(self, objective: str) -> list[int]:
+        """Every completion of one objective."""
+        return [i for i in range(len(self.completion_ids)) if self.objective(i) == objective]
+
+    def by_prompt(self, values: Tensor) -> Tensor:
+        """Values by completion, [B, ...] or those of some prompts, as [prompt, group, ...]."""
+        return by_prompt(values, self.group_size)
+
+
+def by_prompt(values: Tensor, group: int) -> Tensor:
+    """[B, ...] -> [prompt, group, ...], as completions lie prompt-major."""
+    return values.view(-1, group, *values.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -158,40 +191,39 @@ Steps = Generator[StepStats, None, None]
 """What `sft()` and `grpo()` are: iterate to train, close (or break out of the loop) to save and stop."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Experience:
-    """What one step learns from: B completions with everything about them that no longer changes.
+    """What one step learns from: B completions with everything about them; built once, and never written to.
 
     All tensors are detached; rows of groups that could not be scored are False in `kept` and train nothing.
     """
 
-    objectives: Sequence[str]
-    """[B] name of the objective each row belongs to."""
-    prompt_ids: Sequence[Sequence[int]]
-    completion_ids: Sequence[Sequence[int]]
-    temperature: float
-    """At which the completions were drawn and at which every log-prob of the step is taken."""
+    rollouts: Rollouts
+    scores: Sequence[Score]
+    """[B]"""
+    rewards: Mapping[str, Float[Tensor, "prompt group"]]
+    """By objective, as they were compared: after shaping, NaN where there is none."""
     advantages: Float[Tensor, "batch #token"]
     """One a completion, [batch, 1], or one a token where the KL is in the reward of REINFORCE++."""
     kept: Bool[Tensor, "batch"]
-    logprobs_old: Float[Tensor, "batch token"]
-    """log pi_old; where `old_known` is False, the step's only update fills it from its own forward pass."""
-    old_known: bool
-    logprobs_reference: Float[Tensor, "batch token"] | None
-    """log pi_ref, or None where no objective looks at the KL."""
-    entropy: Float[Tensor, "batch token"]
     lengths: Int[Tensor, "batch"]
     """Trained tokens of each row: its completion, or 0 where truncated answers are masked."""
+    logprobs_old: Float[Tensor, "batch token"]
+    """log pi_old of the rows that are `measured`."""
+    entropy: Float[Tensor, "batch token"]
+    """In nats, of the rows that are `measured`."""
+    measured: Bool[Tensor, "batch"]
+    """Rows that a forward pass of the old policy has seen. On-policy that is the pass which trains."""
+    logprobs_reference: Float[Tensor, "batch token"] | None
+    """log pi_ref, or None where no objective looks at the KL."""
     weights: Float[Tensor, "batch token"] | None = None
     """What multiplies a token's policy loss (another sampler's correction, the entropy mask); None: 1."""
+    kl: Mapping[str, float | None] = field(default_factory=dict)
+    """KL to the reference by objective, nats per token, before the first update; once all rows are measured."""
 
-    def drawn_for(self, objective: str) -> list[int]:
-        """Every row of one objective."""
-        return [i for i, name in enumerate(self.objectives) if name == objective]
-
-    def rows_of(self, objective: str) -> list[int]:
-        """Kept rows of one objective."""
-        return [i for i in self.drawn_for(objective) if self.kept[i]]
+    def kept_rows(self, objective: str) -> list[int]:
+        """Rows of one objective that train."""
+        return [i for i in self.rollouts.rows_of(objective) if self.kept[i]]
 
     def learns(self) -> Bool[Tensor, "batch"]:
         """Rows with a trained token whose advantage is not 0."""
@@ -204,4 +236,9 @@ class Experience:
 
     def mask(self) -> Bool[Tensor, "batch token"]:
         """True on every trained token."""
-        return torch.arange(self.logprobs_old.shape[1])[None, :] < self.lengths[:, None]
+        return token_mask(self.lengths, self.logprobs_old.shape[1])
+
+
+def token_mask(lengths: Int[Tensor, "batch"], width: int) -> Bool[Tensor, "batch token"]:
+    """True on the first `lengths` tokens of each row."""
+    return torch.arange(width)[None, :] < lengths[:, None]

@@ -12,7 +12,7 @@ from grpo_nb.config import AlgorithmConfig, ShapingConfig
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.gradient_report import gradient_report
 from tests.support import tiny_models
-from tests.support.made_experience import BETAS, OBJECTIVES, gradients_of, made_experience
+from tests.support.made_experience import OBJECTIVES, gradients_of, made_experience, made_plan
 
 
 def all_terms(name: str) -> dict[str, Any]:
@@ -101,8 +101,8 @@ ELSEWHERE = {
 def test_changing_a_setting_changes_the_gradient(
     policy: Policy, name: str, change: dict[str, Any], base: dict[str, Any]
 ) -> None:
-    experience = made_experience(policy)
-    experience.advantages = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]] * 2)
+    signs = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]] * 2)
+    experience = dataclasses.replace(made_experience(policy), advantages=signs)
     before, after = (gradients_of(policy, experience, **base | c)[0] for c in ({}, change))
     assert any(not torch.allclose(before[key], after[key], rtol=1e-3, atol=1e-7) for key in before), name
 
@@ -120,11 +120,7 @@ def test_every_setting_of_the_algorithm_is_tested() -> None:
 
 
 def report(policy: Policy, **algorithm: Any) -> dict[str, Any]:
-    experience = made_experience(policy)
-    rows = {name: experience.rows_of(name) for name in OBJECTIVES}
-    return gradient_report(
-        policy, experience, rows, BETAS, AlgorithmConfig(**algorithm), micro_batch=3, max_completion=8
-    )
+    return gradient_report(policy, made_experience(policy), made_plan(algorithm, micro_batch=3, reports_gradients=True))
 
 
 def test_the_report_splits_the_gradient_and_leaves_it_alone(policy: Policy) -> None:
@@ -135,7 +131,7 @@ def test_the_report_splits_the_gradient_and_leaves_it_alone(policy: Policy) -> N
         assert {f"grad/norm/{name}/{term}" for term in ("policy", "kl", "entropy")} <= found.keys()
         experience = made_experience(policy)
         alone, _ = gradients_of(
-            policy, experience, rows={name: experience.rows_of(name)}, weights={name: 1.0}, entropy_coef=0.1
+            policy, experience, rows={name: experience.kept_rows(name)}, weights={name: 1.0}, entropy_coef=0.1
         )
         norm = torch.stack([g.double().pow(2).sum() for g in alone.values()]).sum().sqrt().item()
         assert found[f"grad/norm/{name}"] == pytest.approx(norm, rel=1e-5)
@@ -151,8 +147,5 @@ def test_the_report_names_only_terms_that_are_there(policy: Policy) -> None:
 def test_a_zero_gradient_has_no_cosine(policy: Policy) -> None:
     experience = made_experience(policy)
     experience.advantages[4:] = 0
-    rows = {name: experience.rows_of(name) for name in OBJECTIVES}
-    found = gradient_report(
-        policy, experience, rows, {"a": 0.1, "b": 0.0}, AlgorithmConfig(), micro_batch=8, max_completion=8
-    )
+    found = gradient_report(policy, experience, made_plan(betas={"a": 0.1, "b": 0.0}, reports_gradients=True))
     assert found["grad/norm/b"] == 0 and found["grad/cosine/a/b"] is None

@@ -1,4 +1,4 @@
-"""What a step learns from: its rows gathered, then compared, as tensors that no longer change."""
+"""What a step learns from: completions compared with their groups, as tensors that no longer change."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,70 +12,51 @@ from grpo_nb.config import AlgorithmConfig, Config, JudgeConfig
 from grpo_nb.judge.tally import NAME as JUDGE
 from grpo_nb.rewards.rubric import TASK
 from grpo_nb.training import guards
-from grpo_nb.training.state import Drawn, Training
-from grpo_nb.types import Experience, Rollouts, Score
+from grpo_nb.training.gradients import Measured, blank
+from grpo_nb.training.plan import StepPlan
+from grpo_nb.training.state import Training
+from grpo_nb.types import Experience, Rollouts, Score, TokenStats, by_prompt, token_mask
 
 
-def gather(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, temperature: float) -> Experience:
-    """The step's B rows, before anything is measured, scored or compared.
+def compare(
+    state: Training, plan: StepPlan, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
+) -> Experience:
+    """The step's rows, each compared with its group: which are kept, their advantages and token weights.
+
+    An incomplete group is NaN throughout, so it moves no statistic of the others. Moves each objective's running
+    reward moments where rewards are normalised.
 
     Raises:
         TrainingError: a mask does not fit what was sampled.
     """
-    algorithm, group, count = state.config.algorithm, rollouts.group_size, len(rollouts.completion_ids)
-    lengths = torch.tensor([len(ids) for ids in rollouts.completion_ids])
-    if algorithm.mask_truncated:
-        lengths *= ~_truncated(rollouts)
-    blank = torch.zeros(count, max(len(ids) for ids in rollouts.completion_ids))
-    experience = Experience(
-        objectives=[drawn_P[i // group].objective for i in range(count)],
-        prompt_ids=[rollouts.prompt_ids[i // group] for i in range(count)],
-        completion_ids=rollouts.completion_ids,
-        temperature=temperature,
-        advantages=torch.zeros(count, 1),
-        kept=torch.ones(count, dtype=torch.bool),
-        logprobs_old=blank,
-        old_known=not state.config.batch.on_policy or algorithm.old_first or state.step == 0,
-        logprobs_reference=None,
-        entropy=blank.clone(),
-        lengths=lengths,
-    )
-    guards.check_masks(rollouts, experience, algorithm.mask_truncated)
-    return experience
-
-
-def compare(
-    state: Training, experience: Experience, rollouts: Rollouts, scores: Sequence[Score], betas: dict[str, float]
-) -> dict[str, Float[Tensor, "prompt group"]]:
-    """Fill in which groups are kept, the advantages and the token weights; give back the rewards by objective.
-
-    An incomplete group is NaN throughout, so it moves no statistic of the others. Moves each objective's running
-    reward moments where rewards are normalised.
-    """
-    config, group = state.config, rollouts.group_size
-    experience.kept = (~reward_matrix(scores, group).isnan().any(dim=1)).repeat_interleave(group)
-    compared, shaped = [], {}
-    for name, objective in state.objectives.items():
-        rows = experience.drawn_for(name)
-        rewards = reward_matrix([scores[i] for i in rows], group)
-        rewards = torch.where(rewards.isnan().any(dim=1, keepdim=True), torch.nan, rewards)
-        rewards = without_lone_judge(rewards, [scores[i] for i in rows], objective.config.judge)
-        lengths = torch.tensor([len(rollouts.completion_ids[i]) for i in rows]).view(-1, group)
-        scale = reward_scale([scores[i] for i in rows], group)
-        shaped[name], objective.moments = shape(
-            rewards, lengths, _truncated(rollouts)[rows].view(-1, group), config, objective.moments, scale
-        )
-        outcomes = losses.Outcomes(
-            shaped[name],
-            experience.lengths[rows].view(-1, group),
-            _penalty(experience, rows, betas[name], config, group),
-            objective.moments.rescale(scale) if config.shaping.normalise else scale,
-        )
-        compared.append(_advantages(outcomes, config.algorithm).flatten(0, 1).float())
+    whole = ~reward_matrix(scores, rollouts.group_size).isnan().any(dim=1)
+    kept = whole.repeat_interleave(rollouts.group_size)
+    outcomes = {name: _outcomes(state, plan, name, rollouts, measured, scores) for name in state.objectives}
+    compared = [_advantages(own, plan.algorithm).flatten(0, 1).float() for own in outcomes.values()]
     widest = max(values.shape[1] for values in compared)  # one a token where a penalty makes them differ
-    experience.advantages = torch.cat([values.expand(-1, widest) for values in compared])
-    experience.weights = _weights(experience, rollouts, config)
-    return shaped
+    old = measured.old or blank(rollouts)
+    batch = Experience(
+        rollouts=rollouts,
+        scores=scores,
+        rewards={name: own.rewards for name, own in outcomes.items()},
+        advantages=torch.cat([values.expand(-1, widest) for values in compared]),
+        kept=kept,
+        lengths=_lengths(rollouts, plan.algorithm),
+        logprobs_old=old.logprobs,
+        entropy=old.entropy,
+        measured=torch.full((len(scores),), measured.old is not None),
+        logprobs_reference=measured.reference,
+        weights=_weights(rollouts, old, kept, plan.algorithm),
+    )
+    guards.check_masks(batch, plan.algorithm.mask_truncated)
+    return batch
+
+
+def complete(batch: Experience, plan: StepPlan, seen: TokenStats | None) -> Experience:
+    """The batch with what its own update has `seen` of the old policy, and with the KL that follows."""
+    if seen is not None:
+        batch = replace(batch, logprobs_old=seen.logprobs, entropy=seen.entropy, measured=batch.kept)
+    return replace(batch, kl={name: _kl(batch, name, plan) for name in plan.betas})
 
 
 def shape(
@@ -108,7 +89,7 @@ def shape(
 def reward_matrix(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
     """Rewards by prompt and completion, in float64; NaN where there is none."""
     values = [float("nan") if s.value is None else s.value for s in scores]
-    return torch.tensor(values, dtype=torch.float64).view(-1, group)
+    return by_prompt(torch.tensor(values, dtype=torch.float64), group)
 
 
 def part_matrix(scores: Sequence[Score], part: str, group: int) -> Float[Tensor, "prompt group"]:
@@ -135,15 +116,35 @@ def without_lone_judge(
 def reward_scale(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
     """Size of what each reward was summed from, by prompt and completion; 0 where there is none."""
     values = [max(s.scale, abs(s.value or 0.0)) for s in scores]
-    return torch.tensor(values, dtype=torch.float64).view(-1, group)
+    return by_prompt(torch.tensor(values, dtype=torch.float64), group)
 
 
-def sampler_logprobs(experience: Experience, rollouts: Rollouts) -> Float[Tensor, "batch token"]:
+def sampler_logprobs(rollouts: Rollouts) -> Float[Tensor, "batch token"]:
     """What the engine said each token's log-prob was when it drew it; 0 beyond a completion."""
-    table = torch.zeros_like(experience.logprobs_old)
+    table = blank(rollouts).logprobs
     for i, values in enumerate(rollouts.logprobs):
         table[i, : len(values)] = torch.tensor(values, dtype=table.dtype)
     return table
+
+
+def _outcomes(
+    state: Training, plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
+) -> losses.Outcomes:
+    """One objective's rewards, shaped, with what its estimator needs; moves its reward moments."""
+    objective, config, group = state.objectives[name], state.config, rollouts.group_size
+    rows = rollouts.rows_of(name)
+    own, drawn = [scores[i] for i in rows], torch.tensor([len(rollouts.completion_ids[i]) for i in rows])
+    rewards = reward_matrix(own, group)
+    rewards = torch.where(rewards.isnan().any(dim=1, keepdim=True), torch.nan, rewards)
+    rewards = without_lone_judge(rewards, own, objective.config.judge)
+    scale, cut = reward_scale(own, group), rollouts.by_prompt(_truncated(rollouts)[rows])
+    rewards, objective.moments = shape(rewards, rollouts.by_prompt(drawn), cut, config, objective.moments, scale)
+    return losses.Outcomes(
+        rewards,
+        rollouts.by_prompt(_lengths(rollouts, plan.algorithm)[rows]),
+        _penalty(plan, name, rollouts, measured),
+        objective.moments.rescale(scale) if config.shaping.normalise else scale,
+    )
 
 
 def _advantages(outcomes: losses.Outcomes, algorithm: AlgorithmConfig) -> Float[Tensor, "prompt group #token"]:
@@ -157,33 +158,56 @@ def _truncated(rollouts: Rollouts) -> Tensor:
     return torch.tensor([reason == "length" for reason in rollouts.stop_reasons])
 
 
+def _lengths(rollouts: Rollouts, algorithm: AlgorithmConfig) -> Int[Tensor, "batch"]:
+    """Tokens of each completion that train."""
+    lengths = torch.tensor([len(ids) for ids in rollouts.completion_ids])
+    return lengths * ~_truncated(rollouts) if algorithm.mask_truncated else lengths
+
+
+def _mask(rollouts: Rollouts, algorithm: AlgorithmConfig) -> Bool[Tensor, "batch token"]:
+    return token_mask(_lengths(rollouts, algorithm), max(map(len, rollouts.completion_ids)))
+
+
 def _penalty(
-    experience: Experience, rows: Sequence[int], beta: float, config: Config, group: int
+    plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured
 ) -> Float[Tensor, "prompt group token"] | None:
     """beta * k1 of every token, where the KL is in the reward."""
-    if not config.algorithm.row.kl_in_reward or experience.logprobs_reference is None or beta == 0:
+    beta, old, reference = plan.betas[name], measured.old, measured.reference
+    if not plan.loss.algorithm.kl_in_reward or old is None or reference is None or beta == 0:
         return None
-    index = list(rows)
-    clamp, mask = config.algorithm.log_ratio_clamp, experience.mask()[index]
-    k1 = losses.kl_k1(experience.logprobs_old[index], experience.logprobs_reference[index], clamp, mask)
-    return (beta * k1).view(-1, group, k1.shape[1])
+    rows, clamp = rollouts.rows_of(name), plan.algorithm.log_ratio_clamp
+    k1 = losses.kl_k1(old.logprobs[rows], reference[rows], clamp, _mask(rollouts, plan.algorithm)[rows])
+    return rollouts.by_prompt(beta * k1)
 
 
-def _weights(experience: Experience, rollouts: Rollouts, config: Config) -> Float[Tensor, "batch token"] | None:
-    algorithm, mask = config.algorithm, experience.mask()
+def _weights(
+    rollouts: Rollouts, old: TokenStats, kept: Bool[Tensor, "batch"], algorithm: AlgorithmConfig
+) -> Float[Tensor, "batch token"] | None:
     if algorithm.correction == "none" and algorithm.entropy_top_share == 1:
         return None
+    mask = _mask(rollouts, algorithm)
     weights = losses.correction(
         algorithm.correction,
         algorithm.correction_level,
-        experience.logprobs_old,
-        sampler_logprobs(experience, rollouts),
+        old.logprobs,
+        sampler_logprobs(rollouts),
         mask,
         algorithm.correction_bounds,
         algorithm.log_ratio_clamp,
     )
-    for name in dict.fromkeys(experience.objectives):
-        rows = experience.rows_of(name)
-        learns = losses.top_entropy(experience.entropy[rows], mask[rows], algorithm.entropy_top_share)
+    for name in dict.fromkeys(drawn.objective for drawn in rollouts.prompts):
+        rows = [i for i in rollouts.rows_of(name) if kept[i]]
+        learns = losses.top_entropy(old.entropy[rows], mask[rows], algorithm.entropy_top_share)
         weights[rows] = torch.where(learns, weights[rows], 0.0)
     return weights
+
+
+def _kl(batch: Experience, name: str, plan: StepPlan) -> float | None:
+    """Mean over the objective's trained tokens, by the estimator that its loss has or k3; None without a token."""
+    rows = batch.kept_rows(name)
+    mask = batch.mask()[rows]
+    if batch.logprobs_reference is None or not mask.any():
+        return None
+    estimate = losses.KL[plan.loss.algorithm.kl_reported]
+    per_token = estimate(batch.logprobs_old[rows], batch.logprobs_reference[rows], plan.algorithm.log_ratio_clamp, mask)
+    return float(losses.masked_mean(per_token, mask))

@@ -1,43 +1,35 @@
 """Each objective's and each loss term's gradient by itself: norms and cosines for the log, never for the update."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from grpo_nb import combine, losses
-from grpo_nb.config import AlgorithmConfig
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.gradients import chunks, count, micro_tokens, recipe
+from grpo_nb.training.gradients import chunks, count, micro_tokens
 from grpo_nb.training.metrics import Row
+from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Experience
 
 Gradients = dict[str, dict[str, Tensor]]
 """Objective or loss term -> parameter name -> gradient."""
 
 
-def gradient_report(
-    policy: Policy,
-    experience: Experience,
-    rows: Mapping[str, Sequence[int]],
-    betas: Mapping[str, float],
-    algorithm: AlgorithmConfig,
-    *,
-    micro_batch: int,
-    max_completion: int,
-) -> Row:
-    """Flat metrics of one update's gradients before weights and combination: `grad/norm/<objective>`,
-    `grad/norm/<objective>/<term>` (policy, kl, entropy), and for two objectives or more `grad/cosine/<a>/<b>` and
-    the smallest of these, `grad/cosine`.
+def gradient_report(policy: Policy, batch: Experience, plan: StepPlan) -> Row:
+    """Flat metrics of the first update's gradients before weights and combination, where the plan wants them:
+    `grad/norm/<objective>`, `grad/norm/<objective>/<term>` (policy, kl, entropy), and for two objectives or more
+    `grad/cosine/<a>/<b>` and the smallest of these, `grad/cosine`.
 
     Takes one forward and backward pass a term, holds one gradient a term and objective, and leaves `.grad` alone.
     A cosine with a zero gradient, which has no direction, is None.
     """
+    if not plan.reports_gradients or not (updates := plan.updates(batch)):
+        return {}
     of_objective: Gradients = {}
     report: Row = {}
-    for name, indices in rows.items():
-        counts = count(experience, indices, max_completion)
-        terms = _by_term(policy, experience, indices, betas[name], algorithm, counts, micro_batch)
+    for name, rows in updates[0].items():
+        terms = _by_term(policy, batch, name, rows, plan)
         of_objective[name] = combine.combine(list(terms.values()), torch.ones(len(terms)))
         own = [of_objective[name], *terms.values()]
         keys = [f"grad/norm/{name}", *(f"grad/norm/{name}/{term}" for term in terms)]
@@ -45,21 +37,14 @@ def gradient_report(
     return report | _cosines(of_objective)
 
 
-def _by_term(
-    policy: Policy,
-    experience: Experience,
-    rows: Sequence[int],
-    beta: float,
-    algorithm: AlgorithmConfig,
-    counts: losses.Counts,
-    micro_batch: int,
-) -> Gradients:
-    parameters, settings = policy.parameters_by_name(), recipe(algorithm)
+def _by_term(policy: Policy, batch: Experience, objective: str, rows: Sequence[int], plan: StepPlan) -> Gradients:
+    parameters, beta = policy.parameters_by_name(), plan.betas[objective]
+    counts = count(batch, rows, plan.max_completion)
     sums: Gradients = {}
-    for micro in chunks(rows, micro_batch):
-        for term in settings.terms(beta):
-            tokens = micro_tokens(policy, experience, micro, algorithm)  # a graph of its own for each backward pass
-            loss = losses.loss_terms(tokens, settings, beta, counts)[term]
+    for micro in chunks(rows, plan.micro_batch):
+        for term in plan.loss.terms(beta):
+            tokens = micro_tokens(policy, batch, micro, plan)  # a graph of its own for each backward pass
+            loss = losses.loss_terms(tokens, plan.loss, beta, counts)[term]
             found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
             held = sums.setdefault(term, {})
             for key, gradient in zip(parameters, found, strict=True):

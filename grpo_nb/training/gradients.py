@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_nb import combine, losses
-from grpo_nb.config import AlgorithmConfig
 from grpo_nb.policy.model import Policy
-from grpo_nb.types import Batch, Experience
+from grpo_nb.training.plan import StepPlan
+from grpo_nb.types import Batch, Experience, Rollouts, TokenStats
 
 
 @dataclass
@@ -34,18 +34,35 @@ class GradientStats:
     """Norm of each objective's own gradient, where they are kept apart."""
     cosine: float | None = None
     """Smallest cosine between two objectives' gradients, zero gradients left out."""
+    seen: TokenStats | None = None
+    """[batch, token] of the policy before the update, as its forward passes saw it; None where that was known."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Log-probs of the sampled tokens, in nats, under the policies that a step compares."""
+
+    old: TokenStats | None
+    """None: the step's only update sees them, before it moves the weights."""
+    reference: Float[Tensor, "batch token"] | None
+    """None where nothing looks at the KL."""
+
+
+def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
+    """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
+    with policy.scoring():
+        old = token_stats(policy, rollouts, plan) if plan.old_first else None
+        if not plan.needs_reference:
+            return Measured(old, None)
+        with policy.as_reference():
+            return Measured(old, token_stats(policy, rollouts, plan).logprobs)
 
 
 def objective_gradients(
     policy: Policy,
-    experience: Experience,
+    batch: Experience,
     rows: Mapping[str, Sequence[int]],
-    betas: Mapping[str, float],
-    weights: Mapping[str, float],
-    algorithm: AlgorithmConfig,
-    *,
-    micro_batch: int,
-    max_completion: int,
+    plan: StepPlan,
     generator: torch.Generator,
 ) -> GradientStats:
     """Accumulate the gradient of each objective over its `rows` and leave their combination in `.grad`.
@@ -54,24 +71,25 @@ def objective_gradients(
     added to: any micro_batch gives the same gradient to rounding. With `sum` nothing else is stored; another
     combiner keeps one gradient per objective and weighs them through their Gram matrix.
     """
-    stats, parameters, settings = GradientStats(), policy.parameters_by_name(), recipe(algorithm)
+    parameters, algorithm = policy.parameters_by_name(), plan.algorithm
+    stats = GradientStats(seen=None if plan.old_first else blank(batch.rollouts))
     apart: dict[str, dict[str, Tensor]] = {}
     separate = algorithm.combine != "sum" and len(rows) > 1
     for name, indices in rows.items():
-        scale = 1.0 if separate else weights[name]
-        counts = count(experience, indices, max_completion)
-        for micro in chunks(indices, micro_batch):
-            tokens = micro_tokens(policy, experience, micro, algorithm)
-            terms = losses.loss_terms(tokens, settings, betas[name], counts)
+        scale = 1.0 if separate else plan.weights[name]
+        counts = count(batch, indices, plan.max_completion)
+        for micro in chunks(indices, plan.micro_batch):
+            tokens = micro_tokens(policy, batch, micro, plan, stats.seen)
+            terms = losses.loss_terms(tokens, plan.loss, plan.betas[name], counts)
             (scale * torch.stack(list(terms.values())).sum()).backward()
-            _observe(stats, tokens, settings, {term: weights[name] * value.item() for term, value in terms.items()})
+            _observe(stats, tokens, plan.loss, {term: plan.weights[name] * loss.item() for term, loss in terms.items()})
         if separate:
             apart[name] = {key: p.grad for key, p in parameters.items() if p.grad is not None}
             for parameter in parameters.values():
                 parameter.grad = None
     if separate:
         gram = combine.gram(list(apart.values()))
-        shares = torch.tensor([weights[name] for name in apart], dtype=gram.dtype)
+        shares = torch.tensor([plan.weights[name] for name in apart], dtype=gram.dtype)
         shares = combine.combiner(algorithm.combine, algorithm.cagrad_c)(gram, shares, generator)
         for key, gradient in combine.combine(list(apart.values()), shares).items():
             parameters[key].grad = gradient
@@ -80,71 +98,59 @@ def objective_gradients(
     return stats
 
 
-def recipe(algorithm: AlgorithmConfig) -> losses.Recipe:
-    """The loss that the settings describe."""
-    row = algorithm.row
-    limits = losses.Limits(
-        low=row.clip[0],
-        high=row.clip[1],
-        dual=algorithm.dual_clip,
-        log_ratio_clamp=algorithm.log_ratio_clamp,
-        tau_positive=algorithm.sapo_tau_positive,
-        tau_negative=algorithm.sapo_tau_negative,
-        drift=algorithm.cpgd_drift,
-        drift_clip=algorithm.cpgd_drift_clip,
-    )
-    return losses.Recipe(row, limits, algorithm.entropy_coef, algorithm.kl_factor)
-
-
 def micro_tokens(
-    policy: Policy, experience: Experience, rows: Sequence[int], algorithm: AlgorithmConfig
+    policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPlan, seen: TokenStats | None = None
 ) -> losses.Tokens:
-    """One forward pass of some rows, beside what the step knows of them.
+    """One forward pass of some rows, in addition to what the step knows of them.
 
-    Where the old log-probs are not known yet, this pass, before the step's only update, is the one that gives them.
+    Before the step's only update this pass is also the old policy's, and its numbers go into `seen`.
     """
-    batch = collate(policy, experience, rows)
-    stats = policy.logprobs(batch, experience.temperature, entropy_learns=algorithm.entropy_coef > 0)
+    learns = plan.algorithm.entropy_coef > 0
+    stats = policy.logprobs(collate(policy, batch.rollouts, rows), plan.temperature, entropy_learns=learns)
     logp = stats.logprobs.float()
-    if not experience.old_known:
-        store(experience.logprobs_old, rows, logp)
-        store(experience.entropy, rows, stats.entropy)
     index, width, device = list(rows), logp.shape[1], logp.device
+    if seen is not None:
+        store(seen, rows, stats)
 
     def of_rows(table: Tensor | None) -> Tensor | None:
         return None if table is None else table[index, :width].to(device)
 
     return losses.Tokens(
         logp=logp,
-        logp_old=experience.logprobs_old[index, :width].to(device),
-        logp_ref=of_rows(experience.logprobs_reference),
-        advantage=experience.advantages[index, :width].to(device),
-        mask=experience.mask()[index, :width].to(device),
-        weight=of_rows(experience.weights),
-        entropy=stats.entropy if algorithm.entropy_coef > 0 else None,
+        logp_old=batch.logprobs_old[index, :width].to(device) if plan.old_first else logp.detach(),
+        logp_ref=of_rows(batch.logprobs_reference),
+        advantage=batch.advantages[index, :width].to(device),
+        mask=batch.mask()[index, :width].to(device),
+        weight=of_rows(batch.weights),
+        entropy=stats.entropy if learns else None,
     )
 
 
-def token_stats(
-    policy: Policy, experience: Experience, micro_batch: int
-) -> tuple[Float[Tensor, "batch token"], Float[Tensor, "batch token"]]:
+def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStats:
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
-    logprobs, entropy = torch.zeros_like(experience.logprobs_old), torch.zeros_like(experience.entropy)
-    for rows in chunks(range(len(experience.objectives)), micro_batch):
-        stats = policy.logprobs(collate(policy, experience, rows), experience.temperature)
-        store(logprobs, rows, stats.logprobs)
-        store(entropy, rows, stats.entropy)
-    return logprobs, entropy
+    table = blank(rollouts)
+    for rows in chunks(range(len(rollouts.completion_ids)), plan.micro_batch):
+        store(table, rows, policy.logprobs(collate(policy, rollouts, rows), plan.temperature))
+    return table
 
 
-def collate(policy: Policy, experience: Experience, rows: Sequence[int]) -> Batch:
+def blank(rollouts: Rollouts) -> TokenStats:
+    """Zeros for every sampled token of the step."""
+    shape = len(rollouts.completion_ids), max(map(len, rollouts.completion_ids))
+    return TokenStats(torch.zeros(shape), torch.zeros(shape))
+
+
+def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int]) -> Batch:
     """The rows as one padded batch, no wider than they need."""
-    return policy.collate([experience.prompt_ids[i] for i in rows], [experience.completion_ids[i] for i in rows])
+    prompts = [rollouts.prompt_ids[rollouts.prompt_of(i)] for i in rows]
+    return policy.collate(prompts, [rollouts.completion_ids[i] for i in rows])
 
 
-def store(table: Float[Tensor, "batch token"], rows: Sequence[int], values: Tensor) -> None:
-    """Write one micro-batch's values into the step's table."""
-    table[list(rows), : values.shape[1]] = values.detach().float().cpu()
+def store(table: TokenStats, rows: Sequence[int], stats: TokenStats) -> None:
+    """Write one micro-batch's numbers into a table of the whole step."""
+    index, width = list(rows), stats.logprobs.shape[1]
+    table.logprobs[index, :width] = stats.logprobs.detach().float().cpu()
+    table.entropy[index, :width] = stats.entropy.detach().float().cpu()
 
 
 def chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
@@ -152,21 +158,21 @@ def chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def count(experience: Experience, rows: Sequence[int], max_completion: int) -> losses.Counts:
+def count(batch: Experience, rows: Sequence[int], max_completion: int) -> losses.Counts:
     """What the reductions of an update over these rows divide by."""
-    lengths = experience.lengths[list(rows)]
+    lengths = batch.lengths[list(rows)]
     sequences, tokens = int((lengths > 0).sum()), int(lengths.sum())  # a masked answer counts nowhere
     return losses.Counts(sequences=sequences, tokens=tokens, max_completion=max_completion)
 
 
-def _observe(stats: GradientStats, tokens: losses.Tokens, settings: losses.Recipe, terms: Mapping[str, float]) -> None:
+def _observe(stats: GradientStats, tokens: losses.Tokens, loss: losses.Recipe, terms: Mapping[str, float]) -> None:
     for term, value in terms.items():
         stats.loss += value
         stats.terms[term] = stats.terms.get(term, 0.0) + value
     if not (n := int(tokens.mask.sum())):
         return
-    logp, old, mask, limits = tokens.logp.detach(), tokens.logp_old, tokens.mask, settings.limits
-    low, high = losses.clip_fractions(settings.algorithm.surrogate, logp, old, tokens.advantage, limits, mask)
+    logp, old, mask, limits = tokens.logp.detach(), tokens.logp_old, tokens.mask, loss.limits
+    low, high = losses.clip_fractions(loss.algorithm.surrogate, logp, old, tokens.advantage, limits, mask)
     stats.ratio_deviation = max(stats.ratio_deviation, float(losses.ratio_deviation(logp, old, mask)))
     stats.log_ratios.append(losses.log_ratio(logp, old, mask)[mask].abs().float().cpu())
     stats.tokens += n

@@ -3,16 +3,13 @@
 `for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from grpo_nb import control, optim, seeding
-from grpo_nb.config import Config
+from grpo_nb import optim
 from grpo_nb.losses import rounding
 from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.context import Notes, TrainerState
@@ -25,12 +22,13 @@ from grpo_nb.tasks import Task, told
 from grpo_nb.terminal import clean_logger
 from grpo_nb.training import guards, loop, metrics, quick_eval, resume, samples, steering
 from grpo_nb.training import state as training
-from grpo_nb.training.experience import compare, gather, reward_matrix, sampler_logprobs, tied
+from grpo_nb.training.experience import compare, complete, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
-from grpo_nb.training.gradients import GradientStats, objective_gradients, token_stats
+from grpo_nb.training.gradients import measure, objective_gradients
 from grpo_nb.training.guards import TrainingError
-from grpo_nb.training.objectives import Objective, Rewards
-from grpo_nb.training.state import Drawn, Training
+from grpo_nb.training.objectives import Rewards
+from grpo_nb.training.plan import StepPlan, plan_step
+from grpo_nb.training.state import Training
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
@@ -80,53 +78,30 @@ def grpo(
 
 def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
     """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
-    config, policy, clock = state.config, state.policy, metrics.Clock()
-    step, settings = state.step + 1, _settings(state, knobs)
+    policy, plan, clock = state.policy, plan_step(state, knobs), metrics.Clock()
     with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns
-        drawn_P = training.draw_prompts(state, step)
-        rollouts = _rollouts(state, drawn_P, step, settings.temperature)
+        rollouts = sample(state, plan)
     with Scoring() as scoring:  # 2. a reward for each, None where there is no verdict; judges are asked from here on
         with clock("score"):
-            _score(state, drawn_P, rollouts, scoring)
-        experience = gather(state, drawn_P, rollouts, settings.temperature)
-        with clock("reference"), policy.scoring():  # 3. the same tokens under the old and the starting policy
-            if experience.old_known:
-                experience.logprobs_old, experience.entropy = token_stats(policy, experience, config.batch.micro_batch)
-            if settings.needs_reference:
-                with policy.as_reference():
-                    experience.logprobs_reference, _ = token_stats(policy, experience, config.batch.micro_batch)
+            score(state, rollouts, scoring)
+        with clock("reference"):  # 3. the same tokens under the old and the starting policy
+            measured = measure(policy, rollouts, plan)
         with clock("score"):
-            scores = scoring.scores()
-    _log_judges(state)
+            scores = verdicts(state, scoring)
     state.torn = True  # from here on the state changes: reward moments, weights, betas
-    rewards = compare(state, experience, rollouts, scores, settings.betas)  # 4. each against its group
-    updates: list[tuple[GradientStats, optim.Update]] = []
-    report: metrics.Row = {}
+    batch = compare(state, plan, rollouts, measured, scores)  # 4. each against its group
+    updates: metrics.Updates = []
     with clock("train"):
-        for rows in _updates(state, experience, step):
-            if not updates and _reports(config, step):
-                report = _report(state, experience, rows, settings)
-            gradient = _gradient(
-                state, experience, rows, settings, f"combine/{len(updates)}"
-            )  # 5. per objective, conflicts settled
-            updates.append((gradient, _apply(state, settings)))  # 6. guard, clip, step, measure
-    row = _row(state, step, settings, rollouts, scores, experience, updates, rewards) | report
-    row |= _conditions(state, drawn_P, scores)
-    if quick_eval.due(config, step):
+        report = gradient_report(policy, batch, plan)
+        for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
+            gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
+            updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
+    batch = complete(batch, plan, updates[0][0].seen if updates else None)
+    row = step_row(state, plan, batch, updates) | report | conditions(state, batch)
+    if quick_eval.due(state.config, plan.step):
         with clock("eval"):  # 7. now and then, a few held-out prompts
-            row |= quick_eval.measure(state, step)
-    return _finish(state, row | clock.row(), drawn_P, rollouts, scores, experience)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The knobs as one step uses them: a single snapshot, taken before any work."""
-
-    temperature: float
-    learning_rate: float
-    """After its warm-up."""
-    betas: dict[str, float]
-    needs_reference: bool
+            row |= quick_eval.measure(state, plan.step)
+    return finish(state, plan, batch, row | clock.row())  # 8. move the betas, log
 
 
 class Grpo(loop.Stage):
@@ -155,7 +130,7 @@ class Grpo(loop.Stage):
             loop.done(self, "evaluate", knobs)
 
     def accept(self, knobs: KnobSnapshot) -> None:
-        _turn_knobs(self.state, knobs)
+        steering.activate(self.state, knobs)
 
     def advance(self) -> StepStats:
         return grpo_step(self.state, self.state.knobs)
@@ -164,66 +139,32 @@ class Grpo(loop.Stage):
         training.save(self.state)
 
 
-def _turn_knobs(state: Training, now: KnobSnapshot) -> None:
-    """Make the knobs those of the next step; every turn goes into the log."""
-    run, before = state.run, state.knobs
-    for turn in now.changes_since(before):
-        run.log_event("knob", step=state.step + 1, **turn)
-    if now.values["temperature"] != before.values["temperature"]:
-        _measured_anew(state)
-    state.knobs = now
-    for name, objective in state.objectives.items():
-        key = f"beta/{name}"
-        if now.modes[key] == "manual":
-            objective.beta = control.set_manual(objective.beta, now.values[key])
-        elif objective.beta.mode == "manual":
-            held, objective.beta = objective.beta, control.set_auto(objective.beta, objective.config.start)
-            message = f"{name}: automatic again, beta from {objective.beta.value:.3g} (by hand: {held.value:.3g})"
-            run.log_event("beta", step=state.step + 1, objective=name, message=message)
+def sample(state: Training, plan: StepPlan) -> Rollouts:
+    """The step's prompts, and K completions of each by the engine.
 
-
-def _measured_anew(state: Training) -> None:
-    """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
-    for objective in state.objectives.values():
-        objective.beta = control.forget(objective.beta)
-    if any(objective.config.controlled for objective in state.objectives.values()):
-        message = "KL is measured at the sampling temperature: its level changes here, and what its band means"
-        state.run.log_event("beta", step=state.step + 1, message=message)
-
-
-def _settings(state: Training, knobs: KnobSnapshot) -> Settings:
-    betas = {name: o.beta.value for name, o in state.objectives.items()}
-    watched = any(o.config.kl_band for o in state.objectives.values())
-    return Settings(
-        temperature=knobs.values["temperature"],
-        learning_rate=knobs.values["learning_rate"] * optim.warmup(state.step + 1, state.config.algorithm.warmup_steps),
-        betas=betas,
-        needs_reference=watched or any(beta > 0 for beta in betas.values()),
-    )
-
-
-def _rollouts(state: Training, drawn_P: Sequence[Drawn], step: int, temperature: float) -> Rollouts:
+    Raises:
+        TrainingError: the engine returned something else than complete answers with their log-probs.
+    """
     config = state.config
-    rows = len(drawn_P) * config.batch.group_size
-    generator = seeding.generator(config.run.seed, step, "rollout")
-    uniforms = torch.rand(rows, config.sampling.max_completion, dtype=torch.float64, generator=generator)
+    drawn_P = training.draw_prompts(state, plan.step)
+    size = len(drawn_P) * config.batch.group_size, plan.max_completion
+    uniforms = torch.rand(size, dtype=torch.float64, generator=plan.generator("rollout"))
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     rollouts = state.engine.generate(
-        state.policy, prompt_ids_P, config.batch.group_size, config.sampling, temperature, uniforms
+        state.policy, prompt_ids_P, config.batch.group_size, config.sampling, plan.temperature, uniforms
     )
     guards.check_rollouts(rollouts, state.policy.terminators)
-    return rollouts
+    return replace(rollouts, prompts=drawn_P)
 
 
-def _score(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scoring: Scoring) -> None:
+def score(state: Training, rollouts: Rollouts, scoring: Scoring) -> None:
     """Score the completions but for what judges say of them; each objective's own rubric scores its own rows."""
-    group = rollouts.group_size
     for name, objective in state.objectives.items():
-        rows = [i for i in range(len(drawn_P) * group) if drawn_P[i // group].objective == name]
+        rows = rollouts.rows_of(name)
         epoch = state.step * state.config.prompts_per_objective / len(objective.examples)
         objective.notes = Notes(len(rows), TrainerState(state.step, state.goal, epoch))
         completions = Completions(
-            [drawn_P[i // group].example for i in rows],
+            [rollouts.example(i) for i in rows],
             [rollouts.texts[i] for i in rows],
             [rollouts.completion_ids[i] for i in rows],
             [rollouts.scored_texts[i] for i in rows],
@@ -233,157 +174,76 @@ def _score(state: Training, drawn_P: Sequence[Drawn], rollouts: Rollouts, scorin
     scoring.settle()
 
 
-def _log_judges(state: Training) -> None:
-    """What the judges did in this step, and what became known about their servers."""
+def verdicts(state: Training, scoring: Scoring) -> list[Score]:
+    """The scores once the judges have answered; what they did, and what became known of their servers, is logged."""
+    scores = scoring.scores()
     for name, objective in state.objectives.items():
         if objective.judge is not None:
             log.info(objective.judge.tally.line(state.step + 1, name))
             for notice in objective.judge.tally.notices:
                 state.run.log_event(step=state.step + 1, objective=name, **notice)
+    return scores
 
 
-def _updates(state: Training, experience: Experience, step: int) -> Iterator[dict[str, list[int]]]:
-    """Rows of each optimizer update, by objective: every epoch deals each objective's rows evenly."""
-    batch, seed = state.config.batch, state.config.run.seed
-    per_epoch = batch.updates_per_rollout // batch.inner_epochs
-    for epoch in range(batch.inner_epochs):
-        dealt: list[dict[str, list[int]]] = [{} for _ in range(per_epoch)]
-        for name in state.objectives:
-            rows = experience.rows_of(name)
-            if per_epoch > 1:
-                order = seeding.permutation(len(rows), seed, step, f"update/{name}/{epoch}")
-                rows = [rows[i] for i in order]
-            for k, update in enumerate(dealt):
-                if share := rows[k::per_epoch]:
-                    update[name] = share
-        yield from (update for update in dealt if update)
-
-
-def _gradient(
-    state: Training, experience: Experience, rows: Mapping[str, list[int]], settings: Settings, stream: str
-) -> GradientStats:
-    config = state.config
-    return objective_gradients(
-        state.policy,
-        experience,
-        rows,
-        settings.betas,
-        {name: o.config.weight for name, o in state.objectives.items()},
-        config.algorithm,
-        micro_batch=config.batch.micro_batch,
-        max_completion=config.sampling.max_completion,
-        generator=seeding.generator(config.run.seed, state.step + 1, stream),
-    )
-
-
-def _reports(config: Config, step: int) -> bool:
-    every = config.algorithm.gradient_report_every
-    return every > 0 and step % every == 0
-
-
-def _report(state: Training, experience: Experience, rows: Mapping[str, list[int]], settings: Settings) -> metrics.Row:
-    config = state.config
-    return gradient_report(
-        state.policy,
-        experience,
-        rows,
-        settings.betas,
-        config.algorithm,
-        micro_batch=config.batch.micro_batch,
-        max_completion=config.sampling.max_completion,
-    )
-
-
-def _apply(state: Training, settings: Settings) -> optim.Update:
-    algorithm = state.config.algorithm
+def apply(state: Training, plan: StepPlan) -> optim.Update:
+    """One optimizer step on the gradient in `.grad`."""
     return optim.apply(
         state.policy.parameters_by_name(),
         state.optimizer,
-        learning_rate=settings.learning_rate,
-        max_norm=algorithm.max_grad_norm,
-        skip_above=algorithm.skip_grad_norm,
+        learning_rate=plan.learning_rate,
+        max_norm=plan.algorithm.max_grad_norm,
+        skip_above=plan.algorithm.skip_grad_norm,
     )
 
 
-def _row(
-    state: Training,
-    step: int,
-    settings: Settings,
-    rollouts: Rollouts,
-    scores: Sequence[Score],
-    experience: Experience,
-    updates: Sequence[tuple[GradientStats, optim.Update]],
-    rewards: Mapping[str, Float[Tensor, "prompt group"]],
-) -> metrics.Row:
-    algorithm = state.config.algorithm
-    row: metrics.Row = {"step": step} | metrics.update_row(updates)
-    for name, objective in state.objectives.items():
-        rows, group = experience.drawn_for(name), rollouts.group_size
-        own, learns = [scores[i] for i in rows], experience.learns()[rows].view(-1, group)
-        row |= metrics.reward_row(name, own, reward_matrix(own, group), learns)
-        row |= metrics.clipped_row(name, experience, algorithm.advantage_bound)
-        if state.config.shaping.active:
-            row |= metrics.shaped_row(name, rewards[name])
-        row |= metrics.policy_row(name, experience, algorithm.row.kl_reported, algorithm.log_ratio_clamp)
-        row |= {f"beta/{name}": settings.betas[name], f"beta_mode/{name}": objective.beta.mode}
-        row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
-        if objective.judge is not None:
-            row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
-            row |= {f"judge/{name}/tied_groups": int(tied(own, group).sum())}
-    return row | {
-        **metrics.sampler_row(experience, sampler_logprobs(experience, rollouts)),
-        "lr": settings.learning_rate,
-        "temperature": settings.temperature,
+def step_row(state: Training, plan: StepPlan, batch: Experience, updates: metrics.Updates) -> metrics.Row:
+    """The step's row of metrics.jsonl."""
+    row: metrics.Row = {"step": plan.step} | metrics.update_row(updates)
+    for name in state.objectives:
+        row |= _objective_row(state, plan, batch, name)
+    row |= {
+        **metrics.sampler_row(batch, sampler_logprobs(batch.rollouts)),
+        "lr": plan.learning_rate,
+        "temperature": plan.temperature,
         "rounding": rounding.step(state.policy.dtype, state.policy.device),
-        "tokens": sum(len(ids) for ids in rollouts.completion_ids),
+        "tokens": sum(len(ids) for ids in batch.rollouts.completion_ids),
         "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),
     }
-
-
-def _conditions(state: Training, drawn_P: Sequence[Drawn], scores: Sequence[Score]) -> metrics.Row:
-    row: metrics.Row = {}
-    group = len(scores) // len(drawn_P)
-    for name, objective in state.objectives.items():
-        own = [i for i in range(len(scores)) if drawn_P[i // group].objective == name]
-        answered = [told(objective.rubric.task, drawn_P[i // group].example) for i in own]
-        row |= metrics.condition_row(name, [scores[i] for i in own], answered)
     return row
 
 
-def _finish(
-    state: Training,
-    row: metrics.Row,
-    drawn_P: Sequence[Drawn],
-    rollouts: Rollouts,
-    scores: Sequence[Score],
-    experience: Experience,
-) -> StepStats:
-    """Check, move the betas, log: after this the step exists."""
-    run, step = state.run, state.step + 1
+def _objective_row(state: Training, plan: StepPlan, batch: Experience, name: str) -> metrics.Row:
+    objective, rollouts = state.objectives[name], batch.rollouts
+    rows = rollouts.rows_of(name)
+    own, learns = [batch.scores[i] for i in rows], rollouts.by_prompt(batch.learns()[rows])
+    row = metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size), learns)
+    row |= metrics.clipped_row(name, batch, plan.algorithm.advantage_bound)
+    if state.config.shaping.active:
+        row |= metrics.shaped_row(name, batch.rewards[name])
+    row |= metrics.policy_row(name, batch, plan.algorithm.log_ratio_clamp)
+    row |= {f"beta/{name}": plan.betas[name], f"beta_mode/{name}": objective.beta.mode}
+    row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
+    if objective.judge is not None:
+        row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
+        row |= {f"judge/{name}/tied_groups": int(tied(own, rollouts.group_size).sum())}
+    return row
+
+
+def conditions(state: Training, batch: Experience) -> metrics.Row:
+    """Label shares by whether the item's text answers it."""
+    row: metrics.Row = {}
     for name, objective in state.objectives.items():
-        kl = row[f"kl/{name}"]
-        objective.beta, moved = _steer(objective, kl if isinstance(kl, float) else None)
-        if moved:
-            run.log_event("beta", step=step, objective=name, message=f"{name}: {moved}")
-    run.log_samples(samples.sample_rows(state, step, drawn_P, rollouts, scores, experience))
-    run.log_metrics(row)
+        rows = batch.rollouts.rows_of(name)
+        answered = [told(objective.rubric.task, batch.rollouts.example(i)) for i in rows]
+        row |= metrics.condition_row(name, [batch.scores[i] for i in rows], answered)
+    return row
+
+
+def finish(state: Training, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
+    """Check, move the betas, log: after this the step exists."""
+    steering.move_betas(state, plan, batch.kl)
+    state.run.log_samples(samples.sample_rows(state, plan.step, batch))
+    state.run.log_metrics(row)
     guards.watch(state, row)
-    state.step, state.torn = step, False
-    status = str(row["status"])
-    return StepStats(step=step, metrics=row, status=status)  # type: ignore[arg-type]
-
-
-def _steer(objective: Objective, kl: float | None) -> tuple[control.BetaState, str | None]:
-    """The objective's beta after this step's KL, and what to say of it."""
-    config = objective.config
-    if config.kl_band is None:
-        return objective.beta, None
-    aim = control.Aim(
-        band=config.kl_band,
-        bounds=config.beta_bounds,
-        target=config.kl_target or sum(config.kl_band) / 2,
-        gain=config.controller_gain,
-        limit=config.controller_limit,
-        start=config.start,
-    )
-    return control.CONTROLLERS[config.controller](objective.beta, kl, aim)
+    state.step, state.torn = plan.step, False
+    return StepStats(step=plan.step, metrics=row, status=str(row["status"]))  # type: ignore[arg-type]

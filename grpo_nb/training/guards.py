@@ -52,13 +52,13 @@ def _check_logprobs(completion: int, tokens: int, logprobs: Sequence[float]) -> 
         )
 
 
-def check_masks(rollouts: Rollouts, experience: Experience, mask_truncated: bool) -> None:
+def check_masks(batch: Experience, mask_truncated: bool) -> None:
     """The trained tokens of a row are its sampled tokens, terminator included.
 
     Raises:
         TrainingError: a mask is longer or shorter than what was sampled.
     """
-    trained = experience.mask().sum(dim=1).tolist()
+    trained, rollouts = batch.mask().sum(dim=1).tolist(), batch.rollouts
     for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
         wanted = 0 if mask_truncated and reason == "length" else len(ids)
         if trained[i] != wanted:

@@ -20,6 +20,8 @@ from grpo_nb.training.gradients import GradientStats
 from grpo_nb.types import Experience, Rollouts, Score
 
 Row = dict[str, float | int | str | None]
+Updates = list[tuple[GradientStats, Update]]
+"""What each optimizer update of a step saw and did."""
 
 
 class Clock:
@@ -50,7 +52,7 @@ def peak_memory_mib(device: torch.device) -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def update_row(updates: Sequence[tuple[GradientStats, Update]]) -> Row:
+def update_row(updates: Updates) -> Row:
     """Loss, ratio, clipping and gradient over the step's optimizer updates; the ratio is the first update's.
 
     The status is `skipped` where no update was applied, `empty` where none had anything to learn from.
@@ -139,13 +141,13 @@ def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
     }
 
 
-def clipped_row(objective: str, experience: Experience, bound: float | None) -> Row:
+def clipped_row(objective: str, batch: Experience, bound: float | None) -> Row:
     """Share of one objective's trained answers whose advantage `algorithm.advantage_clip` cut; absent without one."""
-    rows = experience.rows_of(objective)
-    learns = experience.learns()[rows]
+    rows = batch.kept_rows(objective)
+    learns = batch.learns()[rows]
     if bound is None or not learns.any():
         return {}
-    cut = (experience.advantages[rows].abs() >= experience.advantages.new_tensor(bound)).any(dim=1)
+    cut = (batch.advantages[rows].abs() >= batch.advantages.new_tensor(bound)).any(dim=1)
     return {f"advantage_clipped/{objective}": float(cut[learns].double().mean())}
 
 
@@ -154,33 +156,33 @@ def shaped_row(objective: str, rewards: Float[Tensor, "prompt group"]) -> Row:
     return {f"shaped_reward/{objective}": _mean(rewards[~rewards.isnan()].tolist())}
 
 
-def policy_row(objective: str, experience: Experience, kl_name: str, log_ratio_clamp: float) -> Row:
+def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row:
     """KL to the reference and entropy of one objective, in nats per token, before the step's first update."""
-    rows, keys = experience.rows_of(objective), ("kl", "kl_k1", "kl_clamped", "entropy")
-    mask = experience.mask()[rows]
+    rows, keys = batch.kept_rows(objective), ("kl", "kl_k1", "kl_clamped", "entropy")
+    mask = batch.mask()[rows]
     if not mask.any():  # no group was scored, or every answer is masked as truncated
         return {f"{key}/{objective}": None for key in keys}
-    values: dict[str, Tensor | None] = {key: None for key in keys}
-    values["entropy"] = losses.masked_mean(experience.entropy[rows], mask)
-    if experience.logprobs_reference is not None:
-        new, reference = experience.logprobs_old[rows], experience.logprobs_reference[rows]
-        values["kl"] = losses.masked_mean(losses.KL[kl_name](new, reference, log_ratio_clamp, mask), mask)
+    values: dict[str, Tensor | float | None] = {key: None for key in keys}
+    values["entropy"] = losses.masked_mean(batch.entropy[rows], mask)
+    values["kl"] = batch.kl[objective]
+    if batch.logprobs_reference is not None:
+        new, reference = batch.logprobs_old[rows], batch.logprobs_reference[rows]
         values["kl_k1"] = losses.masked_mean(losses.kl_k1(new, reference, log_ratio_clamp, mask), mask)
         values["kl_clamped"] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
     return {f"{key}/{objective}": None if value is None else float(value) for key, value in values.items()}
 
 
-def sampler_row(experience: Experience, sampled: Float[Tensor, "batch token"]) -> Row:
+def sampler_row(batch: Experience, sampled: Float[Tensor, "batch token"]) -> Row:
     """How far the sampler's log-probs are from the trainer's, in nats per trained token, and what was done about it."""
-    mask = experience.mask() & experience.kept[:, None]
+    mask = batch.mask() & batch.kept[:, None]
     if not mask.any():
         return {"sampler_gap": None}
-    row = gap_row("sampler_gap", (experience.logprobs_old - sampled).abs()[mask])
-    if experience.weights is None:
+    row = gap_row("sampler_gap", (batch.logprobs_old - sampled).abs()[mask])
+    if batch.weights is None:
         return row
-    silent = (experience.weights == 0).to(sampled.dtype)
+    silent = (batch.weights == 0).to(sampled.dtype)
     return row | {
-        "weight/mean": float(losses.masked_mean(experience.weights, mask)),
+        "weight/mean": float(losses.masked_mean(batch.weights, mask)),
         "weight/zero": float(losses.masked_mean(silent, mask)),
     }
 

@@ -1,65 +1,55 @@
 """Rows of samples.jsonl: some answers of each step, with what they earned."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from grpo_nb.losses.tokens import FAR
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.state import Drawn, Training
-from grpo_nb.types import Experience, Rollouts, Score
+from grpo_nb.training.state import Training
+from grpo_nb.types import Experience
 
 TOKENS_LOGGED = 128
 """Tokens of a logged completion that samples.jsonl tells one by one: some 25 bytes each."""
 
 
-def sample_rows(
-    training: Training,
-    step: int,
-    drawn_P: Sequence[Drawn],
-    rollouts: Rollouts,
-    scores: Sequence[Score],
-    experience: Experience,
-) -> list[dict[str, object]]:
+def sample_rows(state: Training, step: int, batch: Experience) -> list[dict[str, object]]:
     """Rows for samples.jsonl: the first completions of each objective's first prompt."""
-    each = training.config.run.samples_per_step // len(training.objectives)
-    count, group = training.config.prompts_per_objective, rollouts.group_size
-    first_rows = [p * count * group for p in range(len(training.objectives))]
-    return [
-        {
-            "step": step,
-            "objective": experience.objectives[i],
-            "example": drawn_P[i // group].example.id,
-            "completion_index": i % group,
-            "prompt": training.policy.decode(list(experience.prompt_ids[i])),
-            "completion": rollouts.texts[i],
-            "target": drawn_P[i // group].example.target,
-            "reward": scores[i].value,
-            "label": scores[i].label,
-            "parts": dict(scores[i].parts),
-            "cause": scores[i].cause,
-            "advantage": experience.advantage_of(i),
-            "stop_reason": rollouts.stop_reasons[i],
-            "tokens": len(rollouts.completion_ids[i]),
-            "group_size": group,
-            **training.objectives[experience.objectives[i]].notes.sample(i - first),
-            **_token_columns(training.policy, experience, i),
-        }
-        for first in first_rows
-        for i in range(first, first + min(each, group))
-    ]
+    each = state.config.run.samples_per_step // len(state.objectives)
+    rows = [batch.rollouts.rows_of(name)[: min(each, batch.rollouts.group_size)] for name in state.objectives]
+    return [_row(state, step, batch, i, place) for own in rows for place, i in enumerate(own)]
 
 
-def _token_columns(policy: Policy, experience: Experience, row: int) -> dict[str, object]:
+def _row(state: Training, step: int, batch: Experience, i: int, place: int) -> dict[str, object]:
+    rollouts, score, example = batch.rollouts, batch.scores[i], batch.rollouts.example(i)
+    return {
+        "step": step,
+        "objective": rollouts.objective(i),
+        "example": example.id,
+        "completion_index": place,
+        "prompt": state.policy.decode(list(rollouts.prompt_ids[rollouts.prompt_of(i)])),
+        "completion": rollouts.texts[i],
+        "target": example.target,
+        "reward": score.value,
+        "label": score.label,
+        "parts": dict(score.parts),
+        "cause": score.cause,
+        "advantage": batch.advantage_of(i),
+        "stop_reason": rollouts.stop_reasons[i],
+        "tokens": len(rollouts.completion_ids[i]),
+        "group_size": rollouts.group_size,
+        **state.objectives[rollouts.objective(i)].notes.sample(place),
+        **_token_columns(state.policy, batch, i),
+    }
+
+
+def _token_columns(policy: Policy, batch: Experience, row: int) -> dict[str, object]:
     """Text and log-probs, in nats, of a completion's first tokens; None where the step had no need of them."""
-    ids = experience.completion_ids[row][:TOKENS_LOGGED]
+    ids = batch.rollouts.completion_ids[row][:TOKENS_LOGGED]
 
     def numbers(table: Tensor | None) -> list[float] | None:
         return None if table is None else [round(v, 4) for v in table[row, : len(ids)].clamp(min=-FAR).tolist()]
 
-    known = experience.old_known or bool(experience.kept[row])  # else no forward pass has seen this row
     return {
         "token_texts": policy.pieces(ids),
-        "logprobs_old": numbers(experience.logprobs_old) if known else None,
-        "logprobs_reference": numbers(experience.logprobs_reference),
+        "logprobs_old": numbers(batch.logprobs_old) if batch.measured[row] else None,
+        "logprobs_reference": numbers(batch.logprobs_reference),
     }

@@ -24,17 +24,9 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.terminal import clean_logger
 from grpo_nb.training.objectives import Objective
-from grpo_nb.types import Example
+from grpo_nb.types import Drawn, Example
 
 log = clean_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A training prompt of this step and the objective it belongs to."""
-
-    objective: str
-    example: Example
 
 
 @dataclass

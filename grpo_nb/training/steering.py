@@ -1,11 +1,44 @@
-"""An evaluation that is requested while a run trains, done between two steps."""
+"""Between two steps: knobs become active, controllers move beta, a requested evaluation is done."""
 
+from collections.abc import Mapping
+
+from grpo_nb import control
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.preflight import dependencies
+from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.terminal import clean_logger
+from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import Training
 
 log = clean_logger(__name__)
+
+
+def activate(state: Training, now: KnobSnapshot) -> None:
+    """Make the knobs those of the next step; every turn goes into the log."""
+    run, before = state.run, state.knobs
+    for turn in now.changes_since(before):
+        run.log_event("knob", step=state.step + 1, **turn)
+    if now.values["temperature"] != before.values["temperature"]:
+        _measured_anew(state)
+    state.knobs = now
+    for name, objective in state.objectives.items():
+        key = f"beta/{name}"
+        if now.modes[key] == "manual":
+            objective.beta = control.set_manual(objective.beta, now.values[key])
+        elif objective.beta.mode == "manual":
+            held, objective.beta = objective.beta, control.set_auto(objective.beta, objective.config.start)
+            message = f"{name}: automatic again, beta from {objective.beta.value:.3g} (by hand: {held.value:.3g})"
+            run.log_event("beta", step=state.step + 1, objective=name, message=message)
+
+
+def move_betas(state: Training, plan: StepPlan, kl: Mapping[str, float | None]) -> None:
+    """Each objective's beta after the step's KL, nats per token; every move goes into the log."""
+    for name, aim in plan.aims.items():
+        objective = state.objectives[name]
+        controller = control.CONTROLLERS[objective.config.controller]
+        objective.beta, moved = controller(objective.beta, kl[name], aim)
+        if moved:
+            state.run.log_event("beta", step=plan.step, objective=name, message=f"{name}: {moved}")
 
 
 def measure(state: Training) -> None:
@@ -19,3 +52,12 @@ def measure(state: Training) -> None:
         log.warning("the evaluation at step %d failed: %s", state.step, error)
     else:
         state.run.log_event("evaluated", step=state.step)
+
+
+def _measured_anew(state: Training) -> None:
+    """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
+    for objective in state.objectives.values():
+        objective.beta = control.forget(objective.beta)
+    if any(objective.config.controlled for objective in state.objectives.values()):
+        message = "KL is measured at the sampling temperature: its level changes here, and what its band means"
+        state.run.log_event("beta", step=state.step + 1, message=message)

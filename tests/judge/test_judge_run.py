@@ -23,7 +23,8 @@ from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards import rubric as rewards
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
-from grpo_nb.training import grpo as train
+from grpo_nb.training import gradients
+from grpo_nb.training import grpo as grpo_module
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Score
@@ -59,7 +60,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
             seen.extend(zip(self.texts, scores, strict=True))
             return scores
 
-    monkeypatch.setattr(train, "Scoring", Spy)
+    monkeypatch.setattr(grpo_module, "Scoring", Spy)
     return seen
 
 
@@ -162,7 +163,7 @@ def test_judges_are_asked_while_the_log_probs_are_measured(
 ) -> None:
     """No verdict is given before the pass of the reference policy began, and none is lost."""
     begun, waited = threading.Event(), []
-    measure = train.token_stats
+    measure = gradients.token_stats
 
     def spy(*arguments: Any) -> Any:
         begun.set()
@@ -172,7 +173,7 @@ def test_judges_are_asked_while_the_log_probs_are_measured(
         waited.append(begun.wait(30))
         return by_text(parts)
 
-    monkeypatch.setattr(train, "token_stats", spy)
+    monkeypatch.setattr(gradients, "token_stats", spy)
     server.grade = grade
     (row,) = trained(judged_run(tmp_path / "slow", server.url, steps=1, timeout_s=60))
     assert waited and all(waited)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from grpo_nb.config import AlgorithmConfig
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.gradients import GradientStats, objective_gradients, token_stats
-from grpo_nb.types import Experience
+from grpo_nb.training.gradients import GradientStats, blank, objective_gradients, token_stats
+from grpo_nb.training.plan import StepPlan, recipe
+from grpo_nb.types import Drawn, Example, Experience, Rollouts, Score
 from tests.support.tiny_models import BOS, END, VOCABULARY
 
 OBJECTIVES = ("a", "b")
@@ -18,7 +19,60 @@ BETAS = {"a": 0.3, "b": 0.1}
 WEIGHTS = {"a": 1.0, "b": 0.5}
 
 
-def made_experience(policy: Policy, *, drift: float = 0.3, seed: int = 0, temperature: float = 0.8) -> Experience:
+def made_plan(algorithm: dict[str, Any] | None = None, **changes: Any) -> StepPlan:
+    """A step of these settings over the rows of `made_experience`, in one update."""
+    settings = AlgorithmConfig(**algorithm or {})
+    made = StepPlan(
+        step=2,
+        seed=0,
+        temperature=0.8,
+        learning_rate=1e-3,
+        algorithm=settings,
+        loss=recipe(settings),
+        betas=BETAS,
+        weights=WEIGHTS,
+        aims={},
+        needs_reference=True,
+        old_first=True,
+        reports_gradients=False,
+        micro_batch=8,
+        max_completion=8,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def made_rollouts(prompt_ids: list[list[int]], completion_ids: list[list[int]], objectives: list[str]) -> Rollouts:
+    """One completion a prompt, which ends by itself."""
+    return Rollouts(
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        logprobs=[[0.0] * len(ids) for ids in completion_ids],
+        stop_reasons=["stop"] * len(completion_ids),
+        texts=[""] * len(completion_ids),
+        group_size=1,
+        prompts=[Drawn(name, Example(str(i), "")) for i, name in enumerate(objectives)],
+    )
+
+
+def blank_experience(rollouts: Rollouts, **changes: Any) -> Experience:
+    """Nothing measured, nothing to learn."""
+    count = len(rollouts.completion_ids)
+    made = Experience(
+        rollouts=rollouts,
+        scores=[Score(0.0)] * count,
+        rewards={},
+        advantages=torch.zeros(count, 1),
+        kept=torch.ones(count, dtype=torch.bool),
+        lengths=torch.tensor([len(ids) for ids in rollouts.completion_ids]),
+        logprobs_old=blank(rollouts).logprobs,
+        entropy=blank(rollouts).entropy,
+        measured=torch.zeros(count, dtype=torch.bool),
+        logprobs_reference=None,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def made_experience(policy: Policy, *, drift: float = 0.3, seed: int = 0) -> Experience:
     """Eight rows; old and reference log-probs `drift` nats (one deviation) from the policy's own."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -28,23 +82,26 @@ def made_experience(policy: Policy, *, drift: float = 0.3, seed: int = 0, temper
     def near(table: Tensor) -> Tensor:
         return table + drift * torch.randn(table.shape, generator=generator)
 
-    rows, width = len(LENGTHS), max(LENGTHS)
-    experience = Experience(
-        objectives=[OBJECTIVES[i * len(OBJECTIVES) // rows] for i in range(rows)],
-        prompt_ids=[[BOS, *drawn(2 + i % 3)] for i in range(rows)],
-        completion_ids=[[*drawn(n - 1), END] for n in LENGTHS],
-        temperature=temperature,
-        advantages=torch.randn(rows, 1, generator=generator),
-        kept=torch.ones(rows, dtype=torch.bool),
-        logprobs_old=torch.zeros(rows, width),
-        old_known=True,
-        logprobs_reference=None,
-        entropy=torch.zeros(rows, width),
-        lengths=torch.tensor(LENGTHS),
-    )
+    rows = len(LENGTHS)
+    prompt_ids = [[BOS, *drawn(2 + i % 3)] for i in range(rows)]
+    completion_ids = [[*drawn(n - 1), END] for n in LENGTHS]
+    objectives = [OBJECTIVES[i * len(OBJECTIVES) // rows] for i in range(rows)]
+    rollouts = made_rollouts(prompt_ids, completion_ids, objectives)
+    advantages = torch.randn(rows, 1, generator=generator)
     with policy.scoring():
-        own, entropy = token_stats(policy, experience, rows)
-    return dataclasses.replace(experience, logprobs_old=near(own), logprobs_reference=near(own), entropy=entropy)
+        own = token_stats(policy, rollouts, made_plan())
+    return blank_experience(
+        rollouts,
+        advantages=advantages,
+        logprobs_old=near(own.logprobs),
+        logprobs_reference=near(own.logprobs),
+        entropy=own.entropy,
+        measured=torch.ones(rows, dtype=torch.bool),
+    )
+
+
+def kept_rows(experience: Experience) -> dict[str, list[int]]:
+    return {name: experience.kept_rows(name) for name in OBJECTIVES}
 
 
 def gradients_of(
@@ -58,18 +115,16 @@ def gradients_of(
     **algorithm: Any,
 ) -> tuple[dict[str, Tensor], GradientStats]:
     """What one update leaves in `.grad`, taken out of it, and its statistics."""
+    plan = made_plan(algorithm, micro_batch=micro_batch, betas=betas, weights=weights)
     stats = objective_gradients(
-        policy,
-        experience,
-        rows or {name: experience.rows_of(name) for name in OBJECTIVES},
-        betas,
-        weights,
-        AlgorithmConfig(**algorithm),
-        micro_batch=micro_batch,
-        max_completion=8,
-        generator=torch.Generator().manual_seed(0),
+        policy, experience, rows or kept_rows(experience), plan, torch.Generator().manual_seed(0)
     )
-    taken = {name: p.grad.clone() for name, p in policy.parameters_by_name().items() if p.grad is not None}
+    return taken(policy), stats
+
+
+def taken(policy: Policy) -> dict[str, Tensor]:
+    """The gradient in `.grad`, which is empty afterwards."""
+    found = {name: p.grad.clone() for name, p in policy.parameters_by_name().items() if p.grad is not None}
     for parameter in policy.parameters_by_name().values():
         parameter.grad = None
-    return taken, stats
+    return found

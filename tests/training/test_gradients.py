@@ -9,24 +9,12 @@ from torch.nn import Parameter
 from grpo_nb import losses, optim
 from grpo_nb.training import gradients
 from grpo_nb.types import Experience
+from tests.support.made_experience import blank_experience, made_rollouts
 
 
 def experience(lengths: list[int]) -> Experience:
-    rows, width = len(lengths), max(lengths)
-    blank = torch.zeros(rows, width)
-    return Experience(
-        objectives=["a"] * rows,
-        prompt_ids=[[1]] * rows,
-        completion_ids=[[2] * width] * rows,
-        temperature=1.0,
-        advantages=torch.zeros(rows, 1),
-        kept=torch.ones(rows, dtype=torch.bool),
-        logprobs_old=blank,
-        old_known=True,
-        logprobs_reference=None,
-        entropy=blank,
-        lengths=torch.tensor(lengths),
-    )
+    rollouts = made_rollouts([[1]] * len(lengths), [[2] * max(lengths)] * len(lengths), ["a"] * len(lengths))
+    return blank_experience(rollouts, lengths=torch.tensor(lengths))
 
 
 def test_a_masked_answer_is_in_no_denominator() -> None:

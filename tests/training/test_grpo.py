@@ -17,12 +17,11 @@ from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
 from grpo_nb.training import grpo as train
-from grpo_nb.training import metrics, resume
+from grpo_nb.training import metrics, resume, samples
 from grpo_nb.training import state as training
 from grpo_nb.training.gradients import GradientStats
 from grpo_nb.training.grpo import TrainingError
 from grpo_nb.training.grpo import grpo as product_grpo
-from grpo_nb.training.samples import TOKENS_LOGGED
 from grpo_nb.training.sft import sft
 from grpo_nb.types import Example, Score, StepStats
 from tests.support.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights
@@ -243,9 +242,9 @@ def test_every_update_has_its_share_of_each_objective_and_an_order_of_its_own(
     updates: list[tuple[dict[str, int], int]] = []
     own = train.objective_gradients
 
-    def watched(policy: Any, experience: Any, rows: Any, *rest: Any, generator: Any, **more: Any) -> Any:
+    def watched(policy: Any, batch: Any, rows: Any, plan: Any, generator: Any) -> Any:
         updates.append(({name: len(indices) for name, indices in rows.items()}, generator.initial_seed()))
-        return own(policy, experience, rows, *rest, generator=generator, **more)
+        return own(policy, batch, rows, plan, generator)
 
     monkeypatch.setattr(train, "objective_gradients", watched)
     next(grpo(tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=4, batch__inner_epochs=2)))
@@ -539,20 +538,17 @@ def test_prompts_of_all_epochs_are_drawn_once_each() -> None:
     assert drawn[:10] != drawn[10:20]
 
 
-def test_every_row_of_an_epoch_is_in_exactly_one_update(tmp_path: Path) -> None:
+def test_every_row_of_an_epoch_is_in_exactly_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=8, batch__inner_epochs=2)
     seen: list[dict[str, list[int]]] = []
-    honest = train._gradient
+    honest = train.objective_gradients
 
-    def spy(state: Any, experience: Any, rows_: Any, *rest: Any) -> Any:
+    def spy(policy: Any, batch: Any, rows_: Any, *rest: Any) -> Any:
         seen.append(rows_)
-        return honest(state, experience, rows_, *rest)
+        return honest(policy, batch, rows_, *rest)
 
-    train._gradient = spy
-    try:
-        next(iter(grpo(run)))
-    finally:
-        train._gradient = honest
+    monkeypatch.setattr(train, "objective_gradients", spy)
+    next(iter(grpo(run)))
     assert len(seen) == run.config.batch.updates_per_rollout == 4
     for epoch in (seen[:2], seen[2:]):
         assert sorted(i for update in epoch for share in update.values() for i in share) == list(range(16))
@@ -655,7 +651,7 @@ def test_samples_tell_the_log_probs_of_their_tokens(tmp_path: Path) -> None:
     assert len(logged) == 2 * 8 and {row["objective"] for row in logged} == {"fairness", "hallucination"}
     for row in logged:
         pieces, old, reference = row["token_texts"], row["logprobs_old"], row["logprobs_reference"]
-        assert len(pieces) == len(old) == len(reference) == row["tokens"] <= TOKENS_LOGGED
+        assert len(pieces) == len(old) == len(reference) == row["tokens"] <= samples.TOKENS_LOGGED
         assert row["completion"].split() == re.sub("<[^ ]*?>", "", "".join(pieces)).split()
         assert all(value < 0 for value in old) and row["group_size"] == 4
         assert old == (pytest.approx(reference, abs=2e-4) if row["step"] == 1 else old)
@@ -663,7 +659,7 @@ def test_samples_tell_the_log_probs_of_their_tokens(tmp_path: Path) -> None:
 
 
 def test_long_samples_are_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TOKENS_LOGGED", 2)
+    monkeypatch.setattr(samples, "TOKENS_LOGGED", 2)
     run, _ = straight(tmp_path, run__steps=1)
     assert max(row["tokens"] for row in run.rows("samples")) > 2
     for row in run.rows("samples"):

@@ -4,6 +4,7 @@ Others stand where they belong: a NaN norm that passes `if norm > 10` in test_gr
 test_surrogates.py, an entropy bonus of the wrong sign in test_losses.py, clamp(ref - new) as a KL in test_kl.py.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.algorithms import ALGORITHMS
-from grpo_nb.config import AlgorithmConfig
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.gradients import micro_tokens, recipe
+from grpo_nb.training.gradients import micro_tokens
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models
-from tests.support.made_experience import LENGTHS, OBJECTIVES, gradients_of, made_experience
+from tests.support.made_experience import LENGTHS, OBJECTIVES, gradients_of, made_experience, made_plan
 from tests.support.tiny import REWARDS, small_tasks, tiny_run
 
 
@@ -65,7 +65,7 @@ def test_grad_is_added_to_never_overwritten(policy: Policy) -> None:
     experience = made_experience(policy)
     both = vector(gradients_of(policy, experience, micro_batch=2)[0])
     alone = [
-        vector(gradients_of(policy, experience, rows={name: experience.rows_of(name)}, micro_batch=2)[0])
+        vector(gradients_of(policy, experience, rows={name: experience.kept_rows(name)}, micro_batch=2)[0])
         for name in OBJECTIVES
     ]
     torch.testing.assert_close(both, alone[0] + alone[1], rtol=1e-4, atol=1e-6)
@@ -101,9 +101,9 @@ def kl_after(policy: Policy, experience: Any, name: str, shift: float) -> float 
 
 def test_the_ratio_is_taken_against_the_policy_that_sampled_not_the_reference(policy: Policy) -> None:
     """A reference far away moves the KL term only: policy term, ratio and clipping do not see it."""
-    near, far = made_experience(policy), made_experience(policy)
-    assert far.logprobs_reference is not None
-    far.logprobs_reference = far.logprobs_reference - 3.0
+    near = made_experience(policy)
+    assert near.logprobs_reference is not None
+    far = dataclasses.replace(near, logprobs_reference=near.logprobs_reference - 3.0)
     of_near, of_far = (gradients_of(policy, experience)[1] for experience in (near, far))
     assert of_far.terms["policy"] == of_near.terms["policy"]
     assert (of_far.clipped_low, of_far.clipped_high) == (of_near.clipped_low, of_near.clipped_high)
@@ -122,7 +122,6 @@ def test_the_first_update_of_a_run_sees_a_ratio_of_one_whatever_the_reference(tm
 def test_a_mean_is_taken_over_the_update_not_over_each_micro_batch(policy: Policy, reduction: Any) -> None:
     """The denominators by hand, with every row in a micro-batch of its own: rows of 5, 2, 7 and 1 tokens."""
     experience = made_experience(policy)
-    settings = AlgorithmConfig(reduction=reduction)
     lengths = LENGTHS[:4]
     share = {
         "sequence_mean": [1 / n / 4 for n in lengths],
@@ -131,8 +130,8 @@ def test_a_mean_is_taken_over_the_update_not_over_each_micro_batch(policy: Polic
     }[reduction]
     expected = 0.0
     for i, weight in enumerate(share):
-        tokens = micro_tokens(policy, experience, [i], settings)
-        limits = recipe(settings).limits
+        tokens = micro_tokens(policy, experience, [i], made_plan({"reduction": reduction}))
+        limits = made_plan({"reduction": reduction}).loss.limits
         expected += (
             weight
             * losses.ppo_clip(tokens.logp.detach(), tokens.logp_old, tokens.advantage, limits, tokens.mask).sum().item()
@@ -147,8 +146,8 @@ def test_old_and_reference_log_probs_hold_no_graph(policy: Policy) -> None:
     """A constant that carries a gradient is refused by name, and what a step stores is detached."""
     experience = made_experience(policy)
     assert not experience.logprobs_old.requires_grad and experience.logprobs_reference is not None
-    tokens = micro_tokens(policy, experience, [0, 1], AlgorithmConfig())
+    tokens = micro_tokens(policy, experience, [0, 1], made_plan())
     assert tokens.logp.requires_grad and not tokens.logp_old.requires_grad
-    experience.logprobs_reference = experience.logprobs_reference.requires_grad_()
+    experience.logprobs_reference.requires_grad_()
     with pytest.raises(ValueError, match=r"torch\.no_grad\(\)"):
         gradients_of(policy, experience)

@@ -1,0 +1,124 @@
+"""The plan of one step: everything that it takes from settings and knobs, read once before any work."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from grpo_nb import losses, optim, seeding
+from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
+from grpo_nb.control import Aim
+from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.training.state import Training
+from grpo_nb.types import Experience
+
+UpdateRows = dict[str, list[int]]
+"""Rows of one optimizer update by objective."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step does, decided before it begins."""
+
+    step: int
+    """1-based."""
+    seed: int
+    temperature: float
+    """At which completions are drawn, and at which every log-prob of the step is taken."""
+    learning_rate: float
+    """After its warm-up."""
+    algorithm: AlgorithmConfig
+    loss: losses.Recipe
+    betas: Mapping[str, float]
+    weights: Mapping[str, float]
+    """Of the objectives' gradients."""
+    aims: Mapping[str, Aim]
+    """What a controller keeps the KL to; of the objectives with a `kl_band`."""
+    needs_reference: bool
+    """Whether anything looks at the KL."""
+    old_first: bool
+    """Whether the old policy's log-probs come from a pass of their own, before the updates."""
+    reports_gradients: bool
+    micro_batch: int
+    max_completion: int
+    epochs: int = 1
+    updates_per_epoch: int = 1
+
+    def updates(self, batch: Experience) -> list[UpdateRows]:
+        """Rows of each optimizer update: every epoch deals each objective's rows evenly."""
+        every: list[UpdateRows] = []
+        for epoch in range(self.epochs):
+            dealt: list[UpdateRows] = [{} for _ in range(self.updates_per_epoch)]
+            for name in self.betas:
+                rows = self._shuffled(batch.kept_rows(name), f"update/{name}/{epoch}")
+                for k, update in enumerate(dealt):
+                    if share := rows[k :: self.updates_per_epoch]:
+                        update[name] = share
+            every += [update for update in dealt if update]
+        return every
+
+    def generator(self, stream: str) -> torch.Generator:
+        """This step's random numbers of one stream."""
+        return seeding.generator(self.seed, self.step, stream)
+
+    def _shuffled(self, rows: list[int], stream: str) -> list[int]:
+        if self.updates_per_epoch == 1:
+            return rows
+        return [rows[i] for i in seeding.permutation(len(rows), self.seed, self.step, stream)]
+
+
+def plan_step(state: Training, knobs: KnobSnapshot) -> StepPlan:
+    """The plan of the next step."""
+    config, step = state.config, state.step + 1
+    algorithm, batch, objectives = config.algorithm, config.batch, config.objectives
+    betas = {name: objective.beta.value for name, objective in state.objectives.items()}
+    aims = {name: aim for name in state.objectives if (aim := aim_of(objectives[name])) is not None}
+    every = algorithm.gradient_report_every
+    return StepPlan(
+        step=step,
+        seed=config.run.seed,
+        temperature=knobs.values["temperature"],
+        learning_rate=knobs.values["learning_rate"] * optim.warmup(step, algorithm.warmup_steps),
+        algorithm=algorithm,
+        loss=recipe(algorithm),
+        betas=betas,
+        weights={name: objectives[name].weight for name in state.objectives},
+        aims=aims,
+        needs_reference=bool(aims) or any(beta > 0 for beta in betas.values()),
+        old_first=not batch.on_policy or algorithm.old_first or step == 1,
+        reports_gradients=every > 0 and step % every == 0,
+        micro_batch=batch.micro_batch,
+        max_completion=config.sampling.max_completion,
+        epochs=batch.inner_epochs,
+        updates_per_epoch=batch.updates_per_rollout // batch.inner_epochs,
+    )
+
+
+def recipe(algorithm: AlgorithmConfig) -> losses.Recipe:
+    """The loss that the settings describe."""
+    row = algorithm.row
+    limits = losses.Limits(
+        low=row.clip[0],
+        high=row.clip[1],
+        dual=algorithm.dual_clip,
+        log_ratio_clamp=algorithm.log_ratio_clamp,
+        tau_positive=algorithm.sapo_tau_positive,
+        tau_negative=algorithm.sapo_tau_negative,
+        drift=algorithm.cpgd_drift,
+        drift_clip=algorithm.cpgd_drift_clip,
+    )
+    return losses.Recipe(row, limits, algorithm.entropy_coef, algorithm.kl_factor)
+
+
+def aim_of(objective: ObjectiveConfig) -> Aim | None:
+    """What the objective's controller keeps the KL to; None where nothing watches it."""
+    if objective.kl_band is None:
+        return None
+    return Aim(
+        band=objective.kl_band,
+        bounds=objective.beta_bounds,
+        target=objective.kl_target or sum(objective.kl_band) / 2,
+        gain=objective.controller_gain,
+        limit=objective.controller_limit,
+        start=objective.start,
+    )
