@@ -18,7 +18,7 @@ from grpo_nb.run.dependencies_file import CHANGE, Ledger, accepted_kinds
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import digests
 from grpo_nb.storage.digests import Entry, Part
-from grpo_nb.storage.files import exclusive
+from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.reads import FileRead, Read
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.terminal import clean_logger

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.storage import regular, schema
-from grpo_nb.storage.files import RunError, clear_errors, exclusive, to_json, write_atomically
+from grpo_nb.storage.files import RunError, clear_errors, to_json, write_atomically
+from grpo_nb.storage.lock import exclusive
 from grpo_nb.suggest import near
 from grpo_nb.terminal import clean_logger
 

@@ -36,8 +36,9 @@ from grpo_nb.run.standing import RunSummary as RunSummary
 from grpo_nb.run.standing import State as State
 from grpo_nb.storage import regular, schema
 from grpo_nb.storage.files import RunError as RunError
-from grpo_nb.storage.files import clear_errors, exclusive, from_json
+from grpo_nb.storage.files import clear_errors, from_json
 from grpo_nb.storage.journal import Follower, Journal, Row
+from grpo_nb.storage.lock import exclusive
 from grpo_nb.suggest import near
 from grpo_nb.terminal import clean_logger
 

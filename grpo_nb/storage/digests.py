@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grpo_nb.storage.files import RunError, exclusive, from_json, to_json, write_atomically
+from grpo_nb.storage.files import RunError, from_json, to_json, write_atomically
+from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.reads import Stamp, canonical
 from grpo_nb.terminal import clean_logger
 

@@ -12,12 +12,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.storage import regular, schema
+from grpo_nb.storage import schema
 from grpo_nb.storage.regular import RunError as RunError
 
 try:
@@ -119,8 +119,8 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def flock(fd: int, *, wait: bool = False) -> Literal["taken", "busy", "unsupported"]:
-    """Take the exclusive lock of an open file: it goes when the last copy of `fd` is closed or its process dies.
+def flock(fd: int, *, wait: bool = False, release: bool = False) -> Literal["taken", "busy", "unsupported"]:
+    """Take, or release, the exclusive lock of an open file, which goes with the last copy of `fd` or its process.
 
     Raises:
         RunError: on Windows, which has no such locks.
@@ -128,7 +128,7 @@ def flock(fd: int, *, wait: bool = False) -> Literal["taken", "busy", "unsupport
     if fcntl is None:
         raise RunError("writing a run needs POSIX file locks, which Windows lacks; run inside WSL instead")
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in NO_LOCKS:
             return "unsupported"
@@ -144,39 +144,6 @@ def same_file(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), os.lstat(path))
     except FileNotFoundError:
         return False
-
-
-@contextmanager
-def exclusive(path: Path, wait_seconds: float = 10.0) -> Iterator[None]:
-    """One thread of one process at a time, while `path` is read, changed and replaced.
-
-    Raises:
-        RunError: another one is at it for longer than `wait_seconds`, the folder is read-only, or the lock is a link.
-    """
-    with clear_errors("lock", path):
-        release = _acquired(path.with_name(f".{path.name}.lock"), wait_seconds)
-    try:
-        yield
-    finally:
-        release()
-
-
-def _acquired(file: Path, wait_seconds: float) -> Callable[[], None]:
-    """Take a short-lived lock; what gives it back."""
-    from filelock import FileLock, SoftFileLock, Timeout  # 40 ms, and readers never need it
-
-    for kind, name in ((FileLock, str(file)), (SoftFileLock, f"{file}.soft")):
-        regular.refuse_for_writing(Path(name))
-        lock = kind(name, timeout=wait_seconds)
-        try:
-            lock.acquire()
-            return lock.release
-        except Timeout:
-            raise RunError(f"another process has held {name} for {wait_seconds:g} s; try again") from None
-        except (OSError, NotImplementedError) as error:  # the latter: no flock, as older versions of filelock say it
-            if kind is SoftFileLock or getattr(error, "errno", errno.ENOSYS) not in NO_LOCKS:
-                raise
-    raise AssertionError("the second kind returns or raises")
 
 
 # JSON has no nan and no inf, and a diverged run is when they matter most. They are kept as the words that

@@ -18,8 +18,9 @@ from grpo_nb.jupyter.workers import _last_words, _spawn
 from grpo_nb.rules.finding import FURTHEST, missing_steps
 from grpo_nb.run.run import Run, list_runs
 from grpo_nb.storage import lines, regular, schema
-from grpo_nb.storage.files import RunError, exclusive, from_json
+from grpo_nb.storage.files import RunError, from_json
 from grpo_nb.storage.journal import Journal
+from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.regular import Irregular
 
 CONFIG = presets.demo()

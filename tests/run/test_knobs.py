@@ -19,6 +19,7 @@ from grpo_nb.run import knobs as module
 from grpo_nb.run.knobs import Knobs, KnobSnapshot, check_start
 from grpo_nb.storage import files
 from grpo_nb.storage.files import RunError
+from grpo_nb.storage.lock import exclusive
 from tests.support.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
 
@@ -353,11 +354,11 @@ def test_two_processes_turn_knobs_at_once_and_no_turn_is_lost(knobs: Knobs) -> N
 
 def test_a_writer_that_hangs_is_named_not_waited_for_forever(knobs: Knobs) -> None:
     code = (
-        "import sys; from pathlib import Path; from grpo_nb.storage import files\n"
-        "with files.exclusive(Path(sys.argv[1]), 0.2): pass"
+        "import sys; from pathlib import Path; from grpo_nb.storage import lock\n"
+        "with lock.exclusive(Path(sys.argv[1]), 0.2): pass"
     )
     command = [sys.executable, "-c", code, str(knobs.path)]
-    with files.exclusive(knobs.path):
+    with exclusive(knobs.path):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert names(done.stderr, "RunError", ".knobs.json.lock", "0.2 s")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.run import lock as module
 from grpo_nb.run.lock import Owner, RunLock, RunLocked
 from grpo_nb.storage import files
+from grpo_nb.storage import lock as module
 from grpo_nb.storage.files import RunError
 from tests.support.kill_points import ROOT
 from tests.support.tokens import caused_by, names, pattern
@@ -58,7 +58,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without file locks."""
-    monkeypatch.setattr(module, "flock", lambda fd, wait=False: "unsupported")
+    monkeypatch.setattr(module, "flock", lambda fd, **_: "unsupported")
 
 
 def write(path: Path, owner: Owner) -> Owner:
@@ -262,13 +262,39 @@ def test_a_dying_owner_is_waited_for(path: Path) -> None:
     gone.join()
 
 
-def test_a_dead_owner_whose_file_lock_stays_is_not_waited_for_forever(path: Path) -> None:
-    write(path, replace(Owner.here(), pid=2**22 + 1))
+def test_a_dead_owner_whose_file_lock_stays_is_taken_over(path: Path) -> None:
+    dead = write(path, replace(Owner.here(), pid=2**22 + 1))
     kept = os.open(path, os.O_RDWR)
     assert files.flock(kept) == "taken"
-    with pytest.raises(RunLocked, match=f"process {2**22 + 1}"):
-        RunLock(path, heartbeat=0.1).acquire()
+    with RunLock(path, heartbeat=0.1) as lock:
+        assert lock.took_over == asdict(dead)
     os.close(kept)
+
+
+def test_a_process_that_is_not_seen_here_but_beats_keeps_its_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of this machine has process numbers of its own."""
+    owner = write(path, replace(Owner.here(), pid=2**22 + 1))
+    kept = os.open(path, os.O_RDWR)
+    assert files.flock(kept) == "taken"
+    monkeypatch.setattr(module.time, "sleep", lambda _: write(path, replace(owner, heartbeat=time.time())))
+    with pytest.raises(RunLocked, match=f"process {2**22 + 1}"):
+        RunLock(path, heartbeat=0.01).acquire()
+    os.close(kept)
+
+
+def test_a_forked_child_neither_holds_the_lock_nor_keeps_it_from_others(path: Path) -> None:
+    with RunLock(path) as lock:
+        child = os.fork()
+        if child == 0:
+            held = lock.held or lock.mine()
+            lock.release()
+            time.sleep(60 * (not held))
+            os._exit(0)
+        lock.check()
+    with RunLock(path) as another:
+        assert another.took_over is None and os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_an_owner_that_has_not_written_its_name_yet_keeps_its_lock(path: Path) -> None:

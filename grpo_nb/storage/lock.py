@@ -1,0 +1,302 @@
+"""A lock file that names its owner: a dead owner cannot keep it, a living one cannot lose it unnoticed.
+
+The kernel's file lock (flock) decides, because it ends with its process however that dies. The file's content tells
+people and other machines who the owner is; each acquisition has a token of its own. Where the file system has no file
+locks, or the owner is on another machine, process id and heartbeat decide instead.
+"""
+
+import getpass
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.storage import documents
+from grpo_nb.storage.files import RunError, clear_errors, flock, same_file
+from grpo_nb.storage.regular import opened
+from grpo_nb.terminal import one_line
+
+HEARTBEAT_SECONDS = 5.0
+STALE_SECONDS = 60.0
+"""An owner on another machine that has given no sign of life for so long is taken for dead."""
+POLL_SECONDS = 0.05
+_SIZE = 1024
+"""The content is padded to this and written over itself, so that a reader never meets an empty or cut file."""
+
+
+class RunLocked(RunError):
+    """Another owner has the lock; `owner` says who."""
+
+    def __init__(self, message: str, owner: "Owner | None" = None) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a lock, as its file has it. Times are seconds since 1970."""
+
+    pid: int
+    host: str
+    boot: str
+    """The machine's boot, which tells machines of one name apart, and a restarted one from itself."""
+    user: str
+    started: float
+    """When the process started."""
+    since: float
+    """When it took the lock."""
+    heartbeat: float
+    """Its last sign of life, one every few seconds."""
+    token: str
+    """Different each time that the lock is taken."""
+
+    @classmethod
+    def here(cls) -> "Owner":
+        """This process, now."""
+        now = time.time()
+        return cls(os.getpid(), socket.gethostname(), _boot(), _user(), _started(), now, now, secrets.token_hex(8))
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Owner | None":
+        """From the lock file's content; None where it names nobody."""
+        try:
+            return cls(**documents.lock_content(data))
+        except ValueError:
+            return None
+
+    @property
+    def age(self) -> float:
+        """Seconds since its last sign of life."""
+        return time.time() - self.heartbeat
+
+    def on_this_machine(self) -> bool:
+        return (self.host, self.boot) == (socket.gethostname(), _boot())
+
+    def alive(self, stale: float = STALE_SECONDS) -> bool:
+        """Whether it still exists: here its process does; elsewhere its heartbeat is younger than `stale` s."""
+        return _exists(self.pid, self.heartbeat) if self.on_this_machine() else self.age < stale
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        where = one_line(f"{self.host} ({self.user})")
+        return f"process {self.pid} on {where}, since {since}, last sign of life {self.age:.0f} s ago"
+
+
+class Lock:
+    """One lock file. Held by at most one `Lock` of one process."""
+
+    def __init__(self, path: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
+        self.path = path
+        self.took_over: dict[str, Any] | None = None
+        """The dead owner whose lock this one took over, if it did."""
+        self._heartbeat, self._stale = heartbeat, stale
+        self._fd: int | None = None
+        self._file: os.stat_result | None = None
+        self._me: Owner | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this process acquired it; a forked child did not."""
+        return self._fd is not None and self._me is not None and self._me.pid == os.getpid()
+
+    def owner(self) -> Owner | None:
+        """Who is written in the lock file, dead or alive; None once it was released.
+
+        Raises:
+            RunError: the lock is a link, or no regular file.
+        """
+        try:
+            with os.fdopen(opened(self.path), "rb") as file:
+                return Owner.parse(file.read(_SIZE))
+        except OSError:
+            return None
+
+    def acquire(self) -> None:
+        """Take the lock, from a dead owner too (then `took_over` says whose it was).
+
+        Raises:
+            RunLocked: a living process has it, this very one included.
+            RunError: the folder is missing or read-only, or the lock is a link.
+        """
+        if self.held:
+            raise RunLocked(f"{self.path} is already held by this very lock", self._me)
+        with clear_errors("lock", self.path):
+            fd, previous = self._take()
+            with _closed_on_error(fd):
+                me = self._me = Owner.here()
+                self._write(fd, me)
+                if flock(fd) == "unsupported":  # two may take over at once: the last to write has it
+                    time.sleep(4 * POLL_SECONDS)
+                if not self._names_me(owner := self.owner()):
+                    raise self._refusal(owner)
+        self._fd, self._file = fd, os.fstat(fd)
+        self.took_over = asdict(previous) if previous else None
+
+    def mine(self) -> bool:
+        """Whether it is held and nobody took it over meanwhile."""
+        try:
+            return self.held and self._names_me(self.owner())
+        except RunError:  # something else was put in its place
+            return False
+
+    def refuse_if_taken(self) -> None:
+        """Say at once what `acquire` would say, and take nothing.
+
+        Raises:
+            RunLocked: a living process has the lock.
+        """
+        owner = self.owner()
+        if owner is not None and (owner.alive(self._stale) or (not owner.on_this_machine() and self._moves(owner))):
+            raise self._refusal(owner)
+
+    def release(self) -> None:
+        """Give the lock back; harmless when it is not held, or was taken over."""
+        if not self.held or self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        if is_file(fd, self._file):  # under whatever name: the folder may have been moved
+            if self._names_me(Owner.parse(os.pread(fd, _SIZE, 0))):
+                os.ftruncate(fd, 0)
+            flock(fd, release=True)  # a forked child has the file open too
+            os.close(fd)
+        elif self._names_me(self.owner()):  # somebody closed it, and its number may be another file's
+            with os.fdopen(opened(self.path, os.O_RDWR), "rb+") as file:
+                file.truncate(0)
+
+    def _refusal(self, owner: Owner | None) -> RunLocked:
+        return RunLocked(f"{self.path} is held by {owner or 'a process that has not said who it is'}", owner)
+
+    def _take(self) -> tuple[int, Owner | None]:
+        """The lock file, locked, and the dead owner it was taken from."""
+        patience = time.monotonic() + self._heartbeat
+        while True:
+            fd = opened(self.path, os.O_RDWR | os.O_CREAT)
+            with _closed_on_error(fd):
+                answer = flock(fd)
+                previous = Owner.parse(os.pread(fd, _SIZE, 0))
+                if answer == "busy" and self._kept_for_the_dead(previous, patience):
+                    return self._replaced(fd), previous
+                if answer != "busy" and same_file(fd, self.path):
+                    # a free lock proves that nobody here has it, but another machine may not see our locks
+                    if answer == "unsupported" or (previous and not previous.on_this_machine()):
+                        self.refuse_if_taken()
+                    return fd, previous
+            os.close(fd)
+            time.sleep(POLL_SECONDS)
+
+    def _kept_for_the_dead(self, owner: Owner | None, patience: float) -> bool:
+        """Whether a file lock has no living owner: a server keeps it for a dead machine, or a forked child has it."""
+        if owner is not None and owner.alive(self._stale):
+            raise self._refusal(owner)
+        if time.monotonic() < patience:  # it soon gets a name, or goes with the memory of a process that dies
+            return False
+        if owner is None or self._moves(owner):
+            raise self._refusal(owner)
+        return True
+
+    def _moves(self, owner: Owner) -> bool:
+        """Whether a heartbeat that looks stale moves after all: clocks differ, so it is watched a while."""
+        for _ in range(5):
+            time.sleep(self._heartbeat / 2)
+            if self.owner() != owner:
+                return True
+        return False
+
+    def _replaced(self, busy: int) -> int:
+        """A new lock file in the place of the one that is busy."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with _closed_on_error(fd):
+            flock(fd)
+            os.replace(temporary, self.path)
+        os.close(busy)
+        return fd
+
+    def _names_me(self, owner: Owner | None) -> bool:
+        return owner is not None and self._me is not None and owner.token == self._me.token
+
+    def _write(self, fd: int, owner: Owner) -> None:
+        os.pwrite(fd, json.dumps(asdict(owner)).encode().ljust(_SIZE - 1) + b"\n", 0)
+
+
+@contextmanager
+def exclusive(path: Path, wait_seconds: float = 10.0) -> Iterator[None]:
+    """One thread of one process at a time, while `path` is read, changed and replaced.
+
+    Raises:
+        RunError: another one takes longer than `wait_seconds`, the folder is read-only, or the lock is a link.
+    """
+    lock = Lock(path.with_name(f".{path.name}.lock"), heartbeat=1.0, stale=wait_seconds)
+    end = time.monotonic() + wait_seconds
+    while True:
+        try:
+            lock.acquire()
+            break
+        except RunLocked as error:
+            if time.monotonic() > end:
+                owner = f"{lock.path} for {wait_seconds:g} s ({error.owner})"
+                raise RunError(f"another process has held {owner}; try again") from None
+            time.sleep(POLL_SECONDS / 5)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_file(fd: int, file: os.stat_result | None) -> bool:
+    """Whether the descriptor is still that of the file."""
+    try:
+        return file is not None and os.path.samestat(os.fstat(fd), file)
+    except OSError:
+        return False
+
+
+@contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        return str(os.getuid())
+
+
+def _started() -> float:
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    return float(psutil.Process().create_time())
+
+
+def _exists(pid: int, last_seen: float) -> bool:
+    """Whether process `pid` exists and is the one seen at `last_seen`: a later born one only has its number."""
+    import psutil
+
+    if pid <= 0:
+        return False
+    try:
+        process = psutil.Process(pid)
+        # boot times are known to the second, and move when the clock is set
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= last_seen + 2.0)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
