@@ -202,12 +202,6 @@ def norms(gram: Gram) -> Weights:
     return gram.diagonal().sqrt()
 
 
-def combined_norm(gram: Gram, weights: Weights) -> Float[Tensor, ""]:
-    """‖Σᵢ wᵢ gᵢ‖ = √(wᵀ G w)"""
-    weights = weights.to(gram.dtype)
-    return (weights @ gram @ weights).clamp(min=0).sqrt()
-
-
 def cosine(gram: Gram) -> Gram:
     """cos(gᵢ, gⱼ) = Gᵢⱼ / (‖gᵢ‖ ‖gⱼ‖); 0 throughout the row and column of a zero gradient, which has no direction."""
     lengths = norms(gram)

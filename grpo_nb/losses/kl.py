@@ -91,4 +91,4 @@ def kl_weight(
     if kind == "none":
         return torch.ones_like(logp)
     new = logp if kind == "ratio_through" else logp.detach()
-    return log_ratio(new, logp_old, mask).clamp(-clamp, clamp).exp()
+    return log_ratio(new, logp_old, mask, clamp).exp()

@@ -7,7 +7,6 @@ in what holds a token whose probability has moved. r = exp(δ), δ = logp − lo
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
 
 import torch
 from jaxtyping import Float
@@ -43,25 +42,6 @@ class Limits:
 Surrogate = Callable[[TokenFloats, TokenFloats, Advantage, Limits, TokenMask | None], TokenFloats]
 
 
-def _one_advantage_a_row(surrogate: Surrogate) -> Surrogate:
-    """Refuse an advantage that is neither one a completion nor one a token; it would be broadcast."""
-
-    @wraps(surrogate)
-    def checked(
-        logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
-    ) -> TokenFloats:
-        batch, token = logp.shape
-        if advantage.shape not in ((batch, 1), (batch, token), (batch, min(token, 1))):
-            raise ValueError(
-                f"advantage is {list(advantage.shape)} for logp {list(logp.shape)}; needs one a completion, "
-                f"[{batch}, 1], or one a token"
-            )
-        return surrogate(logp, logp_old, advantage, limits, mask)
-
-    return checked
-
-
-@_one_advantage_a_row
 def ppo_clip(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -70,11 +50,11 @@ def ppo_clip(
     The gain stops at 1+high where A > 0 and at 1−low where A < 0; the other two sides pull without end, but for
     `dual`. Schulman et al. 2017, eq. 7; low ≠ high is DAPO's clip-higher (Yu et al. 2025, eq. 10).
     """
-    delta = log_ratio(logp, logp_old, mask)
-    return _clipped(_exp(delta, limits), advantage, limits)
+    ratio = log_ratio(logp, logp_old, mask, limits.log_ratio_clamp).exp()
+    gain = torch.min(ratio * advantage, ratio.clamp(1 - limits.low, 1 + limits.high) * advantage)
+    return -_dual(gain, advantage, limits)
 
 
-@_one_advantage_a_row
 def gspo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -82,11 +62,11 @@ def gspo(
 
     s moves far less than a token's r, hence its clip of a few 1e-4. Zheng et al. 2025 (GSPO), eqs. 5 and 7.
     """
-    delta = log_ratio_mean(log_ratio(logp, logp_old, mask), mask)
-    return _clipped(_exp(delta, limits), advantage, limits).expand_as(logp)
+    ratio = _exp(log_ratio_mean(log_ratio(logp, logp_old, mask), mask), limits)
+    gain = torch.min(ratio * advantage, ratio.clamp(1 - limits.low, 1 + limits.high) * advantage)
+    return -_dual(gain, advantage, limits).expand_as(logp)
 
 
-@_one_advantage_a_row
 def gspo_token(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -96,10 +76,11 @@ def gspo_token(
     """
     delta = log_ratio_mean(log_ratio(logp.detach(), logp_old, mask), mask)
     held = _within(logp, mask)
-    return _clipped(_exp(delta, limits) * (held - held.detach()).exp(), advantage, limits)
+    ratio = _exp(delta, limits) * (held - held.detach()).exp()
+    gain = torch.min(ratio * advantage, ratio.clamp(1 - limits.low, 1 + limits.high) * advantage)
+    return -_dual(gain, advantage, limits)
 
 
-@_one_advantage_a_row
 def cispo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -107,11 +88,11 @@ def cispo(
 
     MiniMax 2025, eqs. 4 and 5, with both bounds around 1 (as verl reads it).
     """
-    weight = _exp(log_ratio(logp.detach(), logp_old, mask), limits).clamp(1 - limits.low, 1 + limits.high)
+    ratio = log_ratio(logp.detach(), logp_old, mask, limits.log_ratio_clamp).exp()
+    weight = ratio.clamp(1 - limits.low, 1 + limits.high)
     return -weight * advantage * _within(logp, mask)
 
 
-@_one_advantage_a_row
 def cispo_cap(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -119,21 +100,20 @@ def cispo_cap(
 
     TRL's `cispo` and ScaleRL's (Khatri et al. 2025); a high of 0.2 would cut every gradient to a fifth.
     """
-    weight = _exp(log_ratio(logp.detach(), logp_old, mask), limits).clamp(max=limits.high)
+    ratio = log_ratio(logp.detach(), logp_old, mask, limits.log_ratio_clamp).exp()
+    weight = ratio.clamp(max=limits.high)
     return -weight * advantage * _within(logp, mask)
 
 
-@_one_advantage_a_row
 def sapo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
     """L = −(4/τ) σ(τ(r − 1)) A: a soft gate in place of the clip; τ by the sign of A. Gao et al. 2025, eqs. 5, 6."""
-    ratio = _exp(log_ratio(logp, logp_old, mask), limits)
+    ratio = log_ratio(logp, logp_old, mask, limits.log_ratio_clamp).exp()
     tau = torch.full_like(advantage, limits.tau_negative).masked_fill(advantage > 0, limits.tau_positive)
     return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
 
 
-@_one_advantage_a_row
 def gmpo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -141,13 +121,12 @@ def gmpo(
 
     The geometric mean of clipped ratios; the clip is on log r. Zhao et al. 2025 (GMPO), eq. 4.
     """
-    delta = log_ratio(logp, logp_old, mask).clamp(-limits.log_ratio_clamp, limits.log_ratio_clamp)
+    delta = log_ratio(logp, logp_old, mask, limits.log_ratio_clamp)
     clipped = delta.clamp(-limits.low, limits.high)
     held = torch.where(advantage > 0, torch.min(delta, clipped), torch.max(delta, clipped))
     return (-advantage * log_ratio_mean(held, mask).exp()).expand_as(logp)
 
 
-@_one_advantage_a_row
 def cpgd(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -181,13 +160,10 @@ def _exp(delta: Float[Tensor, "batch #token"], limits: Limits) -> Float[Tensor, 
     return delta.clamp(-limits.log_ratio_clamp, limits.log_ratio_clamp).exp()
 
 
-def _clipped(
-    ratio: Float[Tensor, "batch #token"], advantage: Advantage, limits: Limits
-) -> Float[Tensor, "batch #token"]:
-    gain = torch.min(ratio * advantage, ratio.clamp(1 - limits.low, 1 + limits.high) * advantage)
-    if limits.dual is not None:
-        gain = torch.where(advantage < 0, torch.max(gain, limits.dual * advantage), gain)
-    return -gain
+def _dual(gain: Float[Tensor, "batch #token"], advantage: Advantage, limits: Limits) -> Float[Tensor, "batch #token"]:
+    if limits.dual is None:
+        return gain
+    return torch.where(advantage < 0, torch.max(gain, limits.dual * advantage), gain)
 
 
 def _within(logp: TokenFloats, mask: TokenMask | None) -> TokenFloats:

@@ -72,6 +72,12 @@ def _check(tokens: Tokens, names: Sequence[str]) -> None:
         logp=tokens.logp, logp_old=tokens.logp_old, logp_ref=tokens.logp_ref, mask=tokens.mask,
         weight=tokens.weight, entropy=tokens.entropy,
     )  # fmt: skip
+    batch, token = tokens.logp.shape
+    if tokens.advantage.shape not in ((batch, 1), (batch, token), (batch, min(token, 1))):  # it would be broadcast
+        raise ValueError(
+            f"advantage is {list(tokens.advantage.shape)} for logp {list(tokens.logp.shape)}; needs one a completion, "
+            f"[{batch}, 1], or one a token"
+        )
     for name, table, what in (("kl", tokens.logp_ref, "logp_ref"), ("entropy", tokens.entropy, "entropy")):
         if name in names and table is None:
             raise ValueError(f"the loss has the term '{name}', but {what} is None; give it, or weigh the term with 0")

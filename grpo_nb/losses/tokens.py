@@ -45,8 +45,10 @@ def same_shape(**tables: Tensor | None) -> None:
         raise ValueError(f"{found}; all must have one shape, a row for each completion")
 
 
-def log_ratio(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask | None = None) -> TokenFloats:
-    """δₜ = logp − logp_base where the mask is true (everywhere if None), exactly 0 elsewhere; within ± 1e4 nats.
+def log_ratio(
+    logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask | None = None, clamp: float = FAR
+) -> TokenFloats:
+    """δₜ = logp − logp_base within ± `clamp` nats where the mask is true (everywhere if None), exactly 0 elsewhere.
 
     Raises:
         ValueError: `logp_base` carries a gradient, so old or reference log-probs would be trained too; or shapes
@@ -59,7 +61,7 @@ def log_ratio(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask | None 
             "compute them under torch.no_grad(), or .detach() them"
         )
     forbidden = logp.isneginf() & logp_base.isneginf()  # by both alike: inf - inf would be no number
-    delta = torch.where(forbidden, 0.0, logp - logp_base).clamp(-FAR, FAR)
+    delta = torch.where(forbidden, 0.0, logp - logp_base).clamp(-clamp, clamp)
     return delta if mask is None else torch.where(mask, delta, 0.0)
 
 

@@ -239,10 +239,6 @@ class Policy:
         with self.scoring(), self._known_reference().switched_in():
             yield
 
-    def reference_state(self) -> dict[str, Tensor]:
-        """Copies on CPU of the reference weights, under the names of the trainable parameters."""
-        return adapters.snapshot(self._known_reference().state())
-
     def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
         """Make these weights the reference.
 

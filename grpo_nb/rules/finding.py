@@ -165,11 +165,6 @@ class Steps:
         return [*found, *range(following, near + 1)]
 
 
-def missing_steps(rows: Iterable[Row], last: int) -> list[int]:
-    """Steps from the first to `last` that no row has; of a `last` far beyond all rows only those near them."""
-    return Steps(rows).missing(last)
-
-
 def spans(steps: Sequence[int]) -> str:
     """Ascending numbers in words.
 

@@ -277,11 +277,6 @@ STEPWISE = frozenset({"metrics", "sft"})
 """Logs of one row a step."""
 
 
-def check_of(file: str) -> Check:
-    """The check of a .jsonl file of a run by its name; rows set aside (`*.discarded.jsonl`) are of the same shape."""
-    return CHECKS.get(file.partition(".")[0], lambda row: None)
-
-
 def problem(file: str, row: Row, end: int) -> str | None:
     """Why a row that ends at byte `end` of the log `file` is left out; None where it is one of that log."""
     log = file.partition(".")[0]

@@ -331,7 +331,6 @@ found = [said(loss_terms, Tokens(**whole | change), recipe, 0.1, counts) for cha
 shapes = [((4, 1), (4, 1)), ((4,), (4,)), ((2, 4), (4, 2))]
 found += [said(advantages, Outcomes(torch.ones(r), torch.ones(n, dtype=torch.long)), "group_std") for r, n in shapes]
 found.append(said(advantages, Outcomes(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.long)), "z"))
-found += [said(f, table, table, torch.ones(4), Limits(), mask) for f in losses.SURROGATES.values()]
 found += [said(f, table, table[:1], torch.ones(4, 1), Limits(), mask) for f in losses.SURROGATES.values()]
 found += [said(f, table, table[:1], 20.0, mask) for f in losses.KL.values()]
 found += [said(f, table, mask[:1], counts) for f in losses.REDUCTIONS.values()]
@@ -357,7 +356,6 @@ def test_shapes_that_disagree_are_refused_not_broadcast() -> None:
         ["[4]", "[prompt, group]"],
         ["rewards are [2, 4]", "lengths [4, 2]"],
         ["'z'", "group_std"],
-        *[["advantage is [4]", "logp [4, 5]"]] * len(losses.SURROGATES),
         *[["logp is [4, 5], logp_base is [1, 5], mask is [4, 5]"]] * (len(losses.SURROGATES) + len(losses.KL)),
         *[["per_token is [4, 5], mask is [1, 5]"]] * len(losses.REDUCTIONS),
         ["values is [4, 5], mask is [1, 5]"],

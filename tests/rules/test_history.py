@@ -13,7 +13,7 @@ import pytest
 
 from grpo_nb import presets, rules
 from grpo_nb.rules import history as module
-from grpo_nb.rules.finding import Steps, missing_steps, series, spans
+from grpo_nb.rules.finding import Steps, series, spans
 from grpo_nb.rules.history import Curve, Forgotten, History
 from tests.support.made_rows import OBJECTIVES, Row, healthy
 
@@ -196,5 +196,5 @@ def test_a_curve_that_only_falls_is_kept_in_bounded_memory(monkeypatch: pytest.M
 @pytest.mark.parametrize("last", [0, 3, 12])
 def test_holes_are_found_without_all_steps_in_memory(steps: list[int], last: int) -> None:
     wanted = sorted({*range(1, last + 1)} - {*steps})
-    assert missing_steps([{"step": step} for step in steps], last) == wanted, spans(wanted)
+    assert Steps({"step": step} for step in steps).missing(last) == wanted, spans(wanted)
     assert len(Steps({"step": step} for step in range(1, 10_000))._spans) == 1

@@ -15,7 +15,7 @@ import torch
 from grpo_nb import presets
 from grpo_nb.doctor import diagnose
 from grpo_nb.jupyter.workers import _last_words, _spawn
-from grpo_nb.rules.finding import FURTHEST, missing_steps
+from grpo_nb.rules.finding import FURTHEST, Steps
 from grpo_nb.run.run import Run, list_runs
 from grpo_nb.storage import lines, regular, schema
 from grpo_nb.storage.files import RunError, from_json
@@ -361,7 +361,7 @@ def test_rows_of_a_diverged_run_keep_what_shows_it(run: Run) -> None:
 
 
 def test_steps_are_never_far_beyond_the_rows(run: Run) -> None:
-    assert len(missing_steps([{"step": 1}], schema.MAX_STEP)) < 2 * FURTHEST
+    assert len(Steps([{"step": 1}]).missing(schema.MAX_STEP)) < 2 * FURTHEST
     (run.path / "checkpoints" / "999999999").mkdir()
     assert all(len(str(finding)) < 2000 for finding in diagnose(run))
     file = run.path / "metrics.jsonl"
