@@ -3,7 +3,7 @@
 import os
 import re
 from typing import Annotated, Self
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -69,7 +69,8 @@ class JudgeProvider(Settings):
             raise ValueError(
                 f"must be an address without user, password or query; a key goes into the environment{_source(value)}"
             )
-        return value.rstrip("/")
+        _ = parts.port  # raises ValueError where it is no port
+        return urlunsplit(parts).rstrip("/")  # with the scheme in small letters
 
 
 class JudgeConfig(Settings):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.judge import trusting
@@ -229,13 +230,25 @@ def check_ready(where: str, config: JudgeConfig) -> None:
     trusting.check(where, config)
     check_proxies(where)
     for provider in config.providers:
-        _warn_of_detour(where, provider)
+        _check_detour(where, provider)
 
 
-def _warn_of_detour(where: str, provider: JudgeProvider) -> None:
-    """A server on this machine that is asked through a proxy is seldom what was meant."""
-    if (proxy := proxy_of(provider.base_url)) and trusting.on_this_machine(provider.base_url):
-        log.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
+def _check_detour(where: str, provider: JudgeProvider) -> None:
+    """A server on this machine that is asked through a proxy is seldom what was meant; with a key it is refused.
+
+    Raises:
+        ConfigError: the key would go over plain http to a proxy on another machine.
+    """
+    proxy = proxy_of(provider.base_url)
+    if proxy is None or not trusting.on_this_machine(provider.base_url):
+        return
+    plain_http = urlsplit(provider.base_url).scheme == "http"
+    if provider.api_key_env and plain_http and not trusting.on_this_machine(proxy.address):
+        raise ConfigError(
+            f"{where}: the key in {provider.api_key_env} would go over plain http to another machine, because "
+            f"{provider.label} is asked {proxy}"
+        )
+    log.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
 
 
 def _body(error: Any) -> str:

@@ -10,6 +10,9 @@ from urllib.parse import unquote, urlsplit
 
 from grpo_nb.config import ConfigError
 
+LARGEST_REPLY = 4 << 20
+"""Bytes of a reply that are read: a verdict is a few hundred."""
+
 
 @dataclass(frozen=True)
 class Proxy:
@@ -71,22 +74,43 @@ def check_proxies(where: str) -> None:
 
 
 def bounded_client(seconds: float) -> Any:
-    """An HTTP client for `openai` that gives each try `seconds` in all.
+    """An HTTP client for `openai` that gives each try `seconds` in all, and reads LARGEST_REPLY bytes of it.
 
-    The timeouts of httpx bound the wait for the next bytes, so a reply that keeps dripping would never end.
+    The timeouts of httpx bound the wait for the next bytes, so a reply that keeps dripping would never end. Nothing
+    compressed is asked for or taken: a few bytes of it can unpack to any number.
     """
     import openai
 
     class Bounded(openai.DefaultAsyncHttpxClient):
-        async def send(self, request: Any, **options: Any) -> Any:
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            http = importlib.import_module(type(request).__module__.partition(".")[0])  # httpx, or httpx2
             try:
                 async with asyncio.timeout(seconds):
-                    return await super().send(request, **options)
+                    response = await super().send(request, stream=True, **options)
+                    return response if stream else await _whole(response, http)
             except TimeoutError:
-                http = importlib.import_module(type(request).__module__.partition(".")[0])  # httpx, or httpx2
                 raise http.ReadTimeout(f"not complete after {seconds:g} s", request=request) from None
 
-    return Bounded(timeout=seconds, follow_redirects=False)  # a redirect could take the key to any host
+    # a redirect could take the key to any host
+    return Bounded(timeout=seconds, follow_redirects=False, headers={"Accept-Encoding": "identity"})
+
+
+async def _whole(response: Any, http: Any) -> Any:
+    """The response with its body read."""
+    body, coding = bytearray(), response.headers.get("content-encoding", "identity").lower()
+    try:
+        if coding != "identity":
+            raise http.ReadError(
+                f"the reply is compressed ({coding}), which was not asked for", request=response.request
+            )
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > LARGEST_REPLY:
+                raise http.ReadError(f"the reply is longer than {LARGEST_REPLY} bytes", request=response.request)
+    finally:
+        await response.aclose()
+    kept = {"request": response.request, "extensions": response.extensions}
+    return http.Response(response.status_code, headers=response.headers, content=bytes(body), **kept)
 
 
 def _variable(scheme: str) -> str:

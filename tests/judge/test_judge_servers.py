@@ -1,6 +1,7 @@
 """What servers of other makers send: refusals in any shape, errors in words, drips, thinking, proxies, addresses."""
 
 import base64
+import gzip
 import json
 import sys
 import urllib.parse
@@ -14,13 +15,13 @@ from grpo_nb.config import ConfigError, JudgeConfig
 from grpo_nb.judge import FILE, trust
 from grpo_nb.judge.client import THINKING
 from grpo_nb.judge.failures import ADVICE, Kind, advice
-from grpo_nb.judge.network import proxy_of
+from grpo_nb.judge.network import LARGEST_REPLY, proxy_of
 from grpo_nb.judge.refusals import LONGEST_SAID, refused, said
 from grpo_nb.judge.secrets import strike
 from grpo_nb.storage.journal import Journal
 from tests.support.judge_server import Body, JudgeServer, completion, parts_of, serving
 from tests.support.judging import KEY, VARIABLE, F, H, ask, example, judge, provider
-from tests.support.tokens import names
+from tests.support.tokens import names, pattern
 
 pytestmark = pytest.mark.usefixtures("judge_key")
 
@@ -412,3 +413,36 @@ def test_every_kind_of_failure_has_its_own_advice() -> None:
     both = advice(["timeout", "cut_off"], config, "x")
     assert "x.timeout_s" in both and "x.max_tokens" in both
     assert advice([], config, "x") == advice(["request"], config, "x")
+
+
+def test_a_key_goes_over_plain_http_to_no_proxy_elsewhere(tmp_path: Path, direct: pytest.MonkeyPatch) -> None:
+    direct.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    with pytest.raises(ConfigError, match=pattern(VARIABLE, "HTTP_PROXY", "NO_PROXY=127.0.0.1")):
+        judge(tmp_path, "http://127.0.0.1:8000/v1")
+    direct.setenv("NO_PROXY", "127.0.0.1")
+    judge(tmp_path, "http://127.0.0.1:8000/v1")
+
+
+@pytest.mark.parametrize("scheme", ["HTTP", "Http"])
+def test_plain_http_is_known_by_its_scheme_however_written(tmp_path: Path, scheme: str) -> None:
+    with pytest.raises(ConfigError, match=pattern(VARIABLE, "https")):
+        judge(tmp_path, f"{scheme}://judge.example/v1")
+    with pytest.raises(ConfigError, match=pattern(VARIABLE, "https")):
+        trust(VARIABLE, f"{scheme}://judge.example/v1")
+
+
+@pytest.mark.parametrize("port", ["80000", "abc", "-1"])
+def test_an_address_whose_port_is_none_is_refused_with_the_settings(port: str) -> None:
+    with pytest.raises(ConfigError, match="base_url"):
+        presets.demo().replace(**{f"objectives.{F}.judge": {"providers": [provider(f"http://localhost:{port}/v1")]}})
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+def test_a_flood_is_cut_off(tmp_path: Path, server: JudgeServer, coding: str) -> None:
+    """More than the bytes that are read, in the clear or packed into a few."""
+    flood = b'{"choices": [' + b" " * (LARGEST_REPLY + 1) + b"]}"
+    server.headers = {} if coding == "identity" else {"Content-Encoding": coding}
+    server.script = lambda request: (200, flood if coding == "identity" else gzip.compress(flood))
+    function = judge(tmp_path, server.url, retries=0)
+    (verdict,) = ask(function, [example()], ["a"])
+    assert verdict.value is None and (str(LARGEST_REPLY) if coding == "identity" else "gzip") in verdict.cause

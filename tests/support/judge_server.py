@@ -51,6 +51,8 @@ class JudgeServer(ThreadingHTTPServer):
         """What it writes in place of a verdict."""
         self.reply: Any = None
         """What it sends in place of a completion; bytes as they are."""
+        self.headers: dict[str, str] = {}
+        """Sent with every reply besides its type and length."""
         self.script: Callable[[Body], tuple[int, Any] | None] | None = None
         """Status and body in place of everything else, where it gives any."""
         self.drip = 0.0
@@ -126,6 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        for name, value in self.server.headers.items():  # type: ignore[attr-defined]
+            self.send_header(name, value)
         self.end_headers()
         if not self.server.drip:
             self.wfile.write(data)
