@@ -79,8 +79,11 @@ class Owner:
         return (self.host, self.boot) == (socket.gethostname(), _boot())
 
     def alive(self, stale: float = STALE_SECONDS) -> bool:
-        """Whether it still exists: here its process does; elsewhere its heartbeat is younger than `stale` s."""
-        return _exists(self.pid, self.heartbeat) if self.on_this_machine() else self.age < stale
+        """Whether it still exists: here its process does; elsewhere its heartbeat is within `stale` s of now.
+
+        One further ahead is by a clock that was wrong: it is alive if it moves (`Lock._moves`), as one far behind.
+        """
+        return _exists(self.pid, self.heartbeat) if self.on_this_machine() else abs(self.age) < stale
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))

@@ -323,16 +323,19 @@ def test_another_machine_with_a_fresh_heartbeat_is_refused(path: Path) -> None:
         RunLock(path).acquire()
 
 
-def test_another_machine_with_a_stale_heartbeat_is_taken_over(path: Path) -> None:
-    dead = write(path, elsewhere(heartbeat_age=61))
+@pytest.mark.parametrize("age", [61, -61, -1e9])
+def test_another_machine_with_a_heartbeat_far_from_now_is_taken_over(path: Path, age: float) -> None:
+    """Behind, or ahead by a clock that was wrong when it died."""
+    dead = write(path, elsewhere(heartbeat_age=age))
     with RunLock(path, heartbeat=0.02) as lock:
         assert lock.took_over == asdict(dead)
 
 
-def test_another_machine_whose_clock_is_behind_is_alive_while_its_heart_beats(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("age", [3600, -3600])
+def test_another_machine_whose_clock_is_wrong_is_alive_while_its_heart_beats(
+    path: Path, monkeypatch: pytest.MonkeyPatch, age: float
 ) -> None:
-    owner = write(path, elsewhere(heartbeat_age=3600))
+    owner = write(path, elsewhere(heartbeat_age=age))
     monkeypatch.setattr(module.time, "sleep", lambda _: write(path, replace(owner, heartbeat=owner.heartbeat + 5)))
     with pytest.raises(RunLocked, match="another-machine"):
         RunLock(path).acquire()
