@@ -128,13 +128,18 @@ def known_bad(task: Task, example: Example) -> Iterator[tuple[str, str]]:
     invented = next((text for name, text in columns.items() if str(name).startswith("hallucinated_")), None)
     if invented is not None:
         yield "made up", f"Answer: {invented}"
-        yield from (("abstaining", "Answer: Not stated") for told in [columns.get("answerable")] if told)
+        if columns.get("answerable"):
+            yield "abstaining", "Answer: Not stated"
     elif "options" in columns and "label" in columns:
         wrong = (option for i, option in enumerate(columns["options"]) if i != columns["label"])
         yield from (("another option", f"Answer: {option}") for option in wrong)
-    else:
-        targets = (e.target for e in task.examples("train") if e.target and e.target != example.target)
-        yield from (("another question's answer", target) for target in [next(targets, None)] if target)
+    elif target := _target_of_another(task, example):
+        yield "another question's answer", target
+
+
+def _target_of_another(task: Task, example: Example) -> str | None:
+    targets = (e.target for e in task.examples("train") if e.target and e.target != example.target)
+    return next(targets, None)
 
 
 # Answers

@@ -5,7 +5,7 @@ and kept in no object of ours; whatever a server says is cleared of it before an
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -137,11 +137,10 @@ class Endpoint:
             return None
         named = refused(words, list(options), self.provider.model)
         if "max_tokens" in options and ("max_tokens" in named or refused(words, _CAPS[1:], self.provider.model)):
-            fewer = {("max_completion_tokens" if k == "max_tokens" else k): v for k, v in options.items()}
-            return {k: v for k, v in fewer.items() if k not in {*named} - {"max_tokens"}}
+            return _less(_renamed_cap(options), {*named} - {"max_tokens"})
         if not named and status in (400, 422) and "response_format" in options:
             named = ["response_format"]  # the least common of them
-        return {k: v for k, v in options.items() if k not in named} if named else None
+        return _less(options, named) if named else None
 
     def _keep(self, options: dict[str, Any]) -> None:
         """Ask so from here on, and say once what was refused."""
@@ -266,3 +265,11 @@ def _is_json(body: str) -> bool:
 def _broken(problem: str, messages: Messages) -> Reply:
     reply = read_reply(None, messages, 0)
     return replace(reply, problem=f"the body is no JSON ({problem})")
+
+
+def _less(options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _renamed_cap(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"max_completion_tokens" if name == "max_tokens" else name: value for name, value in options.items()}

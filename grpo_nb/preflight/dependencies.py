@@ -68,10 +68,8 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
         before = Ledger(started=run.started) if kept is None else kept
         changed = _changed(before.entries, found)
         stands = run.has_work()
-        if refused := {key: both for key, both in changed.items() if stands and _kind(key) not in accepted}:
-            facts = {key: [_facts(old), _facts(now)] for key, (old, now) in refused.items()}
-            run.log_event("dependency_refused", step=run.last_step() or 0, before=verb, changed=facts)
-            raise DependencyChanged(_refusal(run, refused, verb), sorted({_kind(key) for key in refused}))
+        if stands:
+            _refuse(run, {key: both for key, both in changed.items() if _kind(key) not in accepted}, verb)
         new = {
             key: entry for key, entry in found.items() if key not in before.entries or (key in changed and not stands)
         }
@@ -86,6 +84,13 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
             kind,
             run.name,
         )
+
+
+def _refuse(run: Run, refused: Mapping[str, tuple[Entry, Entry]], verb: Verb) -> None:
+    if refused:
+        facts = {key: [_facts(old), _facts(now)] for key, (old, now) in refused.items()}
+        run.log_event("dependency_refused", step=run.last_step() or 0, before=verb, changed=facts)
+        raise DependencyChanged(_refusal(run, refused, verb), sorted({_kind(key) for key in refused}))
 
 
 def of_policy(policy: Policy) -> dict[str, Entry]:

@@ -144,27 +144,41 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
         return None
     limits = {} if "ratio/gap" in row else {"ratio/max_dev": (RATIO_NOISE, RATIO_BROKEN)}
     limits |= {f"kl/{name}": (KL_START_NOISE, KL_START_BROKEN) for name in config.objectives}
-    values = {key: v for key in limits if (v := number(row, key)) is not None and not abs(v) <= limits[key][0]}
+    values = _beyond(row, {key: noise for key, (noise, _) in limits.items()})
     gap = numeric.beyond_rounding(row, "ratio/gap")
     frozen = _meant_to_move(row) and number(row, "grad/update") == 0
     if not values and not frozen and not gap:
         return None
-    broken = bool(frozen or gap) or any(not abs(v) <= limits[key][1] for key, v in values.items())
-    wrong = [f"{k} is {v:.3g} and should be 0" for k, v in values.items()]
-    wrong += [f"{k} is {v:.3g} nats, rounding explains {limit:.2g}" for k, (v, limit) in gap.items()]
-    wrong += ["grad/update is 0 although there is a gradient"] if frozen else []
+    broken = bool(frozen or gap or _beyond(row, {key: limit for key, (_, limit) in limits.items()}))
+    wrong = _wrong_at_start(values, gap, frozen)
     return Finding(
         "step_one",
         "error" if broken else "warning",
         FIRST_STEP,
         f"what must hold before the first update does not: {'; '.join(wrong)}.",
         {"values": {**values, **{k: v for k, (v, _) in gap.items()}, "grad/update": number(row, "grad/update")}},
-        "see that log-probs are taken in eval mode, at the sampling temperature, from the weights that sampled; that "
-        "the reference is the policy GRPO started from, and that trainable parameters reach the optimizer"
-        if broken
-        else "nothing if the model runs in half precision: this is its rounding",
+        _START_ADVICE[broken],
         "stop" if broken else "warn",
     )
+
+
+_START_ADVICE = {
+    False: "nothing if the model runs in half precision: this is its rounding",
+    True: "see that log-probs are taken in eval mode, at the sampling temperature, from the weights that sampled; that "
+    "the reference is the policy GRPO started from, and that trainable parameters reach the optimizer",
+}
+
+
+def _wrong_at_start(values: Mapping[str, float], gap: Mapping[str, tuple[float, float]], frozen: bool) -> list[str]:
+    wrong = [f"{key} is {value:.3g} and should be 0" for key, value in values.items()]
+    wrong += [f"{key} is {value:.3g} nats, rounding explains {limit:.2g}" for key, (value, limit) in gap.items()]
+    return [*wrong, "grad/update is 0 although there is a gradient"] if frozen else wrong
+
+
+def _beyond(row: Row, limits: Mapping[str, float]) -> dict[str, float]:
+    """The values whose size is above their limit, or no number."""
+    values = {key: number(row, key) for key in limits}
+    return {key: value for key, value in values.items() if value is not None and not abs(value) <= limits[key]}
 
 
 # KL and beta

@@ -5,7 +5,7 @@ Asked through rules.py, as those of symptoms.py; `accuracy_fell` reads evaluatio
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -134,22 +134,25 @@ def hedges(rows: Rows, objective: str) -> Hedges | None:
     right = label_level(rows, objective, "correct", group)
     if right is None:
         return None
-    now = sum(share or 0.0 for share in shares.values())
+    now = _total(shares.values())
     starts = [label_start(rows, objective, label, group) for label in HEDGES]
-    before = None if starts[0] is None else sum(share or 0.0 for share in starts)
+    before = None if starts[0] is None else _total(starts)
     right_before = label_start(rows, objective, "correct", group)
     rise = 0.0 if before is None else now - before
     gained = 0.0 if right_before is None else right - right_before
     most, risen = (HEDGED, HEDGE_RISE) if told else (HEDGED_OVERALL, HEDGE_RISE_OVERALL)
-    word = 'say "unknown"' if (shares["unknown"] or 0) >= (shares["abstained"] or 0) else "abstain"
     return Hedges(
         now,
         before,
         told,
         rising=len(rows) > WINDOW and rise >= risen and gained < rise,
         always=now >= most and now >= HEDGES_REST * (1 - right) and rise > -risen / 2,
-        words=word,
+        words='say "unknown"' if _total([shares["unknown"]]) >= _total([shares["abstained"]]) else "abstain",
     )
+
+
+def _total(shares: Iterable[float | None]) -> float:
+    return sum(share or 0.0 for share in shares)
 
 
 def accuracy_fell(
@@ -166,18 +169,16 @@ def accuracy_fell(
     was, is_now = (row["metrics"][metric]["value"] for row in (before, after))
     reward = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
     rose = None not in reward and (reward[1] or 0) > (reward[0] or 0)
-    hedged = {name: both for name in _HEDGE_METRICS if (both := _values(before, after, name)) and both[1] > both[0]}
-    more = [f"{name} went from {a:.2f} to {b:.2f}" for name, (a, b) in hedged.items()]
+    hedged = _risen(before, after, _HEDGE_METRICS)
+    words = f" while the training reward rose from {reward[0]:.2f} to {reward[1]:.2f}" if rose else ""
+    words += _hedging(hedged)
     limits = "no interval" if math.isnan(low) else f"95% {low:+.2f} to {high:+.2f}"
     return Finding(
         "accuracy_fell",
         "warning",
         int(after["step"]) if after.get("step") is not None else None,
         f"held-out {metric} of {objective} fell from {was:.2f} ({before['stage']}) to {is_now:.2f} ({after['stage']}; "
-        f"change {value:+.2f}, {limits})"
-        + (f" while the training reward rose from {reward[0]:.2f} to {reward[1]:.2f}" if rose else "")
-        + (f"; {', '.join(more)}" if more else "")
-        + ": the reward is earned at the cost of these items.",
+        f"change {value:+.2f}, {limits}){words}: the reward is earned at the cost of these items.",
         {
             "objective": objective,
             "metric": metric,
@@ -195,6 +196,15 @@ def accuracy_fell(
 
 
 _HEDGE_METRICS = ("unknown_rate_disambiguated", "abstention_rate_answerable", "abstention_rate", "unknown_rate")
+
+
+def _risen(before: Mapping[str, Any], after: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    values = {name: _values(before, after, name) for name in names}
+    return {name: both for name, both in values.items() if both is not None and both[1] > both[0]}
+
+
+def _hedging(risen: Mapping[str, tuple[float, float]]) -> str:
+    return f"; {', '.join(f'{name} went from {a:.2f} to {b:.2f}' for name, (a, b) in risen.items())}" if risen else ""
 
 
 def _held_out_falls(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
@@ -226,12 +236,18 @@ def _first_and_newest(
     own = [e for e in evaluations if e.get("objective") == objective and e.get("metrics")]
     for modes in (("greedy", "sample"), ("quick",)):
         rows = [e for e in own if e.get("mode") in modes and e.get("split", "test") == "test"]
-        trained = [row for row in rows if row.get("stage") not in _STARTS]
-        for after in reversed(trained):
-            comparable = [e for e in rows if alike(e, after)]
-            for stage in _STARTS:
-                if before := next((e for e in reversed(comparable) if e.get("stage") == stage), None):
-                    return before, after
+        for after in reversed(rows):
+            if after.get("stage") not in _STARTS and (before := _start_of(rows, after)):
+                return before, after
+    return None
+
+
+def _start_of(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    comparable: list[Mapping[str, Any]] = [row for row in reversed(rows) if alike(row, after)]
+    for stage in _STARTS:
+        for row in comparable:
+            if row.get("stage") == stage:
+                return row
     return None
 
 

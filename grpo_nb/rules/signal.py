@@ -22,7 +22,7 @@ from grpo_nb.rules.finding import (
     start,
 )
 from grpo_nb.rules.history import CONFLICT_ROWS, History, ObjectiveRule, Rule
-from grpo_nb.rules.regressions import alike, hedges, hedging_advice
+from grpo_nb.rules.regressions import Hedges, alike, hedges, hedging_advice
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
@@ -52,33 +52,34 @@ REWARD_UP, ACCURACY_UP = 0.1, 0.02
 """Training reward rose by more than the first while held-out accuracy rose by less than the second."""
 
 
+def _always_hedges(rows: Rows, objective: str) -> Hedges | None:
+    hedged = hedges(rows, objective)
+    return hedged if hedged is not None and hedged.always else None
+
+
 def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most groups have no spread of reward, so they give no gradient; split by why."""
     dead, right = level(rows, f"dead_groups/{objective}"), label_level(rows, objective, "correct")
     if dead is None or dead < DEAD_SHARE:
         return None
     solved, failed = right is not None and right >= SOLVED, right is not None and right <= FAILED
-    hedged = hedges(rows, objective)
-    always = hedged if hedged is not None and hedged.always else None
-    why = (
-        f"{right:.0%} of answers are correct, so there is little left to learn"
-        if solved
-        else f"nearly all that are not correct {always.words} where the text answers, and earn the same"
-        if always
-        else f"{f'only {right:.0%}' if right else 'none'} of their answers are correct: none beats its neighbours"
-        if failed
-        else "the answers of a group all earn the same, right or wrong"
-    )
-    advice = (
-        "nothing; add harder prompts if the run should go on"
-        if solved
-        else hedging_advice(config, objective)
-        if always
-        else "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts"
-        if failed
-        else f"raise sampling.temperature (now {in_use(rows[-1], 'temperature', config.sampling.temperature):g}) or "
-        f"batch.group_size (now {config.batch.group_size}), or make the reward finer"
-    )
+    always = _always_hedges(rows, objective)
+    if solved:
+        why = f"{right:.0%} of answers are correct, so there is little left to learn"
+        advice = "nothing; add harder prompts if the run should go on"
+    elif always:
+        why = f"nearly all that are not correct {always.words} where the text answers, and earn the same"
+        advice = hedging_advice(config, objective)
+    elif failed:
+        why = f"{f'only {right:.0%}' if right else 'none'} of their answers are correct: none beats its neighbours"
+        advice = "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts"
+    else:
+        temperature = in_use(rows[-1], "temperature", config.sampling.temperature)
+        why = "the answers of a group all earn the same, right or wrong"
+        advice = (
+            f"raise sampling.temperature (now {temperature:g}) or batch.group_size (now {config.batch.group_size}), or "
+            "make the reward finer"
+        )
     return Finding(
         "dead_groups",
         "info" if solved else "error" if dead >= 0.999 else "warning",
@@ -307,14 +308,10 @@ def reward_without_accuracy(
 ) -> Finding | None:
     """Training reward rose, held-out accuracy did not: the reward is being tricked, or the prompts learnt by heart."""
     before, now = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
-    of_stages = [e for e in evaluations if e.get("objective") == objective and e.get("mode") not in ("quick", "probe")]
-    scored = [e for e in of_stages if "accuracy" in (e.get("metrics") or {})]
-    if before is None or now is None or len(scored) < 2:
+    pair = _start_and_newest(objective, evaluations)
+    if before is None or now is None or pair is None:
         return None
-    earlier = [e for e in scored if e["stage"] in ("base", "sft") and alike(e, scored[-1])]
-    if not earlier or scored[-1]["stage"] in ("base", "sft"):
-        return None
-    was, is_now = (e["metrics"]["accuracy"]["value"] for e in (earlier[-1], scored[-1]))
+    was, is_now = (e["metrics"]["accuracy"]["value"] for e in pair)
     if was is None or is_now is None or now - before <= REWARD_UP or is_now - was >= ACCURACY_UP:
         return None
     return Finding(
@@ -322,23 +319,34 @@ def reward_without_accuracy(
         "warning",
         newest(rows),
         f"the training reward of {objective} rose from {before:.2f} to {now:.2f}, but held-out accuracy went from "
-        f"{was:.2f} ({earlier[-1]['stage']}) to {is_now:.2f}: the reward is tricked, or prompts are known by heart.",
+        f"{was:.2f} ({pair[0]['stage']}) to {is_now:.2f}: the reward is tricked, or prompts are known by heart.",
         {"objective": objective, "reward": [before, now], "accuracy": [was, is_now]},
         "read the best-paid samples of the last steps; make the reward ask for what the evaluation asks",
     )
 
 
+def _start_and_newest(
+    objective: str, evaluations: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The newest evaluation of a trained stage, and the one to compare it with from before training."""
+    of_stages = [e for e in evaluations if e.get("objective") == objective and e.get("mode") not in ("quick", "probe")]
+    scored = [e for e in of_stages if "accuracy" in (e.get("metrics") or {})]
+    if not scored or scored[-1]["stage"] in ("base", "sft"):
+        return None
+    earlier = [e for e in scored if e["stage"] in ("base", "sft") and alike(e, scored[-1])]
+    return (earlier[-1], scored[-1]) if earlier else None
+
+
 def forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Finding | None:
     """The newest probe of general ability is below the base's, more than chance: the paired interval is below 0."""
-    rows = [e for e in evaluations if e.get("mode") == "probe"]
-    before = next((dict(row) for row in reversed(rows) if row["stage"] == "base"), None)
-    after = next((dict(row) for row in reversed(rows) if row["stage"] != "base"), None)
+    rows = [e for e in reversed(evaluations) if e.get("mode") == "probe"]
+    before = next((dict(row) for row in rows if row["stage"] == "base"), None)
+    after = next((dict(row) for row in rows if row["stage"] != "base"), None)
     found = change(before, after, "accuracy") if before and after else None
     if before is None or after is None or found is None or not found[2] < 0:
         return None
     was, is_now = (row["metrics"]["accuracy"]["value"] for row in (before, after))
-    kinds = {metric.removeprefix("accuracy_"): change(before, after, metric) for metric in after["metrics"]}
-    fallen = [kind for kind, change_of in kinds.items() if kind != "accuracy" and change_of and change_of[2] < 0]
+    fallen = _fallen_kinds(before, after)
     return Finding(
         "forgetting",
         "warning",
@@ -350,6 +358,12 @@ def forgetting(evaluations: Sequence[Mapping[str, Any]]) -> Finding | None:
         "probe stage 'sft' to see which half did it; then fewer sft.steps, or a lower learning rate and a higher beta, "
         "or take an earlier checkpoint",
     )
+
+
+def _fallen_kinds(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Kinds of probe questions whose accuracy fell by more than chance."""
+    changes = {name.removeprefix("accuracy_"): change(before, after, name) for name in after["metrics"]}
+    return [kind for kind, found in changes.items() if kind != "accuracy" and found and found[2] < 0]
 
 
 def _shaping(config: Config) -> list[str]:

@@ -218,6 +218,11 @@ def check(row: Row) -> None:
             raise DataError(f"{row.where}: {field} is {data[field]!r}, needs {' or '.join(known)}")
     if not 0 <= data["label"] < len(OPTIONS):
         raise DataError(f"{row.where}: label is {data['label']}, needs 0, 1 or 2")
+    _check_tags(row)
+
+
+def _check_tags(row: Row) -> None:
+    data = row.data
     info = data["answer_info"]
     for option in OPTIONS:
         if not (isinstance(info.get(option), list) and len(info[option]) == 2):

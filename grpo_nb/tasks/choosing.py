@@ -191,8 +191,7 @@ def _sentence(sentence: str, item: _Item) -> Claim:
     sentence = " ".join(_ASIDE.sub(_aside, _SOURCE.sub(" ", sentence)).split())
     for kind, words in _main(_clauses(sentence), item):
         concluding = kind == "conclude" or (concluding and kind == "comma")
-        if kind in _TURNS:
-            explaining = _TURNS[kind] or (kind == "end" and bare and bool(claim.named))
+        explaining = _explains(kind, explaining, bare and bool(claim.named))
         if kind == "condition":
             claim.broken |= bool(claim.named or claim.weak)
         if explaining:
@@ -210,6 +209,11 @@ def _sentence(sentence: str, item: _Item) -> Claim:
         claim.broken |= bool(claim.chosen(item.unknown)) and words.startswith("or ")
     claim.bare = bare and bool(claim.named)
     return claim
+
+
+def _explains(kind: str, before: bool, named: bool) -> bool:
+    """Whether a clause explains a choice: as the one before it, unless its connector turns that."""
+    return (_TURNS[kind] or (kind == "end" and named)) if kind in _TURNS else before
 
 
 def _aside(match: re.Match[str]) -> str:

@@ -161,18 +161,22 @@ class HaluEval:
         """
         answers = [(e.columns["answerable"], s.label) for e, s in zip(examples, scores, strict=True)]
         labels = [label for _, label in answers]
-        quoted = [s.parts.get("grounded") == 1 for (told, _), s in zip(answers, scores, strict=True) if told]
+        abstained = [label == "abstained" or (label == "correct" and not told) for told, label in answers]
         return {
             "accuracy": _mean([label == "correct" for label in labels]),
             "accuracy_answerable": _mean([label == "correct" for answerable, label in answers if answerable]),
             "accuracy_unanswerable": _mean([label == "correct" for answerable, label in answers if not answerable]),
             "hallucinated_rate": _mean([label in ("wrong", "invented") for label in labels]),
-            "abstention_rate": _mean(
-                [label == "abstained" or (label == "correct" and not answerable) for answerable, label in answers]
-            ),
+            "abstention_rate": _mean(abstained),
             "unparsed_rate": _mean([label == "unparsed" for label in labels]),
             "undecided_rate": _mean([label == UNDECIDED for label in labels]),
-        } | ({"grounded_rate": _mean(quoted)} if self._evidence else {})
+        } | self._quoted(examples, scores)
+
+    def _quoted(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
+        if not self._evidence:
+            return {}
+        pairs = zip(examples, scores, strict=True)
+        return {"grounded_rate": _mean([s.parts.get("grounded") == 1 for e, s in pairs if e.columns["answerable"]])}
 
     def support(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
         """The items that each measure under a condition is over."""

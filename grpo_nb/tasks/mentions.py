@@ -69,19 +69,20 @@ def _names(options: tuple[str, ...], unknown: int, question: str) -> tuple[tuple
     """Patterns of the options' texts, the longest first, then of the words that one person alone has."""
     words = [[word for word in re.findall(r"[\w']+", folded(option)) if word not in ARTICLES] for option in options]
     full = [(w, i) for i, w in enumerate(words) if w and (i == unknown or not ABSTENTION.fullmatch(" ".join(w)))]
-    people = [index for index in range(len(options)) if index != unknown]
-    asked = set(re.findall(r"[\w']+", folded(question)))
+    common = set(re.findall(r"[\w']+", folded(question))) | FRAME | DANGLING
     single = [
         ([word], index)
-        for index in people
+        for index in range(len(options))
+        if index != unknown
         for word in words[index]
-        if len(word) > 1
-        and not any(word in words[other] for other in range(len(options)) if other != index)
-        and word not in asked | FRAME | DANGLING
-        and not ABSTENTION.fullmatch(word)
+        if word not in common and _tells_apart(word, words[:index] + words[index + 1 :])
     ]
     full.sort(key=lambda entry: -len(" ".join(entry[0])))
     return tuple((_name_pattern(found), index) for found, index in (*full, *single))
+
+
+def _tells_apart(word: str, others: Sequence[Sequence[str]]) -> bool:
+    return len(word) > 1 and not any(word in other for other in others) and not ABSTENTION.fullmatch(word)
 
 
 def _name_pattern(words: Sequence[str]) -> re.Pattern[str]:

@@ -60,24 +60,36 @@ def update_row(updates: Updates) -> Row:
     if not updates:
         return {"status": "skipped", "loss": None, "grad/norm": None, "grad/update": 0.0, "grad/skipped": 0}
     first = updates[0][0]
-    tokens = max(sum(g.tokens for g, _ in updates), 1)
     statuses = [u.status for _, u in updates]
     cosines = [g.cosine for g, _ in updates if g.cosine is not None]
     return {
-        "status": statuses[0] if len(set(statuses)) == 1 else "clipped" if "clipped" in statuses else "ok",
+        "status": _status_of_all(statuses),
         "grad/skipped": statuses.count("skipped"),
         "loss": fmean(g.loss for g, _ in updates),
         **{f"loss/{term}": fmean(g.terms.get(term, 0.0) for g, _ in updates) for term in first.terms},
         "ratio/max_dev": first.ratio_deviation,
         **gap_row("ratio/gap", torch.cat(first.log_ratios) if first.log_ratios else None),
-        "ratio/clamped": sum(g.clamped for g, _ in updates) / tokens,
-        "clip/low": sum(g.clipped_low for g, _ in updates) / tokens,
-        "clip/high": sum(g.clipped_high for g, _ in updates) / tokens,
+        **_token_shares([g for g, _ in updates]),
         "grad/norm": max((u.norm for _, u in updates), key=lambda n: (not math.isfinite(n), n)),
         "grad/update": sum(u.moved for _, u in updates),
         "grad/cosine": min(cosines) if cosines else None,
         **{f"grad/norm/{name}": norm for name, norm in first.norms.items()},
     }
+
+
+def _token_shares(gradients: Sequence[GradientStats]) -> Row:
+    tokens = max(sum(g.tokens for g in gradients), 1)
+    return {
+        "ratio/clamped": sum(g.clamped for g in gradients) / tokens,
+        "clip/low": sum(g.clipped_low for g in gradients) / tokens,
+        "clip/high": sum(g.clipped_high for g in gradients) / tokens,
+    }
+
+
+def _status_of_all(statuses: Sequence[str]) -> str:
+    if len(set(statuses)) == 1:
+        return statuses[0]
+    return "clipped" if "clipped" in statuses else "ok"
 
 
 def gap_row(key: str, sizes: Float[Tensor, "token"] | None) -> Row:
