@@ -45,7 +45,7 @@ def train_command(arguments: Namespace) -> int:
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
-        say(f"{run.shown}: already at step {start} of {max(start, run.goal())}; pass --steps to go on")
+        say(f"{run.shown}: already at step {start} of {max(start, run.goal())}; --steps sets a higher total")
         return DONE
     say(f"{run.shown}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
     last, interrupted = follow(grpo(run, steps=goal, **_accepted(arguments)), "GRPO", start, goal)

@@ -269,8 +269,8 @@ def _refusal(run: Run, refused: Mapping[str, tuple[Entry, Entry]], verb: Verb) -
     lines = "\n".join(f"  {line}" for line in _lines(refused))
     return (
         f"{run.path} was made with other content than is found now:\n{lines}\n"
-        f"Put back what it was made with, or accept the change, which is logged: grpo-nb {verb} {run.path} {flags}, "
-        f"in Python {_CALLS[verb]}accept_changed={{{given}}})"
+        f"Put back what it was made with, or accept the change, which is logged: grpo-nb {verb} {run.path} {flags} "
+        f"(beside the flags that you gave), in Python {_CALLS[verb]}accept_changed={{{given}}})"
     )
 
 

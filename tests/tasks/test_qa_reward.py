@@ -384,3 +384,30 @@ def test_the_report_counts_by_kind(tmp_path: Path) -> None:
     (tmp_path / "qa.jsonl").write_text("\n".join(lines))
     table = qa_report.counted(qa_report.rows_of(tmp_path))
     assert table["bare"] == table["all"] == Counter(paid=1, missed=1)
+
+
+ALIKE = {
+    "knowledge": "Orrin is a town in Scotland. Belvar is a town in Portugal.",
+    "question": "Are Orrin and Belvar located in the same country?",
+    "right_answer": "no",
+    "hallucinated_answer": "Yes, both are in Scotland.",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("No, they are located in different countries.", True),
+        ("No, Orrin and Belvar are located in different countries.", True),
+        ("No. They lie in two separate countries.", True),
+        ("They are in different countries.", True),
+        ("No, they are both in Scotland.", False),
+        ("No doubt they are.", False),
+        ("No question about it, they are.", False),
+        ("It is false that they are not.", False),
+    ],
+)
+def test_different_denies_the_same_and_an_idiom_denies_nothing(answer: str, right: bool) -> None:
+    assert (qa_report.score_of({"item": ALIKE, "text": answer}).label == "correct") == right
+    turned = ALIKE | {"right_answer": "yes", "hallucinated_answer": "No, Belvar is in Portugal."}
+    assert qa_report.score_of({"item": turned, "text": "Yes, but in different countries."}).label != "correct"

@@ -1,6 +1,7 @@
 """Answers to yes/no questions: by a yes or a no, or by saying the question's words again."""
 
 import re
+from collections.abc import Set
 
 from grpo_nb.tasks.grounding.claims import content, forms, tokenise
 from grpo_nb.tasks.grounding.hearing import Heard
@@ -16,6 +17,9 @@ _YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
 _NO = frozenset(words("no nope false incorrect negative not neither"))
 
 _SHARED = frozenset(words("same both share shared common alike"))
+_DIFFERENT = frozenset(words("different differ differs differing separate distinct"))
+_NO_NO = re.compile(r"\bno (?:doubt|question|wonder|surprise|less|more|two|difference)\b")
+"""A `no` that denies nothing of what is asked."""
 _STATES = frozenset(words("is was are were does did do has have had"))
 SLACK = 8
 """Common words that the source lacks, around a yes or a no: they claim nothing."""
@@ -44,8 +48,10 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
 
 def _polarity(heard: Heard) -> bool | None:
     words = [token.word for token in heard.tokens if token.kind != "mark"]
-    if re.search(r"\bnot (?:yes|no)\b", " ".join(words)):
+    text = " ".join(words)
+    if re.search(r"\bnot (?:yes|no)\b|\b(?:false|incorrect|untrue) that\b.*\bnot\b", text):
         return None
+    words = _NO_NO.sub("", text).split()
     found = [word in _YES for word in words if word in ("yes", "no", "yeah", "yep", "nope")]
     if len(set(found)) > 1:
         return found[-1] if _TURNS & set(words) else None
@@ -93,6 +99,11 @@ def _restated(heard: Heard) -> bool | None:
     return (not heard.denied) != turned if enough else None
 
 
+def _told_apart(about: Item, said: Set[str]) -> bool:
+    """Whether words call different what the question asks to be the same."""
+    return "same" in about.asked_words and bool(_DIFFERENT & said)
+
+
 def _other_kind(heard: Heard) -> str:
     """Whether an answer calls a thing what the source does not: `no, it is a drama`."""
     for place, token in enumerate(heard.tokens):
@@ -112,21 +123,17 @@ def _contradicts(heard: Heard, says: bool) -> bool:
     asked = {token.form for token in content(tokenise(about.question)) if token.kind != "name"}
     for number, places in parts.items():
         words = {heard.tokens[p].word for p in places}
-        new = [p for p in places if heard.part[p] == "new"]
+        new = [p for p in places if heard.part[p] == "new" and heard.tokens[p].word not in _DIFFERENT]
+        denied = (number in heard.denied) != _told_apart(about, words)
         again = {heard.tokens[p].form for p in places if heard.part[p] == "asked"}
-        if says and number in heard.denied and not new and not words & {"no", "only", "just"}:
+        if says and denied and not new and not words & {"no", "only", "just"}:
             return True
         if says and {"but", "only"} <= words and any(heard.part[p] == "asked" for p in places):
             return True
         whole = words & {"both", "they"} or all(again & group for group in about.candidates)
-        if (
-            not says
-            and number not in heard.denied
-            and whole
-            and asked
-            and len(asked & again) >= 0.6 * len(asked)
-            and not new
-        ):
+        if not says and not denied and "both" in words and "same" in about.asked_words:
+            return True
+        if not says and not denied and whole and asked and len(asked & again) >= 0.6 * len(asked) and not new:
             return True
     return False
 
