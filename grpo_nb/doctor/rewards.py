@@ -15,8 +15,8 @@ from grpo_nb import losses, seeding
 from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards.rubric import TASK, Completions, score
-from grpo_nb.rollout import Engine
-from grpo_nb.rollout import engine as engine_named
+from grpo_nb.rollout import Engine, Request
+from grpo_nb.rollout import engine as engine_of
 from grpo_nb.rules import worst_first
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.signal import DEAD_SHARE, TRUNCATED_BADLY
@@ -75,7 +75,7 @@ def workbench(
         ConfigError, DataError, RewardError: as training would.
     """
     config = run.config
-    built = engine_named(engine) if isinstance(engine, str) else engine
+    built = engine_of(engine)
     learner = policy or load_policy(config.model, config.run.seed)
     learner.set_date(run.started)
     frames, found = [], []
@@ -162,11 +162,11 @@ def _sampled(
     drawn = torch.rand(len(examples) * group, sampling.max_completion, dtype=torch.float64, generator=generator)
     prompts = [policy.encode(example.prompt) for example in examples]
     with policy.scoring():
-        rollouts = engine.generate(policy, prompts, group, sampling, sampling.temperature, drawn)
+        rollouts = engine.generate(policy, Request(prompts, group, sampling, drawn))
     for i, text in enumerate(rollouts.texts):
         cut = rollouts.stop_reasons[i] == "length"
         ids, marked = rollouts.completion_ids[i], rollouts.scored_texts[i]
-        yield Answer(examples[i // group], MODEL, "", text, ids, cut, marked)
+        yield Answer(examples[rollouts.prompt_of(i)], MODEL, "", text, ids, cut, marked)
 
 
 def _row(objective: str, answer: Answer, verdict: Score) -> dict[str, Any]:

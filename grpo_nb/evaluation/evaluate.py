@@ -24,8 +24,8 @@ from grpo_nb.evaluation.pareto import Metrics, best, knee
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.rewards.rubric import task_scores
-from grpo_nb.rollout import EagerEngine, Engine
-from grpo_nb.rollout import engine as engine_named
+from grpo_nb.rollout import EagerEngine, Engine, Request
+from grpo_nb.rollout import engine as engine_of
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.run import Run, RunError
@@ -79,7 +79,7 @@ def evaluate(
     """
     _check_words(split, mode)
     dependencies.accepted_kinds(accept_changed)
-    built = engine_named(engine) if isinstance(engine, str) else engine
+    built = engine_of(engine)
     # The step is read off the checkpoint before the weights are, and both from the one checkpoint.
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
     learner = policy or _loaded(run)
@@ -118,16 +118,7 @@ def ask(
     check_model(policy, draws=isinstance(engine, EagerEngine))
     prompts = [policy.encode(example.prompt) for example in examples]
     with policy.scoring():
-        return engine.generate(
-            policy,
-            prompts,
-            1,
-            sampling,
-            sampling.temperature,
-            uniforms,
-            greedy=uniforms is None,
-            progress=progress,
-        )
+        return engine.generate(policy, Request(prompts, 1, sampling, uniforms, uniforms is None, progress))
 
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Row:

@@ -10,7 +10,7 @@ from grpo_nb.evaluation.evaluate import ask, measured, placed, restore_policy, s
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout import Engine
-from grpo_nb.rollout import engine as engine_named
+from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.run import Run
 from grpo_nb.tasks.probe import Probe
 
@@ -36,7 +36,7 @@ def probe(
         DependencyChanged: as `evaluate.restore_policy`.
         ModelError: the tokenizer has no tokens for the words of the questions, so that no answer would mean anything.
     """
-    built = engine_named(engine) if isinstance(engine, str) else engine
+    built = engine_of(engine)
     checkpoint = stage_checkpoint(run, stage)
     policy = restore_policy(run, "base", accept_changed=accept_changed)
     refuse_other_words(policy)

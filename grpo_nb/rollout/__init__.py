@@ -1,41 +1,24 @@
 """Engines that draw completions: one protocol, chosen by name."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
-
-from grpo_nb.config import ConfigError, SamplingConfig
+from grpo_nb.config import ConfigError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
+from grpo_nb.rollout.request import Request
 from grpo_nb.types import Rollouts
 
-__all__ = ["ENGINES", "EagerEngine", "Engine", "engine"]
+__all__ = ["ENGINES", "EagerEngine", "Engine", "Request", "engine"]
 
 
 @runtime_checkable
 class Engine(Protocol):
     """What draws K completions per prompt from a policy."""
 
-    def generate(
-        self,
-        policy: Policy,
-        prompt_ids_P: Sequence[Sequence[int]],
-        group_size: int,
-        sampling: SamplingConfig,
-        temperature: float,
-        uniforms: Tensor | None,
-        *,
-        greedy: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Rollouts:
-        """K = `group_size` completions for each prompt, prompt-major.
-
-        `uniforms` is float64 in [0, 1), shape [P * K, at least max_completion]: entry (row, t) alone decides
-        token t of that row given the tokens before it, so a result does not depend on what else is drawn with it.
-        `temperature` stands above `sampling.temperature` (it is a knob). `greedy` takes the likeliest token and
-        needs no uniforms. `progress(finished, rows)` is called as completions end.
-        """
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        """K = `request.group_size` completions for each prompt, prompt-major."""
         ...
 
 
@@ -43,12 +26,22 @@ ENGINES: dict[str, Callable[[], Engine]] = {"eager": EagerEngine}
 """Engines by name."""
 
 
-def engine(name: str = "eager") -> Engine:
-    """A new engine of this name.
+def engine(given: Engine | str = "eager") -> Engine:
+    """The engine itself, or a new one of this name.
 
     Raises:
-        ConfigError: no engine has it.
+        ConfigError: no engine has the name, or the engine's `generate` takes other arguments.
     """
-    if name not in ENGINES:
-        raise ConfigError(f"engine '{name}' is unknown; use one of: {', '.join(ENGINES)}")
-    return ENGINES[name]()
+    if isinstance(given, str):
+        if given not in ENGINES:
+            raise ConfigError(f"engine '{given}' is unknown; use one of: {', '.join(ENGINES)}")
+        return ENGINES[given]()
+    generate = getattr(given, "generate", None)
+    try:
+        inspect.signature(generate).bind(None, None)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(
+            f"the engine {type(given).__name__} cannot be called as generate(policy, request): {error}. Needs a method "
+            "of that signature that returns Rollouts. What was passed one by one is in `grpo_nb.rollout.Request`"
+        ) from error
+    return given

@@ -1,6 +1,6 @@
 """The engine for any device: a plain decoding loop over a growing key-value cache."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,9 +18,8 @@ from transformers.generation.logits_process import (
 
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import ModelError, Policy, position_ids
+from grpo_nb.rollout.request import Request
 from grpo_nb.types import Rollouts, StopReason
-
-Progress = Callable[[int, int], None]
 
 
 class EagerEngine:
@@ -32,19 +31,8 @@ class EagerEngine:
     def __init__(self, max_rows: int = 256) -> None:
         self.max_rows = max_rows
 
-    def generate(
-        self,
-        policy: Policy,
-        prompt_ids_P: Sequence[Sequence[int]],
-        group_size: int,
-        sampling: SamplingConfig,
-        temperature: float,
-        uniforms: Tensor | None,
-        *,
-        greedy: bool = False,
-        progress: Progress | None = None,
-    ) -> Rollouts:
-        """K = `group_size` completions per prompt by inverse-CDF draws from `uniforms`, or the likeliest tokens.
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        """K completions per prompt by inverse-CDF draws from the uniforms, or the likeliest tokens.
 
         The returned log-probs are of the distribution that was drawn from, after all of `sampling`; greedy ones
         are of the model's own, at temperature 1.
@@ -54,19 +42,12 @@ class EagerEngine:
                 model's scores are not finite.
             ValueError: temperature is not positive, or uniforms are not [P * K, max_completion or more] float64.
         """
-        rows = len(prompt_ids_P) * group_size
-        _check(policy, prompt_ids_P, sampling, None if greedy else temperature, None if greedy else uniforms, rows)
-        processors = _processors(sampling, None if greedy else temperature)
-        drawn = _Drawn(rows)
+        _check(policy, request)
+        drawn, at_once = _Drawn(request.rows), max(1, self.max_rows // request.group_size)
         with policy.scoring():
-            for first in range(0, len(prompt_ids_P), max(1, self.max_rows // group_size)):
-                prompts = prompt_ids_P[first : first + max(1, self.max_rows // group_size)]
-                numbers = range(first * group_size, (first + len(prompts)) * group_size)
-                alive = _prefill(policy, prompts, group_size, numbers)
-                _decode(
-                    policy, alive, drawn, processors, None if greedy else uniforms, sampling.max_completion, progress
-                )
-        return drawn.rollouts(policy, prompt_ids_P, group_size)
+            for first in range(0, len(request.prompt_ids), at_once):
+                _decode(policy, _prefill(policy, request, first, at_once), drawn, request)
+        return drawn.rollouts(policy, request)
 
 
 @dataclass
@@ -95,14 +76,13 @@ class _Drawn:
     def __post_init__(self) -> None:
         self.ids, self.logprobs = [[] for _ in range(self.rows)], [[] for _ in range(self.rows)]
 
-    def rollouts(self, policy: Policy, prompt_ids_P: Sequence[Sequence[int]], group_size: int) -> Rollouts:
+    def rollouts(self, policy: Policy, request: Request) -> Rollouts:
         reasons: list[StopReason] = ["stop" if ids[-1] in policy.terminators else "length" for ids in self.ids]
         texts = [policy.decode(ids) for ids in self.ids]
-        opened = [policy.left_open(prompt) for prompt in prompt_ids_P]
-        marked = [opened[i // group_size] + policy.decode_marked(ids) for i, ids in enumerate(self.ids)]
-        return Rollouts(
-            prompt_ids_P, self.ids, self.logprobs, reasons, texts, group_size, marked if marked != texts else ()
-        )
+        opened = [policy.left_open(prompt) for prompt in request.prompt_ids for _ in range(request.group_size)]
+        marked = [mark + policy.decode_marked(ids) for mark, ids in zip(opened, self.ids, strict=True)]
+        shown = marked if marked != texts else ()
+        return Rollouts(request.prompt_ids, self.ids, self.logprobs, reasons, texts, request.group_size, shown)
 
 
 def draw(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:
@@ -118,40 +98,42 @@ def draw(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> 
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 
-def _prefill(policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, numbers: range) -> _Alive:
-    """Every prompt through the model once; its cache and last logits repeated for each of its K rows."""
+def _prefill(policy: Policy, request: Request, first: int, count: int) -> _Alive:
+    """`count` prompts through the model once; its cache and last logits repeated for each of their K rows."""
+    prompts, group = request.prompt_ids[first : first + count], request.group_size
     batch = policy.collate(prompts, [[]] * len(prompts))
     logits, cache = _forward(policy, batch.input_ids, batch.attention_mask, position_ids(batch.attention_mask), None)
-    copies = torch.arange(len(prompts), device=policy.device).repeat_interleave(group_size)
+    copies = torch.arange(len(prompts), device=policy.device).repeat_interleave(group)
     cache.reorder_cache(copies)  # a plain index, which caches of every kind of layer have
     own = batch.input_ids[:, -1:].expand_as(batch.input_ids)
     history = torch.where(batch.attention_mask.bool(), batch.input_ids, own)
-    return _Alive(list(numbers), cache, history[copies], batch.attention_mask[copies], logits[copies])
+    numbers = list(range(first * group, (first + len(prompts)) * group))
+    return _Alive(numbers, cache, history[copies], batch.attention_mask[copies], logits[copies])
 
 
-def _decode(
-    policy: Policy,
-    alive: _Alive,
-    drawn: _Drawn,
-    processors: LogitsProcessorList,
-    uniforms: Tensor | None,
-    cap: int,
-    progress: Progress | None,
-) -> None:
-    """Token after token for all rows of `alive`, until each has drawn a terminator or `cap` tokens."""
+def _decode(policy: Policy, alive: _Alive, drawn: _Drawn, request: Request) -> None:
+    """Token after token for all rows of `alive`, until each has drawn a terminator or the cap's number of tokens."""
+    processors, cap = _processors(request.sampling, request.temperature), request.sampling.max_completion
     for t in range(cap):
         scores = processors(cast(torch.LongTensor, alive.history), cast(torch.FloatTensor, alive.logits))
         spread = torch.log_softmax(scores, -1)
         if not spread.amax(-1).isfinite().all():
             raise ModelError(_not_finite(policy, t))
-        tokens = scores.argmax(-1).cpu() if uniforms is None else draw(scores, uniforms[alive.numbers, t].cpu())
+        tokens = _choose(scores, alive.numbers, t, request)
         logprobs = spread.gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
         going = list(_record(policy, alive.numbers, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
-        if progress is not None and len(going) < len(alive.numbers):
-            progress(drawn.finished, drawn.rows)
+        if request.progress is not None and len(going) < len(alive.numbers):
+            request.progress(drawn.finished, drawn.rows)
         if not going:
             return
         _advance(policy, alive, tokens, going)
+
+
+def _choose(scores: Float[Tensor, "row vocab"], numbers: list[int], t: int, request: Request) -> Int[Tensor, "row"]:
+    """Token t of each row, on the CPU."""
+    if request.greedy or request.uniforms is None:
+        return scores.argmax(-1).cpu()
+    return draw(scores, request.uniforms[numbers, t].cpu())
 
 
 def _not_finite(policy: Policy, t: int) -> str:
@@ -236,15 +218,9 @@ def _processors(sampling: SamplingConfig, temperature: float | None) -> LogitsPr
     return chain
 
 
-def _check(
-    policy: Policy,
-    prompt_ids_P: Sequence[Sequence[int]],
-    sampling: SamplingConfig,
-    temperature: float | None,
-    uniforms: Tensor | None,
-    rows: int,
-) -> None:
-    longest, cap = max(map(len, prompt_ids_P), default=0), sampling.max_completion
+def _check(policy: Policy, request: Request) -> None:
+    longest, cap = max(map(len, request.prompt_ids), default=0), request.sampling.max_completion
+    temperature, uniforms, rows = request.temperature, request.uniforms, request.rows
     if longest + cap > policy.context:
         raise ModelError(
             f"a prompt of {longest} tokens and max_completion={cap} need {longest + cap} positions, the model's "

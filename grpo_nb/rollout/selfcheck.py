@@ -15,6 +15,7 @@ from grpo_nb.losses.rounding import Gap, broken, step
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
+from grpo_nb.rollout.request import Request
 
 LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
@@ -51,8 +52,8 @@ def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> 
     completions: Sequence[Sequence[int]] = [[row[0]] * TOKENS for row in prompts]
     with policy.scoring():
         if draws:
-            sampling = SamplingConfig(max_completion=TOKENS)
-            drawn = EagerEngine().generate(policy, prompts, 1, sampling, 1.0, _uniforms(len(prompts)))
+            sampling = SamplingConfig(max_completion=TOKENS, temperature=1.0)
+            drawn = EagerEngine().generate(policy, Request(prompts, 1, sampling, _uniforms(len(prompts))))
             completions = drawn.completion_ids
         together = _scores(policy, prompts, completions)
         alone = torch.cat([_scores(policy, [p], [c]) for p, c in zip(prompts, completions, strict=True)])

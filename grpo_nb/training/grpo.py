@@ -14,8 +14,8 @@ from grpo_nb.losses import rounding
 from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.context import Notes, TrainerState
 from grpo_nb.rewards.rubric import Completions, Scoring
-from grpo_nb.rollout import Engine
-from grpo_nb.rollout import engine as engine_named
+from grpo_nb.rollout import Engine, Request
+from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, told
@@ -60,13 +60,11 @@ def grpo(
             on everything or has used up its budget (the run is then saved).
     """
     goal = run.config.run.steps if steps is None else steps
-    built = engine_named(engine) if isinstance(engine, str) else engine
+    built = engine_of(engine)
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request("run")  # before the model loads: what is asked meanwhile is not forgotten
-        state = resume.prepare(
-            run, built, policy=policy, tasks=tasks, rewards=rewards, goal=goal, accept_changed=accept_changed
-        )
+        state = resume.prepare(run, built, goal, resume.Given(policy, tasks, rewards, accept_changed))
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (
@@ -150,9 +148,8 @@ def sample(state: Training, plan: StepPlan) -> Rollouts:
     size = len(drawn_P) * config.batch.group_size, plan.max_completion
     uniforms = torch.rand(size, dtype=torch.float64, generator=plan.generator("rollout"))
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
-    rollouts = state.engine.generate(
-        state.policy, prompt_ids_P, config.batch.group_size, config.sampling, plan.temperature, uniforms
-    )
+    sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
+    rollouts = state.engine.generate(state.policy, Request(prompt_ids_P, config.batch.group_size, sampling, uniforms))
     guards.check_rollouts(rollouts, state.policy.terminators)
     return replace(rollouts, prompts=drawn_P)
 

@@ -1,6 +1,7 @@
 """Where a run goes on from: everything of a `Training` made or read back before its next step."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from grpo_nb import optim, rules
 from grpo_nb.control import BetaState
@@ -23,16 +24,18 @@ from grpo_nb.training.state import Training, forget_gradients, judged_by, relear
 log = clean_logger(__name__)
 
 
-def prepare(
-    run: Run,
-    engine: Engine,
-    *,
-    policy: Policy | None = None,
-    tasks: Mapping[str, Task] | None = None,
-    rewards: Rewards | None = None,
-    goal: int | None = None,
-    accept_changed: Collection[str] = (),
-) -> Training:
+@dataclass(frozen=True)
+class Given:
+    """What a caller hands over: its own parts in place of those that the settings name."""
+
+    policy: Policy | None = None
+    tasks: Mapping[str, Task] | None = None
+    rewards: Rewards | None = None
+    accept_changed: Collection[str] = ()
+    """Kinds of content that may be other than the run was made with."""
+
+
+def prepare(run: Run, engine: Engine, goal: int, given: Given) -> Training:
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
     Raises:
@@ -40,22 +43,21 @@ def prepare(
         RunError: the run's checkpoints do not fit its model or its settings.
         DependencyChanged: data, weights or another thing it depends on is not what it was made with.
     """
-    dependencies.accepted_kinds(accept_changed)
+    dependencies.accepted_kinds(given.accept_changed)
     config, (newest, warm) = run.config, _saved(run)
     refusals.check_combiner(config)
-    objectives = load_objectives(run, load_tasks(config, run.path, tasks), rewards or {})
-    policy = policy or load_policy(config.model, config.run.seed)
+    objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
+    policy = given.policy or load_policy(config.model, config.run.seed)
     policy.set_date(run.started)
     check_model(policy, draws=isinstance(engine, EagerEngine))
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     forget_gradients(policy)
-    goal = config.run.steps if goal is None else goal
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
     refusals.check_examples(config, examples, policy.context, training.encode)
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
-    dependencies.check(run, found, accept_changed, "train")
+    dependencies.check(run, found, given.accept_changed, "train")
     if newest is None:
         _start(training, warm)
     else:

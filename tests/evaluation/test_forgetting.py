@@ -16,6 +16,7 @@ from grpo_nb.evaluation.evaluate import restore_policy
 from grpo_nb.evaluation.forgetting import probe
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
+from grpo_nb.rollout import Request
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks.probe import ITEMS, Probe
 from grpo_nb.types import Rollouts, Score
@@ -140,13 +141,13 @@ class ByWeights(Scripted):
         self.right, self.first = {}, None  # type: ignore[var-annotated]
         self.base, self.later, self.seen = base, later, []  # type: ignore[var-annotated]
 
-    def generate(self, policy: Policy, prompts: Any, group: int, sampling: Any, *rest: Any, **more: Any) -> Rollouts:
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
         value = float(next(iter(policy.state().values())).flatten()[0])
         self.first = value if self.first is None else self.first
         count = self.base if value == self.first else self.later
-        self.seen.append((sampling, more["greedy"]))
+        self.seen.append((request.sampling, request.greedy))
         texts = [text if i < count else "?" for i, text in enumerate(GOLD)]
-        return Rollouts(prompts, [[0]] * 40, [[0.0]] * 40, ["stop"] * 40, texts, 1)
+        return Rollouts(request.prompt_ids, [[0]] * 40, [[0.0]] * 40, ["stop"] * 40, texts, 1)
 
 
 def accuracy(frame: Any) -> Any:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.policy.model import ModelError, Policy, load_policy
-from grpo_nb.rollout import EagerEngine
+from grpo_nb.rollout import EagerEngine, Request
 from tests.support import tiny_models as tiny
 from tests.support.tokens import names, pattern
 
@@ -272,7 +272,7 @@ def test_smollm2_from_gguf(smollm2: Policy, tmp_path: Path) -> None:
     assert alone.mean() > math.log(0.4)
     torch.testing.assert_close(padded, alone, atol=2e-4, rtol=0)
     sampling = SamplingConfig(max_completion=24)
-    answers = EagerEngine().generate(smollm2, [ids, ids[:20] + ids[-10:]], 2, sampling, 1.0, None, greedy=True)
+    answers = EagerEngine().generate(smollm2, Request([ids, ids[:20] + ids[-10:]], 2, sampling, greedy=True))
     assert "Paris" in answers.texts[0] and answers.texts[0] == answers.texts[1] and answers.stop_reasons[0] == "stop"
     smollm2.save(tmp_path)
     again = load_policy(ModelConfig(name=str(tmp_path), device="cpu"))

@@ -11,7 +11,7 @@ from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.policy import adapters
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.policy.shapes import shape_of
-from grpo_nb.rollout import EagerEngine
+from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.training import state
 from tests.support import multimodal, tiny
 from tests.support import tiny_models as models
@@ -52,8 +52,9 @@ def test_a_folder_of_it_is_sampled_from_and_scored_like_a_model_of_text(kind: st
     config = ModelConfig(name=str(saved(tmp_path, kind)), train="lora", lora_rank=4, device="cpu")
     learner = load_policy(config)
     prompts = [models.PROMPT, models.PROMPT * 2]
+    sampling = SamplingConfig(max_completion=6, temperature=1.0)
     drawn = torch.rand(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rollouts = EagerEngine().generate(learner, prompts, 2, SamplingConfig(max_completion=6), 1.0, drawn)
+    rollouts = EagerEngine().generate(learner, Request(prompts, 2, sampling, drawn))
     found = learner.logprobs(learner.collate([p for p in prompts for _ in range(2)], rollouts.completion_ids)).logprobs
     for row, logprobs in zip(found, rollouts.logprobs, strict=True):
         torch.testing.assert_close(row[: len(logprobs)], torch.tensor(logprobs), atol=1e-4, rtol=0)

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from grpo_nb.config import ConfigError, ModelConfig, SamplingConfig
 from grpo_nb.policy.adapters import AdapterReference
 from grpo_nb.policy.model import ModelError, Policy, load_policy
-from grpo_nb.rollout import ENGINES, EagerEngine, Engine, eager, engine
+from grpo_nb.rollout import ENGINES, EagerEngine, Engine, Request, eager, engine
 from grpo_nb.rollout.eager import draw
 from grpo_nb.types import Rollouts
 from tests.support import tiny_models as tiny
@@ -40,8 +40,12 @@ def sample(
     **settings: Any,
 ) -> Rollouts:
     draws = uniforms(len(prompts) * k) if draws is None and not greedy else draws
-    sampling = SamplingConfig(**{"max_completion": CAP} | settings)
-    return EagerEngine(max_rows).generate(learner, prompts, k, sampling, temperature, draws, greedy=greedy)
+    sampling = sampler(**settings).model_copy(update={"temperature": temperature})
+    return EagerEngine(max_rows).generate(learner, Request(prompts, k, sampling, draws, greedy))
+
+
+def sampler(**settings: Any) -> SamplingConfig:
+    return SamplingConfig(**{"max_completion": CAP, "temperature": 1.0} | settings)
 
 
 # ---- what is drawn
@@ -219,9 +223,8 @@ def test_texts_and_ids_are_prompt_major() -> None:
 def test_progress_counts_to_the_end() -> None:
     calls: list[tuple[int, int]] = []
     learner = tiny.policy()
-    EagerEngine(max_rows=6).generate(
-        learner, PROMPTS, 3, SamplingConfig(max_completion=CAP), 1.0, uniforms(12), progress=lambda *c: calls.append(c)
-    )
+    request = Request(PROMPTS, 3, sampler(), uniforms(12), progress=lambda *c: calls.append(c))
+    EagerEngine(max_rows=6).generate(learner, request)
     assert calls == sorted(calls) and calls[-1] == (12, 12) and len(calls) > 2
 
 
@@ -236,9 +239,7 @@ def test_an_interrupt_leaves_the_model_as_it_was() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        EagerEngine().generate(
-            learner, PROMPTS, 3, SamplingConfig(max_completion=CAP), 1.0, uniforms(12), progress=stop
-        )
+        EagerEngine().generate(learner, Request(PROMPTS, 3, sampler(), uniforms(12), progress=stop))
     assert [(m.training, vars(m).get("gradient_checkpointing")) for m in learner.model.modules()] == before
     assert torch.is_grad_enabled() and sample(learner) == sample(tiny.policy())
 
@@ -322,6 +323,18 @@ def test_the_registry() -> None:
         engine("vlm")
 
 
+class OldEngine:
+    def generate(self, policy: Policy, prompt_ids_P: Any, group_size: int, sampling: Any, *rest: Any) -> Rollouts:
+        raise AssertionError("never called")
+
+
+def test_an_engine_of_another_signature_is_refused_before_any_work() -> None:
+    own = EagerEngine()
+    assert engine(own) is own
+    with pytest.raises(ConfigError, match=pattern("OldEngine", "generate(policy, request)", "Request")):
+        engine(OldEngine())  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     learner = tiny.policy()
     with pytest.raises(ModelError, match=pattern(17, "max_completion=120", 137, 128)):
@@ -330,7 +343,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         sample(learner, [[8], []])
     for wrong in (None, uniforms(11), uniforms(12, columns=CAP - 1), uniforms(12).float()):
         with pytest.raises(ValueError, match=r"uniforms: found .*; needs float64 \[12, 12\]"):
-            EagerEngine().generate(learner, PROMPTS, 3, SamplingConfig(max_completion=CAP), 1.0, wrong)
+            EagerEngine().generate(learner, Request(PROMPTS, 3, sampler(), wrong))
     with pytest.raises(ValueError, match="temperature=0"):
         sample(learner, temperature=0)
 

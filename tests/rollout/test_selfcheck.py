@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.preflight import refusals
-from grpo_nb.rollout import EagerEngine
+from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models as tiny
@@ -30,8 +30,9 @@ def policy_of(kind: str, **settings: Any) -> Policy:
 
 def worst(policy: Policy) -> float:
     """Largest |Δ log p| between tokens as they are drawn together and as each row alone is scored."""
+    sampling = SamplingConfig(max_completion=5, temperature=1.0)
     uniforms = torch.rand(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    drawn = EagerEngine().generate(policy, PROMPTS, 2, SamplingConfig(max_completion=5), 1.0, uniforms)
+    drawn = EagerEngine().generate(policy, Request(PROMPTS, 2, sampling, uniforms))
     gaps = []
     for i, ids in enumerate(drawn.completion_ids):
         with policy.scoring():

@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import Policy
+from grpo_nb.rollout import Request
 from grpo_nb.types import Example, Rollouts, Score
 
 
@@ -41,21 +39,10 @@ class Scripted:
 
     def __init__(self, answer: Callable[[int], str]) -> None:
         self.answer = answer
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[Request] = []
 
-    def generate(
-        self,
-        policy: Policy,
-        prompt_ids_P: Sequence[Sequence[int]],
-        group_size: int,
-        sampling: SamplingConfig,
-        temperature: float,
-        uniforms: Tensor | None,
-        *,
-        greedy: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Rollouts:
-        self.calls.append({"uniforms": uniforms, "greedy": greedy, "temperature": temperature, "group": group_size})
-        n = len(prompt_ids_P)
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        self.calls.append(request)
+        n = len(request.prompt_ids)
         texts = [self.answer(i) for i in range(n)]
-        return Rollouts(prompt_ids_P, [[0]] * n, [[0.0]] * n, ["stop"] * n, texts, group_size)
+        return Rollouts(request.prompt_ids, [[0]] * n, [[0.0]] * n, ["stop"] * n, texts, request.group_size)

@@ -13,7 +13,7 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.predictions import score_bbq
 from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.rubric import Completions, Rubric, score
-from grpo_nb.rollout import EagerEngine
+from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.tasks import BBQ
 from grpo_nb.tasks.bbq import judge
 from grpo_nb.tasks.reading import abstains, read, yes_or_no
@@ -122,10 +122,10 @@ def test_a_block_that_the_prompt_opens_is_known(template: str | None, prompt: An
 def test_rollouts_are_scored_with_their_marks_and_functions_get_the_text_without() -> None:
     policy = thinker()
     sampling = SamplingConfig(max_completion=5)
-    found = EagerEngine().generate(policy, [policy.encode(tiny.CHAT)] * 2, 2, sampling, 1.0, None, greedy=True)
+    found = EagerEngine().generate(policy, Request([policy.encode(tiny.CHAT)] * 2, 2, sampling, greedy=True))
     assert [text.startswith(THINK) for text in found.scored_texts] == [True] * 4
     assert list(found.texts) == [policy.decode(ids) for ids in found.completion_ids]
-    without = EagerEngine().generate(tiny.policy(), [tiny.PROMPT], 1, sampling, 1.0, None, greedy=True)
+    without = EagerEngine().generate(tiny.policy(), Request([tiny.PROMPT], 1, sampling, greedy=True))
     assert without.marked == () and without.scored_texts == without.texts
 
 

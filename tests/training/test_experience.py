@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from grpo_nb import losses
-from grpo_nb.config import JudgeConfig, SamplingConfig
+from grpo_nb.config import JudgeConfig
 from grpo_nb.policy.model import Policy
-from grpo_nb.rollout.eager import EagerEngine
+from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run
 from grpo_nb.training.experience import reward_matrix, shape, tied, without_lone_judge
 from grpo_nb.training.grpo import grpo
@@ -33,16 +32,8 @@ class OffByHalf:
     def __init__(self) -> None:
         self.inner = EagerEngine()
 
-    def generate(
-        self,
-        policy: Policy,
-        prompt_ids_P: Sequence[Sequence[int]],
-        group_size: int,
-        sampling: SamplingConfig,
-        temperature: float,
-        uniforms: Tensor,
-    ) -> Rollouts:
-        drawn = self.inner.generate(policy, prompt_ids_P, group_size, sampling, temperature, uniforms)
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        drawn = self.inner.generate(policy, request)
         wrong = [
             [min(p + 0.5 * ((i + t) % 3 - 1), 0.0) for t, p in enumerate(row)] for i, row in enumerate(drawn.logprobs)
         ]

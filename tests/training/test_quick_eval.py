@@ -13,8 +13,9 @@ from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import examples_of
 from grpo_nb.evaluation.pareto import best, pareto
+from grpo_nb.policy.model import Policy
 from grpo_nb.rewards.rubric import Rubric
-from grpo_nb.rollout import EagerEngine
+from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
 from grpo_nb.training import quick_eval
@@ -239,9 +240,9 @@ class Scored:
     def __init__(self, right: list[int]) -> None:
         self.right, self.engine = iter(right), EagerEngine()
 
-    def generate(self, *arguments: Any, greedy: bool = False, **more: Any) -> Rollouts:
-        found = self.engine.generate(*arguments, greedy=greedy, **more)
-        if not greedy:
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        found = self.engine.generate(policy, request)
+        if not request.greedy:
             return found
         count = next(self.right)
         texts = ["right" if i < count else "wrong" for i in range(len(found.texts))]

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from grpo_nb import presets
-from grpo_nb.config import Config, SamplingConfig
+from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.rollout import Request
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
 from grpo_nb.types import Example, Rollouts, Score
@@ -166,33 +167,24 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.step = 0
 
-    def generate(
-        self,
-        policy: Policy,
-        prompt_ids_P: Sequence[Sequence[int]],
-        group_size: int,
-        sampling: SamplingConfig,
-        temperature: float,
-        uniforms: Tensor | None,
-        **_: Any,
-    ) -> Rollouts:
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
         self.step += 1
         known = [tiny_models.ids(prompt) for prompt in PROMPTS]
         completions = [
             completion(self.step, known.index(list(ids)), member)
-            for ids in prompt_ids_P
-            for member in range(group_size)
+            for ids in request.prompt_ids
+            for member in range(request.group_size)
         ]
-        batch = policy.collate([ids for ids in prompt_ids_P for _ in range(group_size)], completions)
+        batch = policy.collate([ids for ids in request.prompt_ids for _ in range(request.group_size)], completions)
         with policy.scoring():
-            logprobs = policy.logprobs(batch, temperature).logprobs
+            logprobs = policy.logprobs(batch, request.sampling.temperature).logprobs
         return Rollouts(
-            prompt_ids=prompt_ids_P,
+            prompt_ids=request.prompt_ids,
             completion_ids=completions,
             logprobs=[row[: len(ids)].tolist() for row, ids in zip(logprobs, completions, strict=True)],
             stop_reasons=["stop" if ids[-1] == tiny_models.EOS else "length" for ids in completions],
             texts=[policy.decode(ids) for ids in completions],
-            group_size=group_size,
+            group_size=request.group_size,
         )
 
 

@@ -1,0 +1,39 @@
+"""What an engine is asked to draw."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from grpo_nb.config import SamplingConfig
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """K completions for each of P prompts, at one setting of the sampler."""
+
+    prompt_ids: Sequence[Sequence[int]]
+    """[P] token ids, no padding."""
+    group_size: int
+    """K"""
+    sampling: SamplingConfig
+    """With the temperature of now: it is a knob, so not always the run's own."""
+    uniforms: Tensor | None = None
+    """float64 in [0, 1), [P * K, at least max_completion]: entry (row, t) alone decides token t of that row given the
+    tokens before it, so a result does not depend on what else is drawn with it. `greedy` needs none."""
+    greedy: bool = False
+    """Take the likeliest token."""
+    progress: Progress | None = None
+    """Called with (finished, rows) as completions end."""
+
+    @property
+    def rows(self) -> int:
+        """B = P * K"""
+        return len(self.prompt_ids) * self.group_size
+
+    @property
+    def temperature(self) -> float | None:
+        """None: greedy."""
+        return None if self.greedy else self.sampling.temperature
