@@ -103,10 +103,9 @@ def algorithm(
     surrogate: str = "auto",
     reduction: str = "auto",
     kl: str = "auto",
-    clip_low: float | None = None,
-    clip_high: float | None = None,
+    clip: tuple[float | None, float | None] = (None, None),
 ) -> Algorithm:
-    """The row of that name, with the choices that are not `auto` (clips: not None) put in place of its own.
+    """The row of that name, with the choices that are not `auto` (clip, low and high: not None) in place of its own.
 
     Another surrogate brings its own usual clip: what `cispo_cap` calls high is no bound around 1.
 
@@ -121,7 +120,7 @@ def algorithm(
     chosen = {"advantage": advantage, "surrogate": surrogate, "reduction": reduction, "kl": kl}
     row = replace(named, **{part: choice for part, choice in chosen.items() if choice != "auto"})  # type: ignore[arg-type]
     low, high = named.clip if row.surrogate == named.surrogate else usual_clip(row.surrogate)
-    row = replace(row, clip=(low if clip_low is None else clip_low, high if clip_high is None else clip_high))
+    row = replace(row, clip=(low if clip[0] is None else clip[0], high if clip[1] is None else clip[1]))
     _check(row)
     return row
 

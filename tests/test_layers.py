@@ -28,6 +28,14 @@ MATHEMATICS = {"seeding", "algorithms", "losses", "combine", "control", "optim"}
 MATHEMATICS_MAY_IMPORT = {"torch", "jaxtyping", "torchjd", *sys.stdlib_module_names}
 MAY_PRINT = {"cli"}
 MAX_LINES = 450
+MAX_PARAMETERS = 6
+PUBLIC_VERBS = {
+    "training/grpo.py": {"grpo"},
+    "evaluation/evaluate.py": {"evaluate"},
+    "jupyter/session.py": {"start"},
+}
+"""Called by hand in a notebook, each with one or two of its keywords, all but the first optional: a record around
+them would be one more thing to know and to import."""
 
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
@@ -140,6 +148,24 @@ def test_files_stay_short(path: Path) -> None:
     assert lines < MAX_LINES, f"{path.name} has {lines} lines; {MAX_LINES} is the limit: split it"
 
 
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    own = function.args
+    named = [argument.arg for argument in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
+    return [name for name in named if name not in ("self", "cls")] + [a.arg for a in (own.vararg, own.kwarg) if a]
+
+
+def crowded(tree: ast.AST) -> dict[str, int]:
+    """Functions with more than `MAX_PARAMETERS`, and how many they have."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {f.name: len(parameters(f)) for f in functions if len(parameters(f)) > MAX_PARAMETERS}
+
+
+@each_file
+def test_functions_take_few_parameters(path: Path) -> None:
+    found = crowded(TREES[path]).keys() - PUBLIC_VERBS.get(path.relative_to(ROOT / PACKAGE).as_posix(), set())
+    assert not found, f"{path.name}: {sorted(found)} take more than {MAX_PARAMETERS}: pass a record"
+
+
 def test_import_is_silent_and_light() -> None:
     heavy = ("torch", "transformers", "matplotlib", "pandas", "ipywidgets")
     code = f"import sys, {PACKAGE}; sys.exit(' '.join(m for m in {heavy!r} if m in sys.modules) or 0)"
@@ -191,3 +217,18 @@ def test_the_top_has_at_most_a_dozen_files() -> None:
 )
 def test_pickling_is_seen(source: str) -> None:
     assert forbidden_calls(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("def f(a, b, c, d, e, f): ...", 0),
+        ("def f(a, b, c, d, e, f, g): ...", 7),
+        ("def f(a, /, b, c, *, d, e, f, g): ...", 7),
+        ("async def f(a, b, c, d, e, *more, **most): ...", 7),
+        ("class A:\n    def f(self, a, b, c, d, e, f): ...", 0),
+        ("class A:\n    def f(self, a, b, c, d, e, f, g): ...", 7),
+    ],
+)
+def test_parameters_are_counted(source: str, count: int) -> None:
+    assert sum(crowded(ast.parse(source)).values()) == count

@@ -51,7 +51,7 @@ def train_command(arguments: Namespace) -> int:
     last, interrupted = follow(grpo(run, steps=goal, **_accepted(arguments)), "GRPO", start, goal)
     advice = f"; next: grpo-nb eval {run.shown}, grpo-nb diagnose {run.shown}"
     flag = "" if goal == run.config.run.steps else f" --steps {goal}"
-    return _ended(run, "train", last, goal, interrupted, advice, flag)
+    return _ended(run, f"grpo-nb train {run.shown}{flag}", (last, goal), interrupted, advice)
 
 
 def eval_command(arguments: Namespace) -> int:
@@ -92,7 +92,7 @@ def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
     start = newest.step if newest else 0
     say(f"{run.shown}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps"))
     last, interrupted = follow(sft(run, **_accepted(arguments)), "SFT", start, total)
-    return _ended(run, "sft", last, total, interrupted, advice)
+    return _ended(run, f"grpo-nb sft {run.shown}", (last, total), interrupted, advice)
 
 
 def _accepted(arguments: Namespace) -> dict[str, Any]:
@@ -100,12 +100,13 @@ def _accepted(arguments: Namespace) -> dict[str, Any]:
     return {"accept_changed": arguments.accept_changed} if arguments.accept_changed else {}
 
 
-def _ended(run: Run, verb: str, last: int, total: int, interrupted: bool, advice: str, flag: str = "") -> int:
+def _ended(run: Run, command: str, reached: tuple[int, int], interrupted: bool, advice: str) -> int:
+    last, total = reached
     if last >= total:
         say(f"{run.shown}: done, step {last} of {total}{advice}")
         return DONE
     why = "interrupted" if interrupted else "stopped by a request in its knobs"
-    say(f"{run.shown}: {why} and saved at step {last} of {total}; go on with: grpo-nb {verb} {run.shown}{flag}")
+    say(f"{run.shown}: {why} and saved at step {last} of {total}; go on with: {command}")
     return INTERRUPTED
 
 

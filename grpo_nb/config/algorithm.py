@@ -101,8 +101,7 @@ class AlgorithmConfig(Settings):
             surrogate=self.surrogate,
             reduction=self.reduction,
             kl=self.kl,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
+            clip=(self.clip_low, self.clip_high),
         )
 
     @property

@@ -191,13 +191,11 @@ class Judge:
         seconds = time.perf_counter() - began
         self.tally.replies.append(seconds)
         self.tally.unreadable += reply is not None and isinstance(outcome, Failure)
-        verdict, cause = (outcome, "") if isinstance(outcome, Verdict) else (None, outcome.cause)
         self._ledger.write(
             key,
             endpoint.provider,
             question.answer,
-            verdict,
-            cause,
+            outcome,
             (reply.tokens_in, reply.tokens_out) if reply else (0, 0),
             seconds,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
+from grpo_nb.judge.failures import Failure
 from grpo_nb.judge.prompts import TOP, VERSION, Messages
 
 FILE = "judge.jsonl"
@@ -65,12 +66,12 @@ class Ledger:
         key: str,
         provider: JudgeProvider,
         answer: str,
-        verdict: Verdict | None,
-        cause: str,
+        outcome: Verdict | Failure,
         tokens: tuple[int, int],
         seconds: float,
     ) -> None:
         """One reply: the verdict in it, or why there is none, and what it took."""
+        verdict = outcome if isinstance(outcome, Verdict) else None
         row = {
             "objective": self._objective,
             "key": key,
@@ -78,7 +79,7 @@ class Ledger:
             "answer": answer,
             "score": verdict.score if verdict else None,
             "reason": verdict.reason[:LONGEST_REASON] if verdict else "",
-            "cause": cause,
+            "cause": outcome.cause if isinstance(outcome, Failure) else "",
             "tokens_in": tokens[0],
             "tokens_out": tokens[1],
             "usd": provider.usd(*tokens),

@@ -44,13 +44,14 @@ from grpo_nb.losses.surrogates import (
 )
 from grpo_nb.losses.terms import Recipe, Tokens, loss_terms
 from grpo_nb.losses.tokens import Counts, log_ratio
-from grpo_nb.losses.weights import correction, top_entropy
+from grpo_nb.losses.weights import Correction, correction, top_entropy
 
 __all__ = [
     "ADVANTAGES",
     "KL",
     "REDUCTIONS",
     "SURROGATES",
+    "Correction",
     "Counts",
     "Limits",
     "Moments",

@@ -5,6 +5,7 @@ weigh the surrogate alone: the KL penalty and the denominators stay whole.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from grpo_nb.losses.tokens import TokenFloats, TokenMask, log_ratio, log_ratio_mean
 
-Correction = Literal["none", "tis", "mis"]
+CorrectionKind = Literal["none", "tis", "mis"]
 CorrectionLevel = Literal["token", "sequence", "sequence_mean"]
 
 _LEVELS: Mapping[CorrectionLevel, Callable[[TokenFloats, TokenMask], Float[Tensor, "batch #token"]]] = {
@@ -23,27 +24,35 @@ _LEVELS: Mapping[CorrectionLevel, Callable[[TokenFloats, TokenMask], Float[Tenso
 }
 
 
-def correction(
-    kind: Correction,
-    level: CorrectionLevel,
-    logp_old: TokenFloats,
-    logp_sampler: TokenFloats,
-    mask: TokenMask,
-    bounds: tuple[float, float],
-    log_ratio_clamp: float,
-) -> TokenFloats:
+@dataclass(frozen=True)
+class Correction:
+    """How another sampler's tokens are weighed."""
+
+    kind: CorrectionKind
+    level: CorrectionLevel
+    bounds: tuple[float, float]
+    """(lower, upper) of the weight."""
+    log_ratio_clamp: float = 20.0
+    """The log of the weight is kept within ± this before exp."""
+
+
+def correction(how: Correction, logp_old: TokenFloats, logp_sampler: TokenFloats, mask: TokenMask) -> TokenFloats:
     """w = π_old / π_sampler for an engine whose log-probs are not the trainer's; 1 everywhere for `none`.
 
     `tis` truncates: min(w, upper) (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
     training"). `mis` masks: w where lower ≤ w ≤ upper, else 0 (IcePop, Ling Team 2025). The ratio is a token's, a
     completion's (the product over its tokens, which collapses on long ones), or that product's geometric mean.
     """
-    if kind == "none":
+    if how.kind == "none":
         return torch.ones_like(logp_old)
-    delta = _LEVELS[level](log_ratio(logp_old, logp_sampler, mask), mask)
-    weight = delta.clamp(-log_ratio_clamp, log_ratio_clamp).exp()
-    lower, upper = bounds
-    held = weight.clamp(max=upper) if kind == "tis" else torch.where((weight >= lower) & (weight <= upper), weight, 0.0)
+    delta = _LEVELS[how.level](log_ratio(logp_old, logp_sampler, mask), mask)
+    weight = delta.clamp(-how.log_ratio_clamp, how.log_ratio_clamp).exp()
+    lower, upper = how.bounds
+    held = (
+        weight.clamp(max=upper)
+        if how.kind == "tis"
+        else torch.where((weight >= lower) & (weight <= upper), weight, 0.0)
+    )
     return torch.where(mask, held.expand_as(logp_old), 1.0)
 
 

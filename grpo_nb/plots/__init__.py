@@ -73,7 +73,7 @@ def dashboard(
         name: of the run, for the header.
         updated: time of the newest row, for the header.
     """
-    return _page(panels.PANELS, 3, metrics, config, events, name, updated)
+    return _page(panels.PANELS, 3, metrics, config, events, (name, updated))
 
 
 def rewards(
@@ -86,7 +86,7 @@ def rewards(
 ) -> Picture:
     """Each objective's reward functions with their spread, and what its answers were; arguments as of `dashboard`."""
     across = max(len(config.objectives), 2)
-    return _page(pages.of_rewards(config), across, metrics, config, events, name, updated)
+    return _page(pages.of_rewards(config), across, metrics, config, events, (name, updated))
 
 
 def machinery(
@@ -98,7 +98,7 @@ def machinery(
     updated: datetime | None = None,
 ) -> Picture:
     """Time by phase, gradients by objective and their agreement, entropy, clipping, learning rate; as `dashboard`."""
-    return _page(pages.MACHINERY, 3, metrics, config, events, name, updated)
+    return _page(pages.MACHINERY, 3, metrics, config, events, (name, updated))
 
 
 def _page(
@@ -107,8 +107,7 @@ def _page(
     metrics: pd.DataFrame | LogRows,
     config: Config,
     events: pd.DataFrame | None,
-    name: str,
-    updated: datetime | None,
+    head: tuple[str, datetime | None],
 ) -> Picture:
     """Panels under the header, all pages of one size so that turning them moves nothing."""
     rows, resumed = ordered(metrics), _steps_of(events, "resume")
@@ -121,7 +120,7 @@ def _page(
             canvas.dress(axis)
             draw(axis, rows, config, events)
             canvas.step_axis(axis, rows, total, resumed)
-        _header(figure, rows, total, name, updated)
+        _header(figure, rows, total, *head)
         _legend(figure, rows, config, resumed)
         return figure
 

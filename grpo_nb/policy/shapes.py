@@ -112,35 +112,33 @@ def _linear_sizes(model: PreTrainedModel) -> int:
     return sum(sum(layer.weight.shape) for layer in layers if layer is not head)
 
 
-def _llama(
-    hidden: int, mlp: int, layers: int, heads: int, kv: int, words: int, tied: bool, **more: Any
-) -> dict[str, Any]:
+def _llama(hidden: int, mlp: int, layers: int, heads: tuple[int, int], words: int, tied: bool = True) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
         "vocab_size": words,
         "tie_word_embeddings": tied,
-    } | more
+    }
 
 
 _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
-    "smollm2-135m": ("llama", _llama(576, 1536, 30, 9, 3, 49152, True)),
-    "smollm2-360m": ("llama", _llama(960, 2560, 32, 15, 5, 49152, True)),
-    "smollm2-1.7b": ("llama", _llama(2048, 8192, 24, 32, 32, 49152, True)),
-    "llama-3.2-1b": ("llama", _llama(2048, 8192, 16, 32, 8, 128256, True)),
-    "llama-3.2-3b": ("llama", _llama(3072, 8192, 28, 24, 8, 128256, True)),
-    "llama-3-8b": ("llama", _llama(4096, 14336, 32, 32, 8, 128256, False)),
-    "llama-3.1-8b": ("llama", _llama(4096, 14336, 32, 32, 8, 128256, False)),
-    "qwen2.5-0.5b": ("qwen2", _llama(896, 4864, 24, 14, 2, 151936, True)),
-    "qwen2.5-1.5b": ("qwen2", _llama(1536, 8960, 28, 12, 2, 151936, True)),
-    "qwen2.5-3b": ("qwen2", _llama(2048, 11008, 36, 16, 2, 151936, True)),
-    "qwen2.5-7b": ("qwen2", _llama(3584, 18944, 28, 28, 4, 152064, False)),
-    "qwen3-0.6b": ("qwen3", _llama(1024, 3072, 28, 16, 8, 151936, True, head_dim=128)),
-    "qwen3-1.7b": ("qwen3", _llama(2048, 6144, 28, 16, 8, 151936, True, head_dim=128)),
-    "qwen3-4b": ("qwen3", _llama(2560, 9728, 36, 32, 8, 151936, True, head_dim=128)),
+    "smollm2-135m": ("llama", _llama(576, 1536, 30, (9, 3), 49152)),
+    "smollm2-360m": ("llama", _llama(960, 2560, 32, (15, 5), 49152)),
+    "smollm2-1.7b": ("llama", _llama(2048, 8192, 24, (32, 32), 49152)),
+    "llama-3.2-1b": ("llama", _llama(2048, 8192, 16, (32, 8), 128256)),
+    "llama-3.2-3b": ("llama", _llama(3072, 8192, 28, (24, 8), 128256)),
+    "llama-3-8b": ("llama", _llama(4096, 14336, 32, (32, 8), 128256, tied=False)),
+    "llama-3.1-8b": ("llama", _llama(4096, 14336, 32, (32, 8), 128256, tied=False)),
+    "qwen2.5-0.5b": ("qwen2", _llama(896, 4864, 24, (14, 2), 151936)),
+    "qwen2.5-1.5b": ("qwen2", _llama(1536, 8960, 28, (12, 2), 151936)),
+    "qwen2.5-3b": ("qwen2", _llama(2048, 11008, 36, (16, 2), 151936)),
+    "qwen2.5-7b": ("qwen2", _llama(3584, 18944, 28, (28, 4), 152064, tied=False)),
+    "qwen3-0.6b": ("qwen3", _llama(1024, 3072, 28, (16, 8), 151936) | {"head_dim": 128}),
+    "qwen3-1.7b": ("qwen3", _llama(2048, 6144, 28, (16, 8), 151936) | {"head_dim": 128}),
+    "qwen3-4b": ("qwen3", _llama(2560, 9728, 36, (32, 8), 151936) | {"head_dim": 128}),
     "gpt2": ("gpt2", {}),
 }
 """Kind and sizes of models that people start from, by plain name."""

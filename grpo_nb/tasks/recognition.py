@@ -240,9 +240,10 @@ def _pair(number: int, row: Mapping[str, Any], form: Form, knowledge: bool) -> l
     shown = [row[form.source].strip()] if knowledge or form.asked is None else []
     shown += [f"{title}: {row[form.asked].strip()}"] if form.asked else []
     by = " by the text" if knowledge or form.asked is None else ""
+    asked = _INSTRUCTION.format(what=what, by=by)
     columns = {"cluster": cluster(row, form), "pair": f"{form.kind}/{number}"}
     return [
-        _asked(f"{form.kind}/{number}/{name}", [*shown, f"{what.capitalize()}: {text}"], what, by, bad, text, columns)
+        _asked(f"{form.kind}/{number}/{name}", [*shown, f"{what.capitalize()}: {text}", asked], bad, text, columns)
         for name, bad, text in (
             ("right", False, row[form.right].strip()),
             ("hallucinated", True, row[form.hallucinated].strip()),
@@ -264,17 +265,15 @@ def _general(name: str, row: Row) -> Example:
     if mark not in ("yes", "no"):
         raise DataError(f"{row.where}: hallucination is {row.data['hallucination']!r}, needs yes or no")
     answer = row.data["chatgpt_response"].strip()
-    shown = [f"Request: {row.data['user_query'].strip()}", f"Answer: {answer}"]
-    return _asked(name, shown, "answer", "", mark == "yes", answer, {"cluster": name})
+    asked = _INSTRUCTION.format(what="answer", by="")
+    shown = [f"Request: {row.data['user_query'].strip()}", f"Answer: {answer}", asked]
+    return _asked(name, shown, mark == "yes", answer, {"cluster": name})
 
 
-def _asked(
-    name: str, shown: Sequence[str], what: str, by: str, hallucinated: bool, text: str, columns: Mapping[str, Any]
-) -> Example:
-    content = "\n".join([*shown, _INSTRUCTION.format(what=what, by=by)])
+def _asked(name: str, lines: Sequence[str], hallucinated: bool, text: str, columns: Mapping[str, Any]) -> Example:
     return Example(
         id=name,
-        prompt=[{"role": "user", "content": content}],
+        prompt=[{"role": "user", "content": "\n".join(lines)}],
         target=f"Answer: {'Yes' if hallucinated else 'No'}",
         columns={**columns, "hallucinated": hallucinated, "length": len(text)},
     )

@@ -186,15 +186,10 @@ def _weights(
     if algorithm.correction == "none" and algorithm.entropy_top_share == 1:
         return None
     mask = _mask(rollouts, algorithm)
-    weights = losses.correction(
-        algorithm.correction,
-        algorithm.correction_level,
-        old.logprobs,
-        sampler_logprobs(rollouts),
-        mask,
-        algorithm.correction_bounds,
-        algorithm.log_ratio_clamp,
+    how = losses.Correction(
+        algorithm.correction, algorithm.correction_level, algorithm.correction_bounds, algorithm.log_ratio_clamp
     )
+    weights = losses.correction(how, old.logprobs, sampler_logprobs(rollouts), mask)
     for name in dict.fromkeys(drawn.objective for drawn in rollouts.prompts):
         rows = [i for i in rollouts.rows_of(name) if kept[i]]
         learns = losses.top_entropy(old.entropy[rows], mask[rows], algorithm.entropy_top_share)

@@ -112,7 +112,7 @@ def correction_of(settings: dict[str, Any] | None, old: Tensor, sampler: Tensor,
     level, mode = settings["mode"].split("_")
     kind: Any = {"truncate": "tis", "mask": "mis"}[mode]
     bounds = (settings["clip_min"] or 0.0, settings["clip_max"])
-    return losses.correction(kind, LEVELS[level], old, sampler, mask, bounds, 20.0)  # type: ignore[arg-type]
+    return losses.correction(losses.Correction(kind, LEVELS[level], bounds), old, sampler, mask)  # type: ignore[arg-type]
 
 
 def label(case: dict[str, Any]) -> str:

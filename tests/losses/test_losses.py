@@ -25,7 +25,7 @@ from tests.support.tokens import names, pattern
 from tests.support.trl_case import COUNTS, ENTROPY, LOGP, MASK, OLD, REF, ROW, float64, loss_and_gradient
 
 NAN, INF = float("nan"), float("inf")
-PLAIN = {"clip_low": 0.2, "clip_high": 0.2}
+PLAIN = {"clip": (0.2, 0.2)}
 SEQUENCE = {"surrogate": "gspo", **PLAIN}
 
 
@@ -49,7 +49,7 @@ SEQUENCE = {"surrogate": "gspo", **PLAIN}
         ("cispo_cap", {}, 0.04, 0.030032970, 0.230017824),
         ("sapo", {}, 0.0, -0.088489075, 0.223702633),
         ("sapo", {}, 0.04, -0.088076738, 0.223281865),
-        ("dapo", {"clip_low": 0.2, "clip_high": 0.2, "limits": {"dual": 1.25}}, 0.0, -0.084942296, 0.161668985),
+        ("dapo", {"clip": (0.2, 0.2), "limits": {"dual": 1.25}}, 0.0, -0.084942296, 0.161668985),
         ("dapo", {**PLAIN, "kl_weight": "ratio_through"}, 0.04, -0.078303950, 0.207978082),
     ],
 )
@@ -195,7 +195,7 @@ def correct(kind: Any, level: Any, bounds: tuple[float, float] = (0.5, 2.0)) -> 
     """Log-ratios (1, -1, .2 | masked) and (-.1, masked, masked)."""
     delta = torch.tensor([[1.0, -1.0, 0.2, 77.0], [-0.1, 77.0, NAN, INF]], dtype=float64)
     mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
-    return losses.correction(kind, level, delta, torch.zeros_like(delta), mask, bounds, 20.0)
+    return losses.correction(losses.Correction(kind, level, bounds), delta, torch.zeros_like(delta), mask)
 
 
 def test_correction_by_token() -> None:
@@ -218,7 +218,7 @@ def test_correction_restores_the_expectation() -> None:
     new, sampler = torch.randn(2, 6, dtype=float64, generator=torch.Generator().manual_seed(3)).log_softmax(-1)
     f = torch.arange(6, dtype=float64)
     mask = torch.ones(1, 6, dtype=torch.bool)
-    w = losses.correction("tis", "token", new[None], sampler[None], mask, (0.0, 1e6), 20.0)[0]
+    w = losses.correction(losses.Correction("tis", "token", (0.0, 1e6)), new[None], sampler[None], mask)[0]
     assert (sampler.exp() * w * f).sum().item() == pytest.approx((new.exp() * f).sum().item())
 
 
@@ -286,7 +286,7 @@ def test_names_and_tables_agree() -> None:
 
 
 def test_a_row_can_be_changed_in_one_choice() -> None:
-    row = algorithm("grpo", kl="k2", clip_high=0.3)
+    row = algorithm("grpo", kl="k2", clip=(None, 0.3))
     assert row == dataclasses.replace(ALGORITHMS["grpo"], kl="k2", clip=(0.2, 0.3))
     assert algorithm("grpo") == ALGORITHMS["grpo"]
 
@@ -299,14 +299,14 @@ def test_what_does_not_exist_or_contradicts_itself_is_refused() -> None:
     with pytest.raises(ValueError, match=pattern("'gmpo'")):
         algorithm("reinforce_pp", surrogate="gmpo")
     with pytest.raises(ValueError, match=r"needs 0 < clip_low < 1, 'gspo' usually has 0.0003"):
-        algorithm("gspo", clip_low=1.0)
+        algorithm("gspo", clip=(1.0, None))
 
 
 def test_another_surrogate_brings_its_own_clip() -> None:
     """What one surrogate calls high is another's absolute cap: 0.2 under `cispo_cap` cuts every gradient to a fifth."""
     assert algorithm("grpo", surrogate="cispo_cap").clip == ALGORITHMS["cispo_cap"].clip
     assert algorithm("dapo", surrogate="gspo").clip == ALGORITHMS["gspo"].clip
-    assert algorithm("dapo", surrogate="gspo", clip_high=0.1).clip == (ALGORITHMS["gspo"].clip[0], 0.1)
+    assert algorithm("dapo", surrogate="gspo", clip=(None, 0.1)).clip == (ALGORITHMS["gspo"].clip[0], 0.1)
     assert algorithm("dapo", surrogate="ppo_clip").clip == ALGORITHMS["dapo"].clip, "its own row keeps its own clip"
 
 

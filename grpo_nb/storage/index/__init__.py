@@ -15,7 +15,7 @@ from grpo_nb.storage import schema
 from grpo_nb.storage.files import clear_errors
 from grpo_nb.storage.index.chunks import Chunk, Head, Parse, Row, chunk_of
 from grpo_nb.storage.index.packing import Numbers, Texts
-from grpo_nb.storage.index.rows import Log, LogRows
+from grpo_nb.storage.index.rows import Log, LogRows, Ways
 from grpo_nb.storage.index.store import Damaged, InMemory, Kept, Store, store_of
 from grpo_nb.storage.lines import settled
 from grpo_nb.storage.regular import RunError, opened
@@ -99,8 +99,8 @@ class Index:
 
     def _log(self, fd: int, tail: Chunk | None) -> Log:
         heads = self._heads if fd >= 0 else []
-        remade, restored = functools.partial(self._remade, fd), functools.partial(self._restored, fd)
-        return Log(self._path, fd, heads, tail, self._store or InMemory(), self._parse, remade, restored)
+        ways = Ways(self._parse, functools.partial(self._remade, fd), functools.partial(self._restored, fd))
+        return Log(self._path, fd, heads, tail, self._store or InMemory(), ways)
 
     def _extend(self, fd: int, seen: tuple[int, ...]) -> Chunk | None:
         """Bring the chunks up to date; the last one, which is not full."""

@@ -4,6 +4,7 @@ import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -23,16 +24,23 @@ A_FEW = 256
 """Rows that are read at once, and that a slice gives as a list."""
 
 
+@dataclass(frozen=True)
+class Ways:
+    """How a log's bytes become rows, and its chunks are made again where the index fails."""
+
+    parse: Parse
+    remake: Callable[[Head], Chunk]
+    restore: Callable[[Sequence[Head], bool], Store]
+
+
 class Log:
     """A log as it was when it was opened: chunks whose columns are kept, and a last one that is not full yet."""
 
     def __init__(
-        self, path: Path, fd: int, heads: Sequence[Head], tail: Chunk | None, store: Store, parse: Parse,
-        remake: Callable[[Head], Chunk], restore: Callable[[Sequence[Head], bool], Store],
-    ) -> None:  # fmt: skip
+        self, path: Path, fd: int, heads: Sequence[Head], tail: Chunk | None, store: Store, ways: Ways
+    ) -> None:
         """Takes `fd` over (-1: there is no file), and closes it when nothing uses this object any more."""
-        self._path, self._fd, self._tail, self._store, self._parse = path, fd, tail, store, parse
-        self._remake, self._restore = remake, restore
+        self._path, self._fd, self._tail, self._store, self._ways = path, fd, tail, store, ways
         if fd >= 0:
             weakref.finalize(self, os.close, fd)
         self._kept = len(heads)
@@ -80,7 +88,7 @@ class Log:
         start, chunk = begins[first], self.heads[n].start
         data = os.pread(self._fd, begins[last - 1] + lengths[last - 1] - start, chunk + start)
         for begin, length in zip(begins[first:last], lengths[first:last], strict=True):
-            row, _ = self._parse(data[begin - start : begin - start + length], chunk + begin + length + 1)
+            row, _ = self._ways.parse(data[begin - start : begin - start + length], chunk + begin + length + 1)
             if row is None:
                 raise self._changed()
             yield row
@@ -107,9 +115,9 @@ class Log:
                 break
             except (Damaged, ValueError) as error:
                 logger.info("the index of %s is made anew: %s", self._path, error)
-                self._store = self._restore(self.heads[: self._kept], not isinstance(error, Outdated))
+                self._store = self._ways.restore(self.heads[: self._kept], not isinstance(error, Outdated))
         for n in range(done, span.stop):
-            chunk = self._tail if self._tail and n == self._kept else self._remake(self.heads[n])
+            chunk = self._tail if self._tail and n == self._kept else self._ways.remake(self.heads[n])
             part = chunk.part(kind, key)
             if part is not None:
                 yield n, part
