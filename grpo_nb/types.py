@@ -1,6 +1,6 @@
 """The records that pass between floors: what each stage hands to the next.
 
-Data goes one way: task -> Example -> Rollouts -> Score -> Batch -> StepStats -> a row of metrics.jsonl.
+Data goes one way: task -> Example -> Rollouts -> Score -> Experience -> StepStats -> a row of metrics.jsonl.
 Ragged things are plain Python lists, one entry a prompt (P) or a completion (B = P * K, prompt-major:
 the K completions of prompt p are rows p*K ... p*K + K - 1). Rectangular things are tensors.
 """

@@ -61,7 +61,8 @@ def test_the_only_update_gives_back_what_a_pass_of_its_own_would_measure(policy:
         own = token_stats(policy, experience.rollouts, ON_POLICY)
     torch.testing.assert_close(stats.seen.logprobs, own.logprobs)
     torch.testing.assert_close(stats.seen.entropy, own.entropy)
-    known = complete(experience, ON_POLICY, stats.seen)
+    unmeasured = dataclasses.replace(experience, measured=torch.zeros(8, dtype=torch.bool))
+    known = complete(unmeasured, ON_POLICY, stats.seen)
     assert known.logprobs_old is stats.seen.logprobs and torch.equal(known.measured, experience.kept)
 
 
