@@ -72,7 +72,7 @@ def test_what_failed_is_said_at_the_end_unless_it_was_before(run: Run) -> None:
     failed = ("tiny", "ValueError: cable-pulled")
     process = script(run, fails_at=2)
     assert names(process.communicate(timeout=WAIT)[1].splitlines()[-1], *failed)
-    process = script(run, fails_at=1, then="time.sleep(1)")
+    process = script(run, fails_at=1, then="while session.live: time.sleep(0.05)")
     (line,) = process.communicate(timeout=WAIT)[1].splitlines()
     assert names(line, *failed), "it was over before the script was"
     process = script(run, fails_at=1, then="session.wait_blocking()")
