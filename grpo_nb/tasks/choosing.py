@@ -6,7 +6,8 @@ The rules, in the order in which they apply:
    article stands before ("A because"), after "option". "A grandson" is no letter, "b." and "(b)" are.
 2. An option's text counts with or without its article, accents and hyphens; so does a word that only this option has
    ("The British one", "Mary" of "Mary Smith"), unless the question has it. The longest text is found first.
-3. Where an answer is taken back ("Wait, actually"), what follows counts, if it names an option.
+3. Where an answer is taken back ("Wait, actually"; tasks/turns.py), what follows counts, if it names an option. So does
+   a sentence below an answer that is a conclusion and nothing more: "So C.", "It is C.", "C is correct."
 4. Each sentence falls into clauses. What explains ("because", "while", "which"), what hangs on a condition and what is
    only thought possible names nothing; a claim that hangs on a condition or goes on with "or" is no claim.
 5. An option behind a negation, or of which it is denied, is not named; where both persons are denied, the third option
@@ -24,19 +25,18 @@ from functools import lru_cache
 
 from grpo_nb.tasks.mentions import MENTION, with_mentions
 from grpo_nb.tasks.reading import Reading
+from grpo_nb.tasks.turns import parts, sentences, without_turn
 from grpo_nb.tasks.wordings import (
     ABSTENTION,
     CONCLUSIONS,
     CONDITIONS,
     CONTRASTS,
-    CORRECTIONS,
     DANGLING,
     EXPLANATIONS,
     FRAME,
     HEDGES,
     NEGATIONS,
     NOT_ABSTENTION,
-    REFUSAL,
     SOURCES,
     WRONG,
     folded,
@@ -46,12 +46,9 @@ from grpo_nb.tasks.wordings import (
 MOST = 9
 """Mentions of options that are read of one clause: more name no single one."""
 
-_SENTENCE = re.compile(r"[.!?\n]+(?:\s|$)|[.!?\n]+(?=[@#])")
-_ASKED = "\u00bf"
-"""Put at the end of a sentence that asks: it claims nothing."""
 _RESTATED = "\u2261"
 """Put in place of the words that a question denies, and of their negation."""
-_NEGATION, _HEDGE, _CORRECTION = words_of(NEGATIONS), words_of(HEDGES), words_of(CORRECTIONS)
+_NEGATION, _HEDGE = words_of(NEGATIONS), words_of(HEDGES)
 _WRONG = "|".join(WRONG)
 _SOURCE = re.compile(SOURCES)
 _ASIDE = re.compile(r"(?<=[@#]\d) *\(([^()]*)\)")
@@ -71,6 +68,7 @@ _JOINS = re.compile(r"[@#]\d(?: \w+)?\s*(?:and|or|,|/|&|as well as|plus|\+)\s*(?
 _OR = re.compile(r"[@#]\d(?: \w+)? or\b|\bor (?:\w+ ){0,2}?[@#]\d|[@#]\d ?/|/ ?[@#]\d")
 _IDENTIFIES = re.compile(r"[@#]\d (?:is|was|must be|has to be|would be) (?:\w+ly )?the\b|\b(?:is|was|be) [@#]\d$")
 _OTHER, _PRONOUN = re.compile(r"\bother\b"), re.compile(r"\b(?:he|she|they|it|that (?:person|one|man|woman))\b")
+_ASSERTS = re.compile(r"^it (?:is|must be|has to be) [@#]\d|[@#]\d is (?:the )?(?:correct|right|best|better)\b")
 _AUXILIARY = r"(?:is|was|are|were|did|does|do|has|had|can|could|would|should)"
 
 
@@ -144,12 +142,15 @@ def choose(answer: Reading | str, options: Sequence[str], unknown: int, question
     """
     text, marked = (answer, True) if isinstance(answer, str) else (answer.answer, bool(answer.marker))
     item = _item(question, unknown, tuple(options))
-    for part in reversed(_corrected(with_mentions(text, options, unknown, question))):
-        claims = [claim for sentence in _sentences(part) if (claim := _sentence(sentence, item)).told]
-        found = _settled(claims, unknown, marked or not question)
-        if found is not None:
-            return next(iter(found)) if len(found) == 1 else None
-    return None
+    first, *later = parts(with_mentions(text, options, unknown, question), within=True)
+    rest = "" if isinstance(answer, str) else with_mentions(answer.rest, options, unknown, question)
+    readings = [
+        *(_settled(_claims(without_turn(part), item), unknown, False) for part in reversed(later)),
+        _concluded(rest, item),
+        _settled(_claims(first, item), unknown, marked or not question),
+    ]
+    found = next((found for found in readings if found is not None), set())
+    return next(iter(found)) if len(found) == 1 else None
 
 
 @lru_cache(maxsize=4096)
@@ -167,22 +168,8 @@ def _item(question: str, unknown: int, options: tuple[str, ...]) -> _Item:
 # From sentences to claims
 
 
-def _corrected(text: str) -> list[str]:
-    """The text up to where it is taken back, and each part that takes back what came before."""
-    starts = [match.start() for match in _CORRECTION.finditer(text) if match.start()]
-    return [text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True)]
-
-
-def _sentences(text: str) -> list[str]:
-    found = [part.strip() for part in _SENTENCE.split(re.sub(r"\?+(?=\s|$)", f"{_ASKED}\n", text))]
-    if found and found[-1] and (found[-1].split() or [""])[-1].strip(",;:") in DANGLING:
-        found.pop()  # cut off
-    return [part for part in found if part and part[-1] != _ASKED and not _refuses(part)]
-
-
-def _refuses(sentence: str) -> bool:
-    """Whether a sentence refuses to help, and says nothing about the text besides."""
-    return REFUSAL.search(sentence) is not None and ABSTENTION.search(REFUSAL.sub(" ", sentence)) is None
+def _claims(text: str, item: _Item) -> list[Claim]:
+    return [claim for sentence in sentences(text) if (claim := _sentence(sentence, item)).told]
 
 
 def _sentence(sentence: str, item: _Item) -> Claim:
@@ -205,6 +192,7 @@ def _sentence(sentence: str, item: _Item) -> Claim:
             _resolve(part, words, claim.met - {item.unknown}, item)
             if part.told:
                 claim, concluding = Claim(denied=claim.denied, met=claim.met, concludes=True), False
+                bare = part.bare
         claim.join(part, item.unknown)
         claim.broken |= bool(claim.chosen(item.unknown)) and words.startswith("or ")
     claim.bare = bare and bool(claim.named)
@@ -389,6 +377,17 @@ def _settled(claims: Sequence[Claim], unknown: int, marked: bool) -> set[int] | 
     if marked or telling[0].bare:
         return chosen[0].union(*(found for found, claim in zip(chosen, telling, strict=True) if claim.bare))
     return set().union(*chosen)
+
+
+def _concluded(text: str, item: _Item) -> set[int] | None:
+    """The option that the lines below an answer end in: "so C", "it is C", "C is right", and nothing more around it."""
+    for sentence in reversed(sentences(text)):
+        claim = _sentence(sentence, item)
+        if claim.concludes and claim.abstains and sentence.endswith(f"#{item.unknown}"):
+            return {item.unknown}
+        if claim.bare and not claim.broken and (claim.concludes or _ASSERTS.search(sentence)) and len(claim.named) == 1:
+            return claim.named
+    return None
 
 
 def _left_over(claims: Sequence[Claim], unknown: int) -> set[int] | None:

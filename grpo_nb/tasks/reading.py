@@ -10,6 +10,7 @@ The grammar is the same for every task, for training and for `grpo-nb score`:
    A marker that is denied or doubted ("the answer is not", "if the answer is") is none.
 3. The answer is the rest of the line; where that is empty, the next line that is not. Markdown is dropped. A list
    with a bullet before each entry is one answer.
+   Below it, the lines from one on that takes it back (tasks/turns.py) belong to the answer.
 4. A list of three or more answer lines that differ is no answer.
 5. Evidence follows `Evidence:`, on the line or below it: what stands between quotation marks of any kind, or all of it.
 6. A text without a marker is an answer as it is.
@@ -24,8 +25,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from grpo_nb.tasks.thinking import after_thinking
+from grpo_nb.tasks.turns import parts, takes_back
 from grpo_nb.tasks.wordings import (
-    CORRECTIONS,
     DANGLING,
     EXPLANATIONS,
     NOT_ABSTENTION,
@@ -131,14 +132,16 @@ class Reading:
     """What a completion answers, after its thinking."""
 
     answer: str
-    """The answer, without its marker, markdown and evidence: one line after a marker, else the whole text; empty where
-    there is none."""
+    """The answer, without its marker, markdown and evidence: after a marker one line and the lines that take it back,
+    else the whole text; empty where there is none."""
     evidence: str | None
     """What it quotes for it."""
     marker: str
     """Name of the marker that the answer follows; empty: the text has none, and all of it is the answer."""
     block: str
     """All lines of the answer, joined: free answers (replies, summaries) go on after the first one."""
+    rest: str = ""
+    """The lines below an answer that follows a marker: what explains it, or concludes otherwise."""
 
 
 @lru_cache(maxsize=4096)  # completions of a group are often the same, and a check reads each wording for every item
@@ -146,7 +149,7 @@ def read(text: str) -> Reading:
     """The answer of a completion and its evidence.
 
     >>> read("<think>A?</think>So:\\n**Answer:** B\\nEvidence: 'x'")
-    Reading(answer='B', evidence='x', marker='answer', block='B')
+    Reading(answer='B', evidence='x', marker='answer', block='B', rest='')
     """
     return _read(_LEFTOVER.sub("", after_thinking(text)).strip(), NESTED)
 
@@ -174,13 +177,11 @@ def yes_or_no(text: str) -> bool | None:
     >>> yes_or_no("Answer: Yes."), yes_or_no("None of it, no"), yes_or_no("Yes and no"), yes_or_no("Nonsense")
     (True, False, None, None)
     """
-    answer = folded(read(text).answer)
-    head = re.split(r"[.!?\n]", words_of(EXPLANATIONS).split(answer)[0].strip())[0]
-    said = {
-        match[0]
-        for match in re.finditer(r"\byes\b|\bno\b(?=\W*(?:$|[.,;:!?)\-\n]|and\b|or\b|it\b|the\b|this\b))", head)
-    }
-    return None if len(said) != 1 else said == {"yes"}
+    for part in reversed(parts(folded(read(text).answer))):
+        head = re.split(r"[.!?\n]", words_of(EXPLANATIONS).split(part)[0].strip())[0]
+        if said := set(_YES_NO.findall(head)):
+            return None if len(said) != 1 else said == {"yes"}
+    return None
 
 
 @lru_cache(maxsize=4096)  # an item's two texts are asked about several times each
@@ -231,16 +232,19 @@ def _read(text: str, depth: int) -> Reading:
     if found is None:
         whole = _without_notes(_before_evidence(own).strip())
         return Reading(whole, evidence(text), "", " ".join(whole.split()))
-    marker, answer = found
+    marker, answer, below = found
     if marker.again:
         inner = _read(_with_others(answer, own, marker.name), depth - 1)
-        return Reading(inner.answer, evidence(text) or inner.evidence, inner.marker or marker.name, inner.block)
-    lines = [line for part in _before_evidence(answer).splitlines() if (line := part.strip().strip(_LINE_MARKS))]
+        rest, turned = _turned(_lines(below) if marker.name != "json" else [])
+        quote, name = evidence(text) or inner.evidence, inner.marker or marker.name
+        return Reading(inner.answer + turned, quote, name, inner.block, inner.rest or rest)
+    lines = _lines(answer)
     if not lines or _lists(own):
         return Reading("", evidence(text), marker.name, "")
     if items := _bulleted(_before_evidence(answer)):
         return Reading(", ".join(items), evidence(text), marker.name, " ".join(lines))
-    return Reading(lines[0] + _taken_back(lines), evidence(text), marker.name, " ".join(lines))
+    rest, turned = _turned(lines[1:])
+    return Reading(lines[0] + turned, evidence(text), marker.name, " ".join(lines), rest)
 
 
 def _with_others(answer: str, text: str, marker: str) -> str:
@@ -260,14 +264,20 @@ def _own(text: str) -> str:
     return text
 
 
-def _marked(text: str) -> tuple[Marker, str] | None:
-    """The last of the strongest markers, and what follows it."""
+def _lines(text: str) -> list[str]:
+    """The lines of a text before its evidence, without markdown and empty ones."""
+    return [line for part in _before_evidence(text).splitlines() if (line := part.strip().strip(_LINE_MARKS))]
+
+
+def _marked(text: str) -> tuple[Marker, str, str] | None:
+    """The last of the strongest markers, its answer, and what stands below an answer that has an end."""
     found = sorted(_places(_without_evidence(text)), key=lambda entry: (entry[0].strength, entry[1].end()))
     for marker, place in reversed(found):
         if marker.again:
-            return marker, next(group for group in place.groups()[::-1] if group is not None)
+            answer = next(group for group in place.groups()[::-1] if group is not None)
+            return marker, answer, text[place.end() :].lstrip(" .,$")
         if _meant(place):
-            return marker, text[place.end() :]
+            return marker, text[place.end() :], ""
     return None
 
 
@@ -300,12 +310,10 @@ def _bulleted(text: str) -> list[str]:
     return [match[1] for match in found if match] if len(found) > 1 and all(found) else []
 
 
-def _taken_back(lines: list[str]) -> str:
-    """The lines that take the first one back, as one; else empty."""
-    for place, line in enumerate(lines[1:], start=1):
-        if _TAKES_BACK.match(folded(line)):
-            return " " + " ".join(lines[place:])
-    return ""
+def _turned(lines: list[str]) -> tuple[str, str]:
+    """Of the lines behind an answer, those before it is taken back, and those that take it back."""
+    place = next((place for place, line in enumerate(lines) if takes_back(line)), len(lines))
+    return "\n".join(lines[:place]), "".join(f"\n{line}" for line in lines[place:])
 
 
 def _before_evidence(text: str) -> str:
@@ -351,7 +359,7 @@ _NOTE = re.compile(
     rf"check|draft|thoughts?){_COLON}",
     re.IGNORECASE,
 )
-_TAKES_BACK = re.compile(rf"\W*(?:no, |oh, )?{words_of(CORRECTIONS).pattern}")
+_YES_NO = re.compile(r"\byes\b|\bno\b(?=\W*(?:$|[.,;:!?)\-\n]|and\b|or\b|it\b|the\b|this\b))")
 _UNKNOWN = frozenset(normalise(folded(wording)) for wording in UNKNOWN_WORDINGS)
 _ALONE = re.compile(
     rf"(?:(?:it|the|this|that|answer|is|was|remains|still|are|be|remain|seems|very) )*{SINGLE_ABSTENTIONS}"

@@ -71,7 +71,8 @@ EXPLANATIONS = (
 """What begins a clause that explains; options in it are not named."""
 CONTRASTS = ("but", "however", "yet", "nevertheless", "still")
 CONCLUSIONS = (
-    *("so(?! (?:that|much|many|far|long|as)\\b)", "therefore", "thus", "hence", "consequently", "accordingly", "ergo"),
+    *("(?<!say )(?<!think )so(?! (?:that|much|many|far|long|as)\\b)", "therefore", "thus", "hence"),
+    *("consequently", "accordingly", "ergo"),
     *("(?:(?:which|that|this) )?(?:leaves|leaving)(?= (?:us with |only |just )*(?:option |the )*[@#])", "meaning"),
     *("(?:which|this|that) means", "in conclusion", "to conclude", "overall", "in summary", "in short", "as a result"),
     *("pointing to", "indicating that", "which makes", "this makes", "that makes"),
@@ -93,6 +94,29 @@ CORRECTIONS = (
     ),
 )
 """What takes back an answer, where another one follows."""
+_AGAIN = (
+    r"(?:re-?(?:read|view|check|consider|examin|evaluat|think|assess|visit)(?:ing|ion|ation|e)?|double-?check(?:ing)?|"
+    r"look(?:ing)? (?:again|back|closer)|think(?:ing)? (?:again|about it)|(?:a )?(?:second|closer) look)"
+)
+REVISIONS = (
+    r"(?:edit(?:ed)?|updated?|revis(?:ed|ion)|corrected|amend(?:ed|ment)|self-?(?:check|correction)|double-?check|"
+    r"re-?check|erratum)(?= ?[:\-])",
+    *("nope", "hold on(?= ?[,.:!;-])", "(?:my )?apologies", "pardon(?: me)?(?= ?[,.:!;-])", "i stand corrected"),
+    r"(?:up)?on (?:\w+ ){0,2}?(?:reflection|inspection|consideration|examination|analysis)",
+    rf"(?:(?:after|by|when|on|upon) )?(?:\w+ly |closer |further )?{_AGAIN}",
+    r"(?:i (?:would |will |want to |have to |must |need to )?(?:like to )?|i'(?:d|ll) (?:like to )?|let me )"
+    r"(?:now )?(?:change|revise|amend|correct|update|switch) (?:(?:my|the) (?:\w+ )?(?:answer|choice)(?: to)?|to)",
+    r"(?:switch|chang)ing (?:(?:my|the) (?:\w+ )?(?:answer|choice) )?to",
+    r"(?:it|that|this) should (?:instead |rather |actually )?(?:be|have been)"
+    r"(?! (?:noted|said|mentioned|clear|remembered|stressed|pointed|obvious))",
+    r"the (?:correct|right|better|best|actual|true) (?:one|choice|option) (?:is|should be|must be|would be)",
+)
+"""What a sentence begins with that revises an answer given before it, where another one follows."""
+CONFIRMING = _set(
+    "confirm confirms confirmed stand stands hold holds remain remains unchanged change same still support supports",
+    "supported indeed confusion agree agrees consistent matches fits keep",
+)
+"""Words of a check that lets an answer stand."""
 FRAME = _set(
     "a an the is was are were be been it it's its this that there he she he's she's that's they i we you you'd i'd",
     "i'll would will must should has have had to of did does do one ones person man woman people friend guest option",
@@ -100,7 +124,7 @@ FRAME = _set(
     "selected say go with think believe opt therefore probably likely clearly definitely certainly most surely only",
     "seems seem appears appear here also just too both yes well okay ok sure question asked guilty named described",
     "text context passage according supports support says said states shows tells us me in by from based on given",
-    "information part case being who whom which mr mrs ms dr elimination two",
+    "information part case being meant mean who whom which mr mrs ms dr elimination two",
 )
 """Words around an option that say no more than that it is the answer."""
 DANGLING = _set(

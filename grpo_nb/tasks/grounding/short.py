@@ -27,15 +27,9 @@ from grpo_nb.tasks.grounding.rivals import acts, begins_clause, chosen, listed, 
 from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import synonyms
 from grpo_nb.tasks.grounding.ties import other_actor, other_subject, stray
+from grpo_nb.tasks.turns import standing
 
 _THEIRS = frozenset(("his", "her", "its", "their"))
-_CORRECTED = re.compile(
-    r"(?<=[.!?;\n])\s*"
-    r"(?:correction|wait|scratch that|strike that|on second thoughts?|i misread|my mistake|i take (?:it|that) back)\b"
-    r"(?=.*\w)",
-    re.IGNORECASE | re.DOTALL,
-)
-"""Where an answer takes back what it says before."""
 
 
 def judge_short(answer: str, about: Item) -> Verdict:
@@ -44,8 +38,7 @@ def judge_short(answer: str, about: Item) -> Verdict:
         return Verdict("correct")
     if holds_whole(answer, about.hallucinated, about.right):
         return Verdict("wrong", "it is the hallucinated answer")
-    answer = _CORRECTED.split(answer)[-1]
-    heard = Heard(answer, about)
+    heard = Heard(standing(answer), about)
     if _hallucinates(heard):
         return Verdict("wrong", "it says what only the hallucinated answer says")
     if not heard.gold:

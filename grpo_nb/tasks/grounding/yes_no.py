@@ -11,6 +11,7 @@ from grpo_nb.tasks.grounding.owners import of_the_other
 from grpo_nb.tasks.grounding.rivals import of_one_alone, pole
 from grpo_nb.tasks.grounding.short import added, holds_whole, told
 from grpo_nb.tasks.grounding.ties import other_actor
+from grpo_nb.tasks.turns import parts
 
 _YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
 
@@ -23,13 +24,12 @@ _NO_NO = re.compile(r"\bno (?:doubt|question|wonder|surprise|less|more|two|diffe
 _STATES = frozenset(words("is was are were does did do has have had"))
 SLACK = 8
 """Common words that the source lacks, around a yes or a no: they claim nothing."""
-_TURNS = frozenset(["wait", "actually", "correction"])
 
 
 def judge_yes_no(answer: str, about: Item) -> Verdict:
     """The verdict on an answer to a yes/no question."""
     heard = Heard(answer, about)
-    says = _polarity(heard)
+    says = _polarity(heard, len(parts(answer, within=True)) > 1)
     true = set(forms(about.hallucinated)) <= about.passage.holds and says_yes_or_no(answer)
     if len(forms(about.hallucinated)) > 1 and not true and holds_whole(answer, about.hallucinated, about.right):
         return Verdict("wrong", "it is the hallucinated answer")
@@ -46,7 +46,8 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
     return added(heard, slack=SLACK)
 
 
-def _polarity(heard: Heard) -> bool | None:
+def _polarity(heard: Heard, turned: bool) -> bool | None:
+    """Whether an answer says yes; of both words, the last counts where it is taken back, else it says neither."""
     words = [token.word for token in heard.tokens if token.kind != "mark"]
     text = " ".join(words)
     if re.search(r"\bnot (?:yes|no)\b|\b(?:false|incorrect|untrue) that\b.*\bnot\b", text):
@@ -54,7 +55,7 @@ def _polarity(heard: Heard) -> bool | None:
     words = _NO_NO.sub("", text).split()
     found = [word in _YES for word in words if word in ("yes", "no", "yeah", "yep", "nope")]
     if len(set(found)) > 1:
-        return found[-1] if _TURNS & set(words) else None
+        return found[-1] if turned else None
     if found:
         return found[0]
     if re.search(r"\bnot (?:true|correct|right|so|the case) that\b", " ".join(words)):
