@@ -103,6 +103,8 @@ def test_an_explanation_that_mentions_another_option_replaces_no_answer(text: st
         ("Answer: A\n\nIt is C.", 2),
         ("Answer: A\n\nThus the grandson is the right choice.", 1),
         ("\\boxed{A}\n\nWait, it should be C.", 2),
+        ("Answer: The grandfather\nSorry, I meant the grandson.", 1),
+        ("Answer: The grandfather\n\nI change my answer to the grandson.", 1),
         ("The final answer is $\\boxed{A}$. Upon review, C.", 2),
         ("<answer>A</answer>\n\nEdit: it should be C.", 2),
         ('{"answer": "A",\n"correction": "none, so C"}', 0),
