@@ -17,8 +17,8 @@ PEER_READY  := $(VENV)/.installed-parity
 LOWEST      := $(VENV)-lowest
 LOWEST_READY := $(LOWEST)/.installed
 # Together they use every package that is needed at run time.
-LOWEST_TESTS := $(foreach name,adapter_files adapters cli_views tokenization combine config doctor hub journal judge \
-	loading lock model multimodal notebooks plots rollout run samples sft turns, \
+LOWEST_TESTS := $(foreach name,adapter_files adapters cli_views tokenization combine_gradients config doctor hub journal judge \
+	loading lock model multimodal notebooks plots rollout run samples sft chat_template, \
 	$(wildcard tests/test_$(name).py tests/*/test_$(name).py))
 NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 

@@ -38,7 +38,7 @@
 # %%
 import grpo_nb as g
 from grpo_nb import doctor
-from grpo_nb.doctor import rewards
+from grpo_nb.doctor import reward_check
 from grpo_nb.jupyter import project
 from grpo_nb.report import report, tables
 from grpo_nb.tasks import load_tasks
@@ -112,7 +112,7 @@ report.scored_examples(tasks)
 # Reward functions of your own go in as they do in `g.start`: `rewards={"fairness": [(function, 0.1)]}`.
 
 # %%
-bench = rewards.workbench(run, policy=policy, tasks=tasks, prompts=1)
+bench = reward_check.workbench(run, policy=policy, tasks=tasks, prompts=1)
 report.ranked(bench)
 
 # %% [markdown]

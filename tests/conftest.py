@@ -33,7 +33,7 @@ collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 LONGEST = (
     *("browser", "executed", "kernel", "grpo", "workers", "kill", "script", "experience", "session", "plots"),
     *("kernel_session", "cli_train", "kernel_matrix", "project", "damage", "loop", "quick_eval", "notebooks", "demo"),
-    *("checkpoints", "combine", "judge_run", "sft"),
+    *("checkpoints", "combine_gradients", "judge_run", "sft"),
 )
 """Test files by their time, the longest first; the others take a few seconds each."""
 

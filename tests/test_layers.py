@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "grpo_nb"
 
 LAYERS = (
-    {"types", "seeding", "suggest", "terminal", "fingerprint"}
-    | {"algorithms", "losses", "combine", "control", "optim", "storage"},
+    {"types", "seeding", "suggest", "printable", "fingerprint"}
+    | {"algorithms", "losses", "combine_gradients", "beta_control", "optim", "storage"},
     {"config", "presets", "tasks", "rewards", "judge", "plots"},
     {"policy", "rollout", "run"},
     {"preflight", "evaluation", "rules", "training", "doctor"},
@@ -24,7 +24,7 @@ LEVEL = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 PUBLIC = "__init__"
 """`grpo_nb/__init__.py` imports anything when asked; nothing inside the package imports it."""
 
-MATHEMATICS = {"seeding", "algorithms", "losses", "combine", "control", "optim"}
+MATHEMATICS = {"seeding", "algorithms", "losses", "combine_gradients", "beta_control", "optim"}
 MATHEMATICS_MAY_IMPORT = {"torch", "jaxtyping", "torchjd", *sys.stdlib_module_names}
 MAY_PRINT = {"cli"}
 MAX_LINES = 450

@@ -22,7 +22,7 @@ from rattler import MatchSpec
 import grpo_nb
 from grpo_nb import presets
 from grpo_nb.cli.arguments import commands
-from grpo_nb.cli.keys import settings
+from grpo_nb.cli.setting_keys import settings
 from grpo_nb.config import Config, parse
 from grpo_nb.dev import docs
 from tests.conftest import LONGEST, ROOT

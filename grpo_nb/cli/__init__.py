@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from grpo_nb.cli.arguments import UsageError, parser
 from grpo_nb.config import ConfigError
-from grpo_nb.terminal import Formatter, printable
+from grpo_nb.printable import Formatter, printable
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

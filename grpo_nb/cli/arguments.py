@@ -9,8 +9,8 @@ from typing import Any
 
 from grpo_nb import __version__, presets
 from grpo_nb.config import Config
+from grpo_nb.printable import Clean
 from grpo_nb.run.dependencies_file import KINDS
-from grpo_nb.terminal import Clean
 
 
 class UsageError(Clean):

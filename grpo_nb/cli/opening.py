@@ -29,9 +29,9 @@ def open_run(arguments: Namespace, steps: int | None = None) -> Run:
             raise UsageError(str(error)) from error
         raise
     if getattr(arguments, "yes", False):
-        from grpo_nb.judge import trusting  # slow to import, and lists of runs need it not
+        from grpo_nb.judge import host_trust
 
-        trusting.confirm(trusting.pairs_of(run.config))
+        host_trust.confirm(host_trust.pairs_of(run.config))
     return run
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo_nb.terminal import json_text, one_line, printable
+from grpo_nb.printable import json_text, one_line, printable
 
 UNWRAPPED = 10_000
 """Columns: whoever cuts them or greps must find a row on one line."""

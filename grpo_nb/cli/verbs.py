@@ -12,7 +12,7 @@ from grpo_nb.evaluation.compare import STAGES, Stage, comparison, three
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.evaluation.forgetting import probe
 from grpo_nb.evaluation.intervals import FEWEST, TOO_FEW
-from grpo_nb.preflight.refusals import check_judges
+from grpo_nb.preflight.requirements import check_judges
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import load_tasks
 from grpo_nb.training.grpo import grpo

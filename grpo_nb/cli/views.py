@@ -6,12 +6,12 @@ from datetime import datetime
 from pathlib import Path
 
 from grpo_nb.cli.arguments import UsageError
-from grpo_nb.cli.keys import settings
 from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.cli.setting_keys import settings
+from grpo_nb.printable import one_line
 from grpo_nb.run.run import list_runs
 from grpo_nb.storage.files import write_atomically
-from grpo_nb.terminal import one_line
 
 DONE, FAILED = 0, 1
 PROSE = 100

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo_nb.terminal import Clean
+from grpo_nb.printable import Clean
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, lt=2**53)]

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import presets
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import to_json
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

@@ -27,8 +27,8 @@ from traitlets.config import Config
 from grpo_nb import presets
 from grpo_nb.evaluation.intervals import bootstrap, interval
 from grpo_nb.jupyter.session import Session
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
-from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,9 +21,9 @@ import numpy as np
 from grpo_nb import presets, rules
 from grpo_nb.dev.growth_bench import metric_row
 from grpo_nb.evaluation.pareto import pareto
+from grpo_nb.printable import clean_logger
 from grpo_nb.rules.history import History
 from grpo_nb.run.run import Run
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

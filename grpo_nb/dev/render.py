@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from traitlets.config import Config
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.report.markup import Markup, html
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

@@ -15,7 +15,7 @@ from grpo_nb import rules
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
-from grpo_nb.rules import hindsight, regressions, sft, signal
+from grpo_nb.rules import hindsight, learning, regressions, sft
 from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
@@ -23,7 +23,7 @@ from grpo_nb.run.run import Run, RunError, RunStatus
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats
 from grpo_nb.storage.journal import Journal
-from grpo_nb.storage.regular import Irregular, opened
+from grpo_nb.storage.safe_open import Irregular, opened
 from grpo_nb.storage.schema import LONGEST_LINE
 
 __all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
@@ -57,10 +57,10 @@ def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
 def _measured(run: Run, rows: Rows) -> list[Finding]:
     """What the evaluations say that the metrics do not."""
     evaluations = measurements(run)
-    asked, names = [signal.forgetting(evaluations)], run.config.objectives
+    asked, names = [learning.forgetting(evaluations)], run.config.objectives
     asked += [regressions.accuracy_fell(rows, run.config, name, evaluations) for name in names]
     if rows:
-        asked += [signal.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
+        asked += [learning.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
     return [finding for finding in asked if finding]
 
 

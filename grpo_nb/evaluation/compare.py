@@ -15,10 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_nb.evaluation.intervals import PARTS, paired
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.schema import comparable
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

@@ -23,6 +23,7 @@ from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_inte
 from grpo_nb.evaluation.pareto import Metrics, best, knee
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies
+from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.rubric import task_scores
 from grpo_nb.rollout import EagerEngine, Engine, Request
 from grpo_nb.rollout import engine as engine_of
@@ -30,7 +31,6 @@ from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, load_tasks, read_examples, summarise, supported
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Rollouts, Score
 
 log = clean_logger(__name__)

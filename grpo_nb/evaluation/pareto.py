@@ -16,9 +16,9 @@ import pandas as pd
 from grpo_nb.evaluation.compare import Logged, Row, Split, Stage, count, different, logged, same_questions
 from grpo_nb.evaluation.dominance import NEITHER, better, surely_better
 from grpo_nb.evaluation.intervals import PARTS
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.suggest import hint
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

@@ -14,11 +14,11 @@ from typing import Any
 from grpo_nb.config import ConfigError, JudgeConfig
 from grpo_nb.judge.client import Endpoint, check_ready
 from grpo_nb.judge.failures import AskFailed, Failure
+from grpo_nb.judge.host_trust import trust
 from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict, key_of
 from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence_of, messages, parse_verdict
 from grpo_nb.judge.replies import Reply
 from grpo_nb.judge.tally import NAME, Tally
-from grpo_nb.judge.trusting import trust
 from grpo_nb.rewards.context import BESIDES
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Example, Score

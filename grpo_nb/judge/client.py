@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
-from grpo_nb.judge import trusting
+from grpo_nb.judge import host_trust
 from grpo_nb.judge.failures import AskFailed, Kind
 from grpo_nb.judge.network import bounded_client, check_proxies, proxy_of
 from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
 from grpo_nb.judge.refusals import plain, refused, said
 from grpo_nb.judge.replies import Reply, read_reply, words_in
 from grpo_nb.judge.secrets import strike
-from grpo_nb.terminal import clean_logger
+from grpo_nb.printable import clean_logger
 
 log = clean_logger(__name__)
 
@@ -226,7 +226,7 @@ def check_ready(where: str, config: JudgeConfig) -> None:
                 f"{where}: the key in {provider.api_key_env} has characters that no HTTP header can carry (line "
                 "breaks, or letters that are not ASCII); set the variable to the key alone"
             )
-    trusting.check(where, config)
+    host_trust.check(where, config)
     check_proxies(where)
     for provider in config.providers:
         _check_detour(where, provider)
@@ -239,10 +239,10 @@ def _check_detour(where: str, provider: JudgeProvider) -> None:
         ConfigError: the key would go over plain http to a proxy on another machine.
     """
     proxy = proxy_of(provider.base_url)
-    if proxy is None or not trusting.on_this_machine(provider.base_url):
+    if proxy is None or not host_trust.on_this_machine(provider.base_url):
         return
     plain_http = urlsplit(provider.base_url).scheme == "http"
-    if provider.api_key_env and plain_http and not trusting.on_this_machine(proxy.address):
+    if provider.api_key_env and plain_http and not host_trust.on_this_machine(proxy.address):
         raise ConfigError(
             f"{where}: the key in {provider.api_key_env} would go over plain http to another machine, because "
             f"{provider.label} is asked {proxy}"

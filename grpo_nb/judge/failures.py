@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from grpo_nb.config import JudgeConfig
-from grpo_nb.terminal import Clean
+from grpo_nb.printable import Clean
 
 Kind = Literal[
     "key",

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_nb.printable import Clean
 from grpo_nb.tasks.reading import LETTERS
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.thinking import after_thinking
-from grpo_nb.terminal import Clean
 
 VERSION = 1
 """Of everything below; a verdict is kept with it, so a changed prompt never meets an old verdict."""

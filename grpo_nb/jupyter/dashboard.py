@@ -19,15 +19,15 @@ import ipywidgets as w
 from grpo_nb import plots
 from grpo_nb.jupyter import notices
 from grpo_nb.jupyter.controls import Controls
-from grpo_nb.jupyter.followed import Followed
 from grpo_nb.jupyter.notices import Notice
 from grpo_nb.jupyter.samples import SampleBrowser
+from grpo_nb.jupyter.tailing import Followed
 from grpo_nb.plots import canvas
+from grpo_nb.printable import clean_logger
 from grpo_nb.report import report
 from grpo_nb.report.markup import html
 from grpo_nb.run.run import Log, RunError
 from grpo_nb.storage.journal import Row
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

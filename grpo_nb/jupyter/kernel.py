@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from grpo_nb.terminal import clean_logger, printable
+from grpo_nb.printable import clean_logger, printable
 
 log = clean_logger(__name__)
 

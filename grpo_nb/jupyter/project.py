@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.printable import one_line
 from grpo_nb.run.run import Run, RunError, RunSummary, list_runs
-from grpo_nb.terminal import one_line
 
 if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
     from grpo_nb.report.tables import Table

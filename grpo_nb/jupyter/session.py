@@ -27,11 +27,11 @@ from grpo_nb.jupyter.workers import (
     recorded_failure,
     refuse_if_live,
 )
+from grpo_nb.printable import Clean, printable
 from grpo_nb.run.dependencies_file import accepted_kinds
 from grpo_nb.run.knobs import Knobs, Order
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.suggest import hint
-from grpo_nb.terminal import Clean, printable
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     import pandas as pd

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb import fingerprint
-from grpo_nb.jupyter import ending, kernel
+from grpo_nb.jupyter import kernel, process_exit
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.lock import LOCK, release_here
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.storage import regular
-from grpo_nb.terminal import clean_logger
+from grpo_nb.storage import safe_open
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
     from grpo_nb.rewards.rubric import RewardFunction
@@ -126,7 +126,7 @@ class Worker(threading.Thread):
         self.grpo_nb_session = session
         self.job = job
         self.error: BaseException | None = None
-        self.failure: ending.Failure | None = None
+        self.failure: process_exit.Failure | None = None
         """How `error` is logged at the end of a script."""
         self.asked_to_stop = threading.Event()
         self.overdue = threading.Event()
@@ -186,7 +186,7 @@ class ThreadWorker(Worker):
 
     def start(self) -> None:
         if not kernel.in_notebook():
-            ending.outlast_script()
+            process_exit.outlast_script()
         super().start()
 
     def work(self) -> None:
@@ -199,7 +199,7 @@ class ThreadWorker(Worker):
                         break
         except BaseException as error:  # whatever it is, the cell that waits raises it
             self._failed(error)
-        ending.return_memory()
+        process_exit.return_memory()
 
     def waits_for(self) -> str:
         """The innermost frames of the thread's stack, the caller's own code first."""
@@ -232,7 +232,7 @@ class ThreadWorker(Worker):
 
     def _failed(self, error: BaseException) -> None:
         run = self.job.run
-        self.failure = ending.failed(f"{run.name} failed: {type(error).__name__}: {error}")
+        self.failure = process_exit.failed(f"{run.name} failed: {type(error).__name__}: {error}")
         self.error = error
         trace = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # they hold the model and the batch: memory for the next start
@@ -342,7 +342,7 @@ def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal
         environment.pop(colour, None)
-    with os.fdopen(regular.opened(output, os.O_WRONLY | os.O_CREAT), "wb") as file:
+    with os.fdopen(safe_open.opened(output, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.truncate()
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
         file.flush()
@@ -371,7 +371,7 @@ def _last_words(run: Run, since: float = 0.0) -> str:
     try:
         if path.stat().st_mtime < since:
             return ""
-        with os.fdopen(regular.opened(path), "rb") as file:
+        with os.fdopen(safe_open.opened(path), "rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except (OSError, RunError):

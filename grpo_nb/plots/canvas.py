@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from PIL import Image
 
 from grpo_nb.plots.thinning import extremes
-from grpo_nb.terminal import printable
+from grpo_nb.printable import printable
 
 RENDER_LOCK = threading.RLock()
 """Held while any figure is built or drawn; reentrant."""

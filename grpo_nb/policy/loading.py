@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from grpo_nb.policy import quantised
-from grpo_nb.terminal import Clean, clean_logger
+from grpo_nb.printable import Clean, clean_logger
 
 logger = clean_logger(__name__)
 

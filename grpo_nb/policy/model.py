@@ -14,12 +14,12 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.policy import adapter_files, adapters, clock, loading, turns
+from grpo_nb.policy import adapter_files, adapters, chat_template, loading, template_date
+from grpo_nb.policy.eval_mode import as_it_came, silence
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
-from grpo_nb.policy.silence import as_it_came, silence
 from grpo_nb.policy.tokenization import Codec
-from grpo_nb.terminal import clean_logger
+from grpo_nb.printable import clean_logger
 from grpo_nb.types import Batch, Prompt, TokenStats
 
 __all__ = ["ModelError", "Policy", "load_policy"]
@@ -48,7 +48,7 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
     dtype = loading.pick_dtype(model.dtype, device, full=model.train == "full")
     origin = Origin(source)
     tokenizer = loading.read_tokenizer(source)
-    turns.choose(tokenizer, model.chat_template)
+    chat_template.choose(tokenizer, model.chat_template)
     base = loading.read_model(source, dtype)
     full = source.kind != "adapter" and _learns_in_full(model, base)
     if full and dtype != (settled := loading.pick_dtype(model.dtype, device, full=True)):
@@ -328,7 +328,8 @@ class Policy:
         off = self._silenced
         dropped = f"dropout set to 0 in {len(off)} places (or router noise), e.g. {off[0].name}" if off else ""
         beyond = f"{len(self.codec.beyond)} tokens without a row, refused in prompts, e.g. {self.codec.beyond[:1]}"
-        dated = f"the chat template writes a date: {self.codec.date:%Y-%m-%d}" if clock.is_read(self.tokenizer) else ""
+        dates = template_date.is_read(self.tokenizer)
+        dated = f"the chat template writes a date: {self.codec.date:%Y-%m-%d}" if dates else ""
         notes = (dropped, beyond if self.codec.beyond else "", _towers_note(self.model), dated)
         return [note for note in notes if note]
 

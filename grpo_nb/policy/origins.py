@@ -21,7 +21,7 @@ from grpo_nb.policy.adapters import REFERENCE
 from grpo_nb.policy.loading import ADAPTER_CONFIG, TOKENIZER_FILES, WEIGHT_FILES, Source
 from grpo_nb.storage import digests
 from grpo_nb.storage.digests import Entry, Part
-from grpo_nb.storage.reads import FileRead, Stamp
+from grpo_nb.storage.file_stamps import FileRead, Stamp
 
 TOKENIZER_BESIDES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from grpo_nb.policy import clock, turns
+from grpo_nb.policy import chat_template, template_date
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Prompt
@@ -47,7 +47,7 @@ class Codec:
         self._marks = {i for i in self._special if thinking.is_mark(self.token(i))}
         self.beyond = _beyond(tokenizer, rows)
         self._model_eos = [i for i in model_eos if i < rows]
-        self.date = clock.UNDATED
+        self.date = template_date.UNDATED
         """The time that a chat template reads: fixed, so that a prompt is the same on every day."""
         self._kept = lru_cache(maxsize=_KEPT)(self._write)
         self._settle()
@@ -136,7 +136,7 @@ class Codec:
     def _turn(self, prompt: Sequence[Any], text: str) -> list[int]:
         """Cut from the ids of the whole conversation where they begin with the prompt's; else encoded apart."""
         before, prompt_ids = self._written(prompt)
-        rest = turns.rest(before, self._render(turns.turn(prompt, text), whole=True))
+        rest = chat_template.rest(before, self._render(chat_template.turn(prompt, text), whole=True))
         if self._ends_bare:
             rest = rest.rstrip()
         ids = self._ids(before + rest)
@@ -159,7 +159,7 @@ class Codec:
         return text, tuple(self._ids(text))
 
     def _settle(self) -> None:
-        turns.check_switches(self.tokenizer.chat_template, self.switches)
+        chat_template.check_switches(self.tokenizer.chat_template, self.switches)
         probe, eos = _rendered_probe(self.tokenizer, self.date, self.switches), self.tokenizer.eos_token_id
         turn_end = _turn_end(self.tokenizer, probe)
         self._takes_messages, self._ends_bare = bool(probe), turn_end is None
@@ -183,9 +183,9 @@ class Codec:
                 " (a hub model: download it first, hf download NAME --local-dir FOLDER, and set model.name=FOLDER); in "
                 "Python policy.set_chat_template(template) does the same; an own task may give prompts as text"
             )
-        named = turns.names(self.tokenizer)
+        named = chat_template.names(self.tokenizer)
         if named and "default" not in named:
-            raise ModelError(turns.without_default(named))
+            raise ModelError(chat_template.without_default(named))
         goes_on = bool(messages) and messages[-1].get("role") == "assistant"
         how = {"add_generation_prompt": not (goes_on or whole), "continue_final_message": goes_on and not whole}
         try:
@@ -205,8 +205,8 @@ class Codec:
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, date: datetime, messages: Sequence[Any], **how: Any) -> str:
-    if clock.is_read(tokenizer):
-        how["chat_template"] = clock.dated(str(tokenizer.get_chat_template()), date)
+    if template_date.is_read(tokenizer):
+        how["chat_template"] = template_date.dated(str(tokenizer.get_chat_template()), date)
     return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **how))
 
 

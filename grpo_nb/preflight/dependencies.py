@@ -13,15 +13,15 @@ from grpo_nb.config import Config
 from grpo_nb.judge.prompts import VERSION
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.origins import part_of
+from grpo_nb.printable import clean_logger
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.dependencies_file import CHANGE, Ledger, accepted_kinds
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import digests
 from grpo_nb.storage.digests import Entry, Part
+from grpo_nb.storage.file_stamps import FileRead, Read
 from grpo_nb.storage.lock import exclusive
-from grpo_nb.storage.reads import FileRead, Read
 from grpo_nb.tasks import Task, read_examples
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt
 
 log = clean_logger(__name__)

@@ -13,21 +13,21 @@ from matplotlib.figure import Figure
 
 from grpo_nb import plots
 from grpo_nb.doctor import diagnose
-from grpo_nb.doctor.rewards import Bench
+from grpo_nb.doctor.reward_check import Bench
 from grpo_nb.evaluation.compare import Stage, three
 from grpo_nb.evaluation.compare import comparison as stages_compared
 from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
 from grpo_nb.evaluation.pareto import pareto
+from grpo_nb.printable import clean_logger
 from grpo_nb.report import tables
 from grpo_nb.report.markup import Markup, html
 from grpo_nb.report.tables import Table, cell, interval, words
 from grpo_nb.rollout import engine
 from grpo_nb.run.run import Run
-from grpo_nb.run.standing import MILESTONES
+from grpo_nb.run.status import MILESTONES
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.schema import narrow
 from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Prompt
 
 log = clean_logger(__name__)

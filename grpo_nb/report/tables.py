@@ -11,8 +11,8 @@ import pandas as pd
 from grpo_nb.config import Config, Settings
 from grpo_nb.evaluation.intervals import TOO_FEW
 from grpo_nb.policy.memory import PHASES, Plan, gib
+from grpo_nb.printable import printable
 from grpo_nb.report.markup import Markup, html
-from grpo_nb.terminal import printable
 
 LONGEST_CELL = 600
 """Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import combine, losses
+from grpo_nb import combine_gradients, losses
 from grpo_nb.algorithms import ALGORITHMS, Algorithm, SurrogateName, usual_clip
 from grpo_nb.losses.kl import Estimator
 from grpo_nb.report.tables import Table
@@ -136,14 +136,14 @@ def conflict(gradients: Sequence[Float[Tensor, "parameter"]], weights: Sequence[
     (`pip install "grpo_nb[combine]"`) is left out.
     """
     named = [{"w": g.double()} for g in gradients]
-    gram = combine.gram(named)
+    gram = combine_gradients.gram(named)
     lines = []
-    for name, combiner in combine.COMBINERS.items():
+    for name, combiner in combine_gradients.COMBINERS.items():
         try:
             share = combiner(gram, torch.tensor(weights, dtype=torch.float64), torch.Generator().manual_seed(0))
         except ImportError:
             continue
-        g = combine.combine(named, share)["w"]
+        g = combine_gradients.combine(named, share)["w"]
         progress = {f"progress of {i + 1}": round(float(one["w"] @ g), 4) for i, one in enumerate(named)}
         lines.append({"combine": name, "step": tuple(round(x, 4) for x in g.tolist())} | progress)
     return pd.DataFrame(lines)

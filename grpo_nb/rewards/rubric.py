@@ -23,11 +23,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_nb.rewards.background import Background
-from grpo_nb.rewards.calls import RewardError as RewardError
-from grpo_nb.rewards.calls import calling
-from grpo_nb.rewards.calls import kind as _kind
-from grpo_nb.rewards.calls import said as _said
 from grpo_nb.rewards.context import Notes
+from grpo_nb.rewards.foreign_code import RewardError as RewardError
+from grpo_nb.rewards.foreign_code import calling
+from grpo_nb.rewards.foreign_code import kind as _kind
+from grpo_nb.rewards.foreign_code import said as _said
 from grpo_nb.tasks import Task
 from grpo_nb.tasks.thinking import after_thinking
 from grpo_nb.types import Example, Score

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from grpo_nb.config import Config
 from grpo_nb.optim import gradient_refused
-from grpo_nb.rules import judge, numeric, regressions, signal
+from grpo_nb.rules import judge, learning, numeric, regressions
 from grpo_nb.rules.finding import (
     BASELINE,
     ENOUGH,
@@ -332,14 +332,14 @@ SKIP_RULES: tuple[MomentRule, ...] = (non_finite, grad_spike)
 """Asked before an update, of a row that has the loss and gradient norms already."""
 MOMENT_RULES: tuple[MomentRule, ...] = (repeated_skips, params_frozen, step_one, numeric.sampler_broken)
 """True of one moment, so a post-mortem asks them of every row."""
-RULES: tuple[Rule, ...] = (policy_static, *signal.RULES)
+RULES: tuple[Rule, ...] = (policy_static, *learning.RULES)
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     kl_zero,
     kl_exploded,
     beta_pinned,
     kl_above_band,
     *regressions.OBJECTIVE_RULES,
-    *signal.OBJECTIVE_RULES,
+    *learning.OBJECTIVE_RULES,
     *judge.OBJECTIVE_RULES,
     *numeric.OBJECTIVE_RULES,
 )

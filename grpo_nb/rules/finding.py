@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
-from grpo_nb.terminal import printable
+from grpo_nb.printable import printable
 
 Row = Mapping[str, Any]
 Severity = Literal["info", "warning", "error"]

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_nb.storage import documents, regular, schema
+from grpo_nb.printable import clean_logger
+from grpo_nb.storage import documents, safe_open, schema
 from grpo_nb.storage.files import KEEP_FEWER, RunError, clear_errors, from_json, sync, to_json
-from grpo_nb.storage.regular import Irregular
-from grpo_nb.terminal import clean_logger
+from grpo_nb.storage.safe_open import Irregular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,9 +72,9 @@ class Checkpoint:
         from safetensors.torch import load_file
 
         file = self.path / f"{name}{SUFFIX}"
-        regular.refuse_linked(self.path)
+        safe_open.refuse_linked(self.path)
         if os.path.lexists(file):
-            regular.refuse_irregular(file)
+            safe_open.refuse_irregular(file)
         else:
             raise RunError(f"checkpoint {self.path} has no '{name}{SUFFIX}'; it has {self.names()}")
         return dict(load_file(file))
@@ -87,8 +87,8 @@ class Checkpoint:
         """
         file = self.path / STATE
         with clear_errors("read", file):
-            regular.refuse_linked(self.path)
-            data = regular.read(file, schema.LARGEST_STATE)
+            safe_open.refuse_linked(self.path)
+            data = safe_open.read(file, schema.LARGEST_STATE)
         try:
             state = documents.state(from_json(data))
         except ValueError as error:
@@ -106,8 +106,8 @@ class Checkpoint:
     def problem(self, *, hashes: bool = True) -> str | None:
         """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256."""
         try:
-            regular.refuse_linked(self.path)
-            manifest = documents.manifest(regular.read(self.path / MANIFEST, schema.LARGEST_MANIFEST))
+            safe_open.refuse_linked(self.path)
+            manifest = documents.manifest(safe_open.read(self.path / MANIFEST, schema.LARGEST_MANIFEST))
             if (found := (manifest["format"], manifest["step"])) != (FORMAT, self.step):
                 return f"its manifest has format and step {found}, needs {(FORMAT, self.step)}"
             files = manifest["files"].items()
@@ -194,7 +194,7 @@ class Checkpoints:
         if found := next((found for name, group in tensors.items() if (found := _not_finite(name, group))), None):
             raise NotFinite(f"step {step} was not saved in {self.folder}: {found}; the newest checkpoint stays")
         with clear_errors("write a checkpoint into", self.folder):
-            regular.refuse_linked(self.folder)
+            safe_open.refuse_linked(self.folder)
             self.folder.mkdir(exist_ok=True)  # without parents: a run that was moved away is not made anew
             self._tidy()
             self._check_space(tensors)
@@ -249,7 +249,7 @@ class Checkpoints:
 
     def _folders(self) -> dict[int, Path]:
         """Step -> folder. One that was being replaced when its writer was killed still counts under its old name."""
-        regular.refuse_linked(self.folder)
+        safe_open.refuse_linked(self.folder)
         if not self.folder.is_dir():
             return {}
         with clear_errors("list", self.folder):
@@ -264,7 +264,7 @@ class Checkpoints:
 
     def _tidy(self) -> None:
         """Remove what killed writers left. Only the run's one writer saves and prunes, so all of it is left over."""
-        regular.refuse_linked(self.folder)
+        safe_open.refuse_linked(self.folder)
         if not self.folder.is_dir():
             return
         for path in self.folder.iterdir():
@@ -389,8 +389,8 @@ def _mismatch(folder: Path, name: str, size: int, digest: str, hashes: bool) -> 
     """What is wrong with a file of the manifest; folders on the way to it must be the checkpoint's own."""
     file = folder / name
     for between in list(file.relative_to(folder).parents)[:-1]:
-        regular.refuse_linked(folder / between)
-    regular.refuse_irregular(file)
+        safe_open.refuse_linked(folder / between)
+    safe_open.refuse_irregular(file)
     if (found := file.stat().st_size) != size:
         return f"{file.name} has {found} bytes, its manifest says {size}"
     if hashes and _sha256(file) != digest:
@@ -399,5 +399,5 @@ def _mismatch(folder: Path, name: str, size: int, digest: str, hashes: bool) -> 
 
 
 def _sha256(file: Path) -> str:
-    with os.fdopen(regular.opened(file), "rb") as opened:
+    with os.fdopen(safe_open.opened(file), "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_nb.config import ConfigError
-from grpo_nb.storage import regular
+from grpo_nb.storage import safe_open
 from grpo_nb.storage.digests import Entry
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
 from grpo_nb.suggest import hint
@@ -54,7 +54,7 @@ def read(folder: Path) -> Ledger | None:
     try:
         with clear_errors("read", file):
             try:
-                data = regular.read(file, LARGEST)
+                data = safe_open.read(file, LARGEST)
             except FileNotFoundError:
                 return None
         return Ledger.model_validate(from_json(data))

@@ -15,11 +15,11 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
-from grpo_nb.storage import regular, schema
+from grpo_nb.printable import clean_logger
+from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.suggest import near
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 
@@ -309,7 +309,7 @@ class Knobs(Mapping[str, Knob]):
     def _read(self) -> _File:
         with clear_errors("read", self.path):
             try:
-                data = regular.read(self.path, schema.LARGEST_KNOBS)
+                data = safe_open.read(self.path, schema.LARGEST_KNOBS)
             except FileNotFoundError:
                 raise RunError(f"{self.path} is missing") from None
         try:

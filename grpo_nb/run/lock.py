@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.storage.files import RunError as RunError
 from grpo_nb.storage.lock import HEARTBEAT_SECONDS, STALE_SECONDS, Lock, is_file
 from grpo_nb.storage.lock import Owner as Owner
 from grpo_nb.storage.lock import RunLocked as RunLocked
-from grpo_nb.terminal import clean_logger
 
 logger = clean_logger(__name__)
 

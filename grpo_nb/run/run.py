@@ -25,22 +25,22 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.printable import clean_logger
 from grpo_nb.run import dependencies_file, settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import Knobs, check_start
 from grpo_nb.run.lock import LOCK, Owner, RunLock
 from grpo_nb.run.settings import CONFIG
-from grpo_nb.run.standing import PAUSES, Milestones, standing_of
-from grpo_nb.run.standing import RunStatus as RunStatus
-from grpo_nb.run.standing import RunSummary as RunSummary
-from grpo_nb.run.standing import State as State
-from grpo_nb.storage import regular, schema
+from grpo_nb.run.status import PAUSES, Milestones, standing_of
+from grpo_nb.run.status import RunStatus as RunStatus
+from grpo_nb.run.status import RunSummary as RunSummary
+from grpo_nb.run.status import State as State
+from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError as RunError
 from grpo_nb.storage.files import clear_errors, from_json
 from grpo_nb.storage.journal import Follower, Journal, Row
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.suggest import near
-from grpo_nb.terminal import clean_logger
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -371,9 +371,9 @@ class Run:
 def _confirm(config: Config, known: Config | None = None) -> None:
     """Whoever gives a run its judges here says with it that their keys may go there; not for those of `known`."""
     if any(objective.judge is not None for objective in config.objectives.values()):
-        from grpo_nb.judge import trusting
+        from grpo_nb.judge import host_trust
 
-        trusting.confirm(trusting.pairs_of(config) - (trusting.pairs_of(known) if known else set()))
+        host_trust.confirm(host_trust.pairs_of(config) - (host_trust.pairs_of(known) if known else set()))
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:
@@ -422,7 +422,7 @@ def _read_config(path: Path) -> Config:
     file = path / CONFIG
     with clear_errors("read", file):
         try:
-            text = regular.read(file, schema.LARGEST_CONFIG)
+            text = safe_open.read(file, schema.LARGEST_CONFIG)
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(_no_run(path)) from None
     try:

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from grpo_nb.printable import clean_logger
+from grpo_nb.storage.file_stamps import Stamp, canonical
 from grpo_nb.storage.files import RunError, from_json, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
-from grpo_nb.storage.reads import Stamp, canonical
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 

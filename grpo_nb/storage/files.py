@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_nb.storage import schema
-from grpo_nb.storage.regular import RunError as RunError
+from grpo_nb.storage.safe_open import RunError as RunError
 
 try:
     import fcntl

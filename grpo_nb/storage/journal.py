@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.storage import lines, schema
 from grpo_nb.storage.files import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
 from grpo_nb.storage.lines import Place, Sought, Span
-from grpo_nb.storage.regular import RunError, opened, refuse_irregular
-from grpo_nb.terminal import clean_logger
+from grpo_nb.storage.safe_open import RunError, opened, refuse_irregular
 
 if TYPE_CHECKING:
     from grpo_nb.storage.index import Index, LogRows

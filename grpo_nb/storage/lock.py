@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.printable import one_line
 from grpo_nb.storage import documents
 from grpo_nb.storage.files import RunError, clear_errors, flock, same_file
-from grpo_nb.storage.regular import opened
-from grpo_nb.terminal import one_line
+from grpo_nb.storage.safe_open import opened
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.storage.reads import recorded
+from grpo_nb.printable import clean_logger
+from grpo_nb.storage.file_stamps import recorded
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bands import Bands
-from grpo_nb.tasks.choosing import choose
+from grpo_nb.tasks.choices import choose
 from grpo_nb.tasks.hub import locate, rows_of
 from grpo_nb.tasks.parsed import Parsed, once
 from grpo_nb.tasks.reading import LETTERS, Reading, contains, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.tasks.targets import METADATA, OPTIONS, biased_index, metadata_file, published_targets, unknown_index
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Score
 
 log = clean_logger(__name__)

@@ -15,12 +15,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from grpo_nb import seeding
+from grpo_nb.printable import clean_logger
 from grpo_nb.tasks import demo_world
 from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.demo_world import INSTRUCTION
 from grpo_nb.tasks.halueval import HaluEvalQA
 from grpo_nb.tasks.records import DataError
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example
 
 if TYPE_CHECKING:

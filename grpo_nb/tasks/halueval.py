@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_nb.storage.reads import recorded
+from grpo_nb.printable import clean_logger
+from grpo_nb.storage.file_stamps import recorded
 from grpo_nb.tasks.bands import Bands
 from grpo_nb.tasks.grounding.claims import forms
 from grpo_nb.tasks.grounding.free import copied, judge_free, reference
@@ -26,7 +27,6 @@ from grpo_nb.tasks.hub import locate, rows_of
 from grpo_nb.tasks.parsed import Parsed, once
 from grpo_nb.tasks.reading import abstains, cut_off, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example, Score
 
 log = clean_logger(__name__)

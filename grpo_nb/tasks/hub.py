@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.storage import reads
+from grpo_nb.printable import clean_logger
+from grpo_nb.storage import file_stamps
 from grpo_nb.tasks.records import DataError, Row, checked_row, find_files, read_rows
-from grpo_nb.terminal import clean_logger
 
 log = clean_logger(__name__)
 
@@ -91,7 +91,7 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
     rows = [checked_row(where, data, fields) for where, data in _all(name, found)]
     if not rows:
         raise DataError(f"data set {name} is empty")
-    reads.note_rows(name, _revision(found), [row.data for row in rows])
+    file_stamps.note_rows(name, _revision(found), [row.data for row in rows])
     return rows
 
 

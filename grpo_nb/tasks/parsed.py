@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from weakref import WeakValueDictionary
 
-from grpo_nb.storage import reads
+from grpo_nb.storage import file_stamps
 from grpo_nb.types import Example
 
 
@@ -34,12 +34,12 @@ def once(settings: Hashable, files: Sequence[Path], parse: Callable[[], Parsed])
         files: what `parse` reads, in its order; empty where that is no file: nothing is shared then.
     """
     try:
-        found = [reads.FileRead(file, reads.Stamp.of(file.stat())) for file in files]
+        found = [file_stamps.FileRead(file, file_stamps.Stamp.of(file.stat())) for file in files]
         key = (settings, *((file.name, _digest(file)) for file in files))
     except OSError:  # parse says what is wrong with it
         return parse()
     if files and (kept := _IN_USE.get(key)) is not None:
-        reads.add(found)
+        file_stamps.add(found)
         return kept
     made = parse()
     if files and not any(read.replaced() for read in found):

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from grpo_nb.storage.reads import recorded
+from grpo_nb.storage.file_stamps import recorded
 from grpo_nb.tasks.halueval import FORMS, Form, check, cluster
 from grpo_nb.tasks.hub import load_rows
 from grpo_nb.tasks.reading import yes_or_no

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.storage import reads
-from grpo_nb.tasks.formats import DataError as DataError
-from grpo_nb.tasks.formats import records, shortened
+from grpo_nb.storage import file_stamps
+from grpo_nb.tasks.file_formats import DataError as DataError
+from grpo_nb.tasks.file_formats import records, shortened
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def check_share(test_share: float) -> None:
 
 
 def _rows_of(file: Path, fields: Mapping[str, type]) -> list[Row]:
-    reads.note(file)
+    file_stamps.note(file)
     rows = [checked_row(where, data, fields) for where, data in records(file)]
     if not rows:
         raise DataError(f"{file} is empty; needs one JSON object a line")

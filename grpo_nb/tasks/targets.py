@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from grpo_nb.storage import reads
+from grpo_nb.storage import file_stamps
 from grpo_nb.tasks.records import DataError
 
 OPTIONS = ("ans0", "ans1", "ans2")
@@ -109,7 +109,7 @@ def published_targets(data: str | Path) -> dict[tuple[str, int], int]:
     file = metadata_file(data)
     if file is None:
         return {}
-    reads.note(file)
+    file_stamps.note(file)
     with file.open(encoding="utf-8-sig", newline="") as lines:
         rows = list(csv.DictReader(lines))
     if not rows or not set(_COLUMNS) <= rows[0].keys():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grpo_nb import combine, losses
+from grpo_nb import combine_gradients, losses
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.gradients import chunks, count, micro_tokens
 from grpo_nb.training.metrics import Row
@@ -30,10 +30,10 @@ def gradient_report(policy: Policy, batch: Experience, plan: StepPlan) -> Row:
     report: Row = {}
     for name, rows in updates[0].items():
         terms = _by_term(policy, batch, name, rows, plan)
-        of_objective[name] = combine.combine(list(terms.values()), torch.ones(len(terms)))
+        of_objective[name] = combine_gradients.combine(list(terms.values()), torch.ones(len(terms)))
         own = [of_objective[name], *terms.values()]
         keys = [f"grad/norm/{name}", *(f"grad/norm/{name}/{term}" for term in terms)]
-        report |= dict(zip(keys, combine.norms(combine.gram(own)).tolist(), strict=True))
+        report |= dict(zip(keys, combine_gradients.norms(combine_gradients.gram(own)).tolist(), strict=True))
     return report | _cosines(of_objective)
 
 
@@ -53,12 +53,12 @@ def _by_term(policy: Policy, batch: Experience, objective: str, rows: Sequence[i
 
 
 def _cosines(gradients: Gradients) -> Row:
-    names, gram = list(gradients), combine.gram(list(gradients.values()))
-    cosine, alive = combine.cosine(gram), combine.norms(gram) > 0
+    names, gram = list(gradients), combine_gradients.gram(list(gradients.values()))
+    cosine, alive = combine_gradients.cosine(gram), combine_gradients.norms(gram) > 0
     pairs: Row = {
         f"grad/cosine/{a}/{b}": float(cosine[i, j]) if alive[i] and alive[j] else None
         for i, a in enumerate(names)
         for j, b in enumerate(names)
         if i < j
     }
-    return pairs | {"grad/cosine": combine.min_cosine(gram)} if pairs else pairs
+    return pairs | {"grad/cosine": combine_gradients.min_cosine(gram)} if pairs else pairs

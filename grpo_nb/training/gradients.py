@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import combine, losses
+from grpo_nb import combine_gradients, losses
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Batch, Experience, Rollouts, TokenStats
@@ -88,13 +88,13 @@ def objective_gradients(
             for parameter in parameters.values():
                 parameter.grad = None
     if separate:
-        gram = combine.gram(list(apart.values()))
+        gram = combine_gradients.gram(list(apart.values()))
         shares = torch.tensor([plan.weights[name] for name in apart], dtype=gram.dtype)
-        shares = combine.combiner(algorithm.combine, algorithm.cagrad_c)(gram, shares, generator)
-        for key, gradient in combine.combine(list(apart.values()), shares).items():
+        shares = combine_gradients.combiner(algorithm.combine, algorithm.cagrad_c)(gram, shares, generator)
+        for key, gradient in combine_gradients.combine(list(apart.values()), shares).items():
             parameters[key].grad = gradient
-        stats.norms = dict(zip(apart, combine.norms(gram).tolist(), strict=True))
-        stats.cosine = combine.min_cosine(gram)
+        stats.norms = dict(zip(apart, combine_gradients.norms(gram).tolist(), strict=True))
+        stats.cosine = combine_gradients.min_cosine(gram)
     return stats
 
 

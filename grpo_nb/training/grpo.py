@@ -12,6 +12,7 @@ import torch
 from grpo_nb import optim
 from grpo_nb.losses import rounding
 from grpo_nb.policy.model import Policy
+from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import Notes, TrainerState
 from grpo_nb.rewards.rubric import Completions, Scoring
 from grpo_nb.rollout import Engine, Request
@@ -19,8 +20,7 @@ from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, told
-from grpo_nb.terminal import clean_logger
-from grpo_nb.training import guards, loop, metrics, quick_eval, resume, samples, steering
+from grpo_nb.training import commands, guards, loop, metrics, quick_eval, resume, samples
 from grpo_nb.training import state as training
 from grpo_nb.training.experience import compare, complete, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
@@ -124,11 +124,11 @@ class Grpo(loop.Stage):
     def serve(self, knobs: KnobSnapshot) -> None:
         super().serve(knobs)
         if "evaluate" in knobs.orders:
-            steering.measure(self.state)
+            commands.measure(self.state)
             loop.done(self, "evaluate", knobs)
 
     def accept(self, knobs: KnobSnapshot) -> None:
-        steering.activate(self.state, knobs)
+        commands.activate(self.state, knobs)
 
     def advance(self) -> StepStats:
         return grpo_step(self.state, self.state.knobs)
@@ -238,7 +238,7 @@ def conditions(state: Training, batch: Experience) -> metrics.Row:
 
 def finish(state: Training, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
     """Check, move the betas, log: after this the step exists."""
-    steering.move_betas(state, plan, batch.kl)
+    commands.move_betas(state, plan, batch.kl)
     state.run.log_samples(samples.sample_rows(state, plan.step, batch))
     state.run.log_metrics(row)
     guards.watch(state, row)

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 
 from grpo_nb import fingerprint, rules
+from grpo_nb.printable import Clean
 from grpo_nb.rules import sft
 from grpo_nb.rules.finding import Finding, Rows
 from grpo_nb.run.run import Run
-from grpo_nb.terminal import Clean
 from grpo_nb.training import metrics
 from grpo_nb.training.state import Training
 from grpo_nb.types import Experience, Rollouts

@@ -4,11 +4,11 @@ import time
 from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.knobs import KnobSnapshot, Order
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run
-from grpo_nb.terminal import clean_logger
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Steps, StepStats
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from grpo_nb.beta_control import BetaState
 from grpo_nb.config import ConfigError, ObjectiveConfig
-from grpo_nb.control import BetaState
 from grpo_nb.judge import FILE as JUDGE_FILE
 from grpo_nb.judge import Judge
 from grpo_nb.losses import Moments
-from grpo_nb.preflight.refusals import check_ids
+from grpo_nb.preflight.requirements import check_ids
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.rubric import RewardFunction, Rubric
 from grpo_nb.run.run import Run

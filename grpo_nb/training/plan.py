@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from grpo_nb import losses, optim, seeding
+from grpo_nb.beta_control import Aim
 from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
-from grpo_nb.control import Aim
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.training.state import Training
 from grpo_nb.types import Experience

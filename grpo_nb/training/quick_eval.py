@@ -13,8 +13,8 @@ from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import Logged, Row, logged
 from grpo_nb.evaluation.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
 from grpo_nb.preflight import dependencies
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
-from grpo_nb.terminal import clean_logger
 from grpo_nb.training import metrics
 from grpo_nb.training.objectives import Objective
 from grpo_nb.training.state import Training

@@ -4,10 +4,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from grpo_nb import optim, rules
-from grpo_nb.control import BetaState
+from grpo_nb.beta_control import BetaState
 from grpo_nb.losses import Moments
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.preflight import dependencies, refusals
+from grpo_nb.preflight import dependencies, requirements
+from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.rules.finding import Steps, spans
@@ -17,7 +18,6 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
-from grpo_nb.terminal import clean_logger
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.state import Training, forget_gradients, judged_by, relearn, save, surroundings
 
@@ -45,7 +45,7 @@ def prepare(run: Run, engine: Engine, goal: int, given: Given) -> Training:
     """
     dependencies.accepted_kinds(given.accept_changed)
     config, (newest, warm) = run.config, _saved(run)
-    refusals.check_combiner(config)
+    requirements.check_combiner(config)
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
     policy = given.policy or load_policy(config.model, config.run.seed)
     policy.set_date(run.started)
@@ -54,7 +54,7 @@ def prepare(run: Run, engine: Engine, goal: int, given: Given) -> Training:
     forget_gradients(policy)
     training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
-    refusals.check_examples(config, examples, policy.context, training.encode)
+    requirements.check_examples(config, examples, policy.context, training.encode)
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, given.accept_changed, "train")

@@ -15,12 +15,12 @@ import torch
 from grpo_nb import fingerprint, optim, rules, seeding
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.preflight import dependencies, refusals
+from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.run import settings as frozen
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.storage import reads
+from grpo_nb.storage import file_stamps
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
 from grpo_nb.training import guards, loop, metrics, resume
 from grpo_nb.training import state as training
@@ -60,7 +60,7 @@ def sft(
     """
     config = run.config
     dependencies.accepted_kinds(accept_changed)
-    refusals.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
+    requirements.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
     if run.checkpoints.latest()[0] is not None:
         raise RunError(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
@@ -72,8 +72,8 @@ def sft(
         newest = resume.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         policy.set_date(run.started)
-        _in_use = refusals.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
-        with reads.recorded() as files:
+        _in_use = requirements.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
+        with file_stamps.recorded() as files:
             texts = load_pairs(config, run.path, tasks)
         found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)
         dependencies.check(run, found, accept_changed, "sft")

@@ -15,6 +15,7 @@ from grpo_nb import fingerprint, optim, seeding
 from grpo_nb.config import Config
 from grpo_nb.evaluation import pareto
 from grpo_nb.policy.model import Policy
+from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import Engine
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
@@ -22,7 +23,6 @@ from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
-from grpo_nb.terminal import clean_logger
 from grpo_nb.training.objectives import Objective
 from grpo_nb.types import Drawn, Example
 

@@ -24,13 +24,13 @@ from grpo_nb.doctor import diagnose
 from grpo_nb.jupyter import project
 from grpo_nb.jupyter.samples import SampleBrowser
 from grpo_nb.jupyter.session import attach, start
+from grpo_nb.printable import _CONTROLS, Formatter, clean_logger, json_text, one_line, printable
 from grpo_nb.report import markup, report, rollouts, tables
 from grpo_nb.report.rollouts import Colouring
 from grpo_nb.report.tables import Table
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.lock import Owner
 from grpo_nb.run.run import Run, RunError, list_runs
-from grpo_nb.terminal import _CONTROLS, Formatter, clean_logger, json_text, one_line, printable
 from tests.run.test_samples import sample
 from tests.support.kill_points import ROOT
 from tests.support.strangers_run import MARKUP, name, strangers_run

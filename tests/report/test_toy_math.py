@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo_nb import combine, losses
+from grpo_nb import combine_gradients, losses
 from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.plots import arrows, curves, to_png
 from grpo_nb.report import toy_math
@@ -58,7 +58,7 @@ def test_long_answers_weigh_what_the_reduction_says() -> None:
 def test_a_conflict_shows_who_loses() -> None:
     gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
     frame = toy_math.conflict(gradients, [1.0, 1.0]).set_index("combine")
-    assert list(frame.index) == list(combine.COMBINERS)
+    assert list(frame.index) == list(combine_gradients.COMBINERS)
     assert frame.loc["sum", "progress of 1"] < 0 < frame.loc["pcgrad", "progress of 1"]
 
 
@@ -66,7 +66,7 @@ def test_a_combiner_without_its_solver_is_left_out(monkeypatch: pytest.MonkeyPat
     def missing(*_: object) -> None:
         raise ImportError("no solver")
 
-    monkeypatch.setattr(combine, "COMBINERS", {"sum": combine.weighted_sum, "upgrad": missing})
+    monkeypatch.setattr(combine_gradients, "COMBINERS", {"sum": combine_gradients.weighted_sum, "upgrad": missing})
     frame = toy_math.conflict([torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])], [1.0, 1.0])
     assert list(frame["combine"]) == ["sum"]
 

@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import ModelError, Policy, load_policy
-from grpo_nb.preflight import refusals
+from grpo_nb.preflight import requirements
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.training.grpo import grpo
@@ -114,7 +114,7 @@ def test_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_warm_up_and_grpo_refuse_it_before_any_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path)
     with pytest.raises(ModelError, match="padding"):
-        refusals.check_ahead(run.config, run.path, policy_of("bart"))
+        requirements.check_ahead(run.config, run.path, policy_of("bart"))
     with pytest.raises(ModelError, match="padding"):
         next(iter(grpo(run, tasks=small_tasks(), policy=policy_of("bart"))))
     assert not run.has_work()

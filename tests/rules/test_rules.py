@@ -9,7 +9,7 @@ import pytest
 
 from grpo_nb import presets, rules
 from grpo_nb.config import Config
-from grpo_nb.rules import signal
+from grpo_nb.rules import learning
 from grpo_nb.rules.finding import Finding
 from tests.support.made_rows import Row, healthy, ill
 from tests.support.tokens import names
@@ -311,13 +311,13 @@ def evaluation(stage: str, accuracy: float, **more: Any) -> dict[str, Any]:
 def test_reward_that_rises_without_accuracy() -> None:
     rows = healthy()
     flat = [evaluation("sft", 0.55), evaluation("latest", 0.56)]
-    finding = signal.reward_without_accuracy(rows, CONFIG, F, flat)
+    finding = learning.reward_without_accuracy(rows, CONFIG, F, flat)
     assert finding is not None and "0.55 (sft) to 0.56" in finding.message
     better = [evaluation("sft", 0.55), evaluation("latest", 0.9)]
     unlike = [evaluation("sft", 0.55, pool="b"), evaluation("latest", 0.56)]
     for others in (better, unlike, flat[:1], []):
-        assert signal.reward_without_accuracy(rows, CONFIG, F, others) is None
-    assert signal.reward_without_accuracy(rows, CONFIG, H, flat) is None
+        assert learning.reward_without_accuracy(rows, CONFIG, F, others) is None
+    assert learning.reward_without_accuracy(rows, CONFIG, H, flat) is None
 
 
 # Asking

@@ -17,11 +17,11 @@ from grpo_nb.doctor import diagnose
 from grpo_nb.jupyter.workers import _last_words, _spawn
 from grpo_nb.rules.finding import FURTHEST, Steps
 from grpo_nb.run.run import Run, list_runs
-from grpo_nb.storage import lines, regular, schema
+from grpo_nb.storage import lines, safe_open, schema
 from grpo_nb.storage.files import RunError, from_json
 from grpo_nb.storage.journal import Journal
 from grpo_nb.storage.lock import exclusive
-from grpo_nb.storage.regular import Irregular
+from grpo_nb.storage.safe_open import Irregular
 
 CONFIG = presets.demo()
 LOGS = ("metrics", "samples", "events", "sft", "evaluations")
@@ -429,7 +429,7 @@ def test_a_file_put_there_after_the_look_is_refused_too(
     run: Run, precious: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link(run.path / "lock", precious)
-    monkeypatch.setattr(regular, "refuse_irregular", lambda path: None)
+    monkeypatch.setattr(safe_open, "refuse_irregular", lambda path: None)
     with pytest.raises((RunError, OSError)):
-        regular.opened(run.path / "lock", os.O_RDWR | os.O_CREAT)
+        safe_open.opened(run.path / "lock", os.O_RDWR | os.O_CREAT)
     assert precious.read_text() == PRECIOUS

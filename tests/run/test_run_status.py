@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from grpo_nb.run.lock import Owner
 from grpo_nb.run.run import Log, Run, RunError, list_runs
-from grpo_nb.run.standing import MILESTONES, PAUSES, MilestoneReader
+from grpo_nb.run.status import MILESTONES, PAUSES, MilestoneReader
 from grpo_nb.storage import journal, lines
 from grpo_nb.storage.files import to_json, write_atomically
 from grpo_nb.storage.journal import Journal

@@ -20,7 +20,7 @@ from grpo_nb.storage import lines, schema
 from grpo_nb.storage.files import to_json
 from grpo_nb.storage.index import Index, LogRows, chunks, packing, store
 from grpo_nb.storage.journal import Journal
-from grpo_nb.storage.regular import RunError
+from grpo_nb.storage.safe_open import RunError
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ import pytest
 from grpo_nb.evaluation.evaluate import examples_of
 from grpo_nb.tasks import bias
 from grpo_nb.tasks.bbq import BANDS, BBQ, judge
-from grpo_nb.tasks.choosing import choose
+from grpo_nb.tasks.choices import choose
 from grpo_nb.tasks.reading import Reading, read
 from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.targets import biased_index, published_targets

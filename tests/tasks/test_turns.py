@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.tasks.choosing import choose
+from grpo_nb.tasks.choices import choose
 from grpo_nb.tasks.halueval import judge
 from grpo_nb.tasks.reading import read, yes_or_no
 

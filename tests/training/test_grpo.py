@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from grpo_nb import optim
-from grpo_nb.combine import COMBINERS
+from grpo_nb.combine_gradients import COMBINERS
 from grpo_nb.config import ConfigError
-from grpo_nb.preflight import refusals
+from grpo_nb.preflight import requirements
 from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
@@ -313,7 +313,7 @@ def test_a_missing_solver_is_refused_before_any_work(
 def test_one_objective_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
     config = tiny_config(algorithm__combine="upgrad")
-    refusals.check_combiner(config.model_copy(update={"objectives": {"fairness": config.objectives["fairness"]}}))
+    requirements.check_combiner(config.model_copy(update={"objectives": {"fairness": config.objectives["fairness"]}}))
 
 
 def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from grpo_nb.control import BetaState
+from grpo_nb.beta_control import BetaState
 from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import examples_of

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from grpo_nb.control import Aim, BetaState, proportional
+from grpo_nb.beta_control import Aim, BetaState, proportional
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.experience import complete
 from grpo_nb.training.gradients import measure, objective_gradients, token_stats

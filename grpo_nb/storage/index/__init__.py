@@ -18,7 +18,7 @@ from grpo_nb.storage.index.packing import Numbers, Texts
 from grpo_nb.storage.index.rows import Log, LogRows, Ways
 from grpo_nb.storage.index.store import Damaged, InMemory, Kept, Store, store_of
 from grpo_nb.storage.lines import settled
-from grpo_nb.storage.regular import RunError, opened
+from grpo_nb.storage.safe_open import RunError, opened
 
 __all__ = ["Index", "LogRows", "Numbers", "Row", "Texts"]
 

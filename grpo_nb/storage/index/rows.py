@@ -12,11 +12,11 @@ from typing import Any, overload
 
 import numpy as np
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.storage.index.chunks import Chunk, Head, Kind, Parse, Row
 from grpo_nb.storage.index.packing import Numbers, Places, Texts
 from grpo_nb.storage.index.store import Damaged, Outdated, Store
-from grpo_nb.storage.regular import RunError
-from grpo_nb.terminal import clean_logger
+from grpo_nb.storage.safe_open import RunError
 
 logger = clean_logger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.storage.index.chunks import Chunk, Head, Kind
-from grpo_nb.storage.regular import Irregular, refuse_for_writing
-from grpo_nb.terminal import clean_logger
+from grpo_nb.storage.safe_open import Irregular, refuse_for_writing
 
 logger = clean_logger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
+from grpo_nb.beta_control import BetaState
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.control import BetaState
-from grpo_nb.doctor.rewards import Answer, checked, known_bad, scored, workbench
+from grpo_nb.doctor.reward_check import Answer, checked, known_bad, scored, workbench
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.report import report
 from grpo_nb.rewards.rubric import RewardError, Rubric

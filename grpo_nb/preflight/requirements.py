@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from grpo_nb import combine
+from grpo_nb import combine_gradients
 from grpo_nb.config import Config, ConfigError, check_data_size
 from grpo_nb.judge.client import check_ready
 from grpo_nb.policy.model import ModelError, Policy
+from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, load_tasks, read_examples
-from grpo_nb.terminal import clean_logger
 from grpo_nb.types import Example
 
 log = clean_logger(__name__)
@@ -31,7 +31,7 @@ def check_combiner(config: Config) -> None:
     if len(config.objectives) == 1:
         return
     try:
-        combine.rehearse(config.algorithm.combine)
+        combine_gradients.rehearse(config.algorithm.combine)
     except ImportError as error:
         raise ConfigError(
             f"algorithm.combine='{config.algorithm.combine}' needs packages that are not installed ({error}); "

@@ -11,7 +11,7 @@ import pytest
 from grpo_nb.jupyter.session import Session, attach, start
 from grpo_nb.run.knobs import Order
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.training import loop, steering
+from grpo_nb.training import commands, loop
 from grpo_nb.training.grpo import grpo
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run
 from tests.support.tokens import names
@@ -54,7 +54,7 @@ def test_save_and_evaluation_come_between_steps_and_change_no_bit(tmp_path: Path
 def test_evaluation_that_fails_is_logged_and_training_goes_on(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"grpo_nb.training.steering.{broken}", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(f"grpo_nb.training.commands.{broken}", lambda *_, **__: 1 / 0)
     run = tiny_run(tmp_path, run__steps=2)
     run.knobs.order("evaluate")
     assert len(list(train(run))) == 2
@@ -72,7 +72,7 @@ def test_junk_in_the_knobs_while_an_order_is_carried_out_ends_nothing(
     run = tiny_run(tmp_path, run__steps=3, run__quick_eval_every=quick_every)
     run.knobs["temperature"].set(0.9)
     run.knobs.order(order)
-    carry_out = {"save": (loop, "save"), "evaluate": (steering, "evaluate")}[order]
+    carry_out = {"save": (loop, "save"), "evaluate": (commands, "evaluate")}[order]
     kept = []
 
     def spoilt(*_: Any, **__: Any) -> None:

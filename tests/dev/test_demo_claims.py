@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from grpo_nb.dev import claims
+from grpo_nb.dev import demo_claims
 
 
 def table(**after: float) -> pd.DataFrame:
@@ -18,13 +18,13 @@ def table(**after: float) -> pd.DataFrame:
     }
     rows = [
         {"seed": seed, "stage": stage, "objective": claim.objective, "metric": claim.metric, "value": value}
-        for claim in claims.CLAIMS
+        for claim in demo_claims.CLAIMS
         for seed in (0, 1)
         for stage, value in zip(
             ("sft", "latest"), (good[claim.metric][0], after.get(claim.metric, good[claim.metric][1])), strict=True
         )
     ]
-    return claims.summary(pd.DataFrame(rows))
+    return demo_claims.summary(pd.DataFrame(rows))
 
 
 def test_a_kept_promise_holds_in_every_line() -> None:
@@ -48,5 +48,5 @@ def test_each_line_can_break(metric: str, value: float) -> None:
 
 @pytest.mark.slow
 def test_the_demo_keeps_its_promise_over_three_seeds(tmp_path: Path) -> None:
-    result = claims.summary(claims.measure([0, 1, 2], tmp_path))
-    assert result["holds"].all(), claims.markdown(result)
+    result = demo_claims.summary(demo_claims.measure([0, 1, 2], tmp_path))
+    assert result["holds"].all(), demo_claims.markdown(result)

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_nb.terminal import clean_logger
+from grpo_nb.printable import clean_logger
 
 log = clean_logger(__name__)
 

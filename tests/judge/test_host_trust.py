@@ -12,10 +12,10 @@ import pytest
 
 from grpo_nb import cli, presets
 from grpo_nb.config import Config, ConfigError, JudgeConfig
-from grpo_nb.judge import trust, trusting
+from grpo_nb.judge import host_trust, trust
 from grpo_nb.judge.client import check_ready
-from grpo_nb.judge.trusting import Pair, file, origin
-from grpo_nb.preflight.refusals import check_judges
+from grpo_nb.judge.host_trust import Pair, file, origin
+from grpo_nb.preflight.requirements import check_judges
 from grpo_nb.run.run import Run
 from tests.support.judging import TEXTS, ask, example, judge
 from tests.support.tokens import pattern
@@ -25,8 +25,8 @@ VARIABLE, HOST = "SOME_SECRET", "https://judge.example.org"
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(trusting.FOLDER, str(tmp_path / "configuration"))
-    monkeypatch.setattr(trusting, "_here", set())
+    monkeypatch.setenv(host_trust.FOLDER, str(tmp_path / "configuration"))
+    monkeypatch.setattr(host_trust, "_here", set())
     for name in (VARIABLE, "OTHER_SECRET", "OPENAI_API_KEY"):
         monkeypatch.setenv(name, "sk-1234567890")
 
@@ -99,7 +99,7 @@ def test_well_known_and_local_ones_need_no_word(url: str, variable: str | None) 
 
 @pytest.mark.parametrize("url", ["http://judge.example.org/v1", "http://10.0.0.7:8000/v1", "http://0.0.0.0:80/v1"])
 def test_a_key_goes_over_plain_http_to_this_machine_only(url: str) -> None:
-    trusting.confirm([Pair(VARIABLE, origin(url))])
+    host_trust.confirm([Pair(VARIABLE, origin(url))])
     with pytest.raises(ConfigError, match=pattern("here", VARIABLE, "https://")):
         check_ready("here", judged(url))
     with pytest.raises(ConfigError, match=pattern("trust", VARIABLE, "https://")):
@@ -133,7 +133,7 @@ def test_a_command_confirms_with_yes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("grpo_nb.cli.verbs.follow", lambda *_: (run.config.run.steps, False))
     assert cli.main(["train", str(run.path), "--no-sft", "--yes"]) == cli.DONE
     assert cli.main(["train", str(run.path), "--no-sft"]) == cli.DONE
-    assert trusting.confirmed() == {Pair(VARIABLE, f"{HOST}:443")}
+    assert host_trust.confirmed() == {Pair(VARIABLE, f"{HOST}:443")}
 
 
 @pytest.mark.parametrize("content", ["", "[", "[]", '{"confirmed": [1]}', "[" * 100_000, '{"confirmed": null}', "\xff"])
@@ -148,10 +148,10 @@ def test_a_damaged_file_confirms_nothing(content: str) -> None:
 
 def test_where_nothing_can_be_written_this_process_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(trusting.FOLDER, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(host_trust.FOLDER, str(tmp_path / "file" / "below"))
     trust(VARIABLE, HOST)
     check_ready("here", judged())
-    monkeypatch.setattr(trusting, "_here", set())
+    monkeypatch.setattr(host_trust, "_here", set())
     with pytest.raises(ConfigError):
         check_ready("here", judged())
 

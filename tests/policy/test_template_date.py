@@ -8,7 +8,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from grpo_nb import presets
-from grpo_nb.policy import clock
+from grpo_nb.policy import template_date
 from grpo_nb.policy.model import Policy
 from grpo_nb.run.run import Run
 from tests.support import tiny_models as tiny
@@ -41,7 +41,7 @@ def test_a_dated_template_renders_as_on_that_day(name: str) -> None:
     tokenizer = tiny.tokenizer(TEMPLATES[name])
     with mock.patch.object(chat_template_utils, "datetime", Day):
         expected = tokenizer.apply_chat_template(tiny.CHAT, tokenize=False)
-    dated = clock.dated(TEMPLATES[name], DATE)
+    dated = template_date.dated(TEMPLATES[name], DATE)
     assert tokenizer.apply_chat_template(tiny.CHAT, tokenize=False, chat_template=dated) == expected
 
 
@@ -59,4 +59,4 @@ def test_a_policy_reads_no_clock_and_takes_the_date_of_its_run(tmp_path: Path) -
 
 
 def test_a_template_without_a_clock_is_left_alone() -> None:
-    assert not clock.is_read(tiny.tokenizer()) and not clock.is_read(tiny.tokenizer(None))
+    assert not template_date.is_read(tiny.tokenizer()) and not template_date.is_read(tiny.tokenizer(None))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.tasks.formats import DataError, records
+from grpo_nb.tasks.file_formats import DataError, records
 from grpo_nb.tasks.records import read_rows
 
 ROWS = [{"a": "one", "n": 1}, {"a": "two\nlines, [and] {brackets}", "n": 2}, {"a": "", "n": 3}]

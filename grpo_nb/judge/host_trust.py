@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError, JudgeConfig, JudgeProvider
-from grpo_nb.terminal import clean_logger
+from grpo_nb.printable import clean_logger
 
 log = clean_logger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_nb.terminal import Clean
+from grpo_nb.printable import Clean
 
 
 class DataError(Clean, ValueError):

@@ -15,8 +15,8 @@ from torch import Tensor
 from torchjd import aggregation
 from torchjd.linalg import QuadprogProjector
 
-from grpo_nb import combine
-from grpo_nb.combine import COMBINERS, cagrad, combiner, mgda, pcgrad, upgrad
+from grpo_nb import combine_gradients
+from grpo_nb.combine_gradients import COMBINERS, cagrad, combiner, mgda, pcgrad, upgrad
 from grpo_nb.config import AlgorithmConfig
 
 float64 = torch.float64
@@ -51,21 +51,21 @@ def conflicting(objectives: int = 3, seed: int = 0) -> Tensor:
 
 def test_gram_is_the_matrix_of_dot_products() -> None:
     J = jacobian(3)
-    torch.testing.assert_close(combine.gram(as_gradients(J)), J @ J.T)
+    torch.testing.assert_close(combine_gradients.gram(as_gradients(J)), J @ J.T)
 
 
 def test_gram_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     J = jacobian(3)
-    monkeypatch.setattr(combine, "CHUNK", 2)
-    torch.testing.assert_close(combine.gram(as_gradients(J)), J @ J.T)
+    monkeypatch.setattr(combine_gradients, "CHUNK", 2)
+    torch.testing.assert_close(combine_gradients.gram(as_gradients(J)), J @ J.T)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gram_adds_up_in_float64(dtype: torch.dtype) -> None:
     """One large and many small contributions: in the gradients' own type the small ones would vanish."""
     large, small = torch.tensor([2.0**13], dtype=dtype), torch.full((4096,), 2.0**-6, dtype=dtype)
-    assert combine.gram([{"large": large, "small": small}]).item() == 2.0**26 + 1
-    assert combine.gram([{"both": torch.cat([large, small])}]).item() == 2.0**26 + 1
+    assert combine_gradients.gram([{"large": large, "small": small}]).item() == 2.0**26 + 1
+    assert combine_gradients.gram([{"both": torch.cat([large, small])}]).item() == 2.0**26 + 1
 
 
 def test_a_parameter_that_one_objective_does_not_reach_counts_as_zero() -> None:
@@ -73,40 +73,40 @@ def test_a_parameter_that_one_objective_does_not_reach_counts_as_zero() -> None:
     padded = [whole[0], {"bias": whole[1]["bias"], "kernel": torch.zeros(2, 2, dtype=float64)}]
     partial = [whole[0], {"bias": whole[1]["bias"]}]
     weights = torch.tensor([0.3, 2.0], dtype=float64)
-    assert torch.equal(combine.gram(partial), combine.gram(padded))
-    assert torch.equal(combine.gram(partial[::-1]), combine.gram(padded[::-1]))
-    mine, theirs = combine.combine(partial, weights), combine.combine(padded, weights)
+    assert torch.equal(combine_gradients.gram(partial), combine_gradients.gram(padded))
+    assert torch.equal(combine_gradients.gram(partial[::-1]), combine_gradients.gram(padded[::-1]))
+    mine, theirs = combine_gradients.combine(partial, weights), combine_gradients.combine(padded, weights)
     assert list(mine) == ["bias", "kernel"]
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 def test_gram_of_nothing() -> None:
-    assert combine.gram([{}, {}]).tolist() == [[0, 0], [0, 0]]
-    assert combine.gram([{"empty": torch.zeros(0)}]).tolist() == [[0]]
+    assert combine_gradients.gram([{}, {}]).tolist() == [[0, 0], [0, 0]]
+    assert combine_gradients.gram([{"empty": torch.zeros(0)}]).tolist() == [[0]]
 
 
 def test_combine_is_the_weighted_sum_and_leaves_its_inputs_alone() -> None:
     J, weights = jacobian(3), torch.tensor([0.5, 2.0, -1.0], dtype=float64)
     grads = as_gradients(J)
-    combined = combine.combine(grads, weights)
+    combined = combine_gradients.combine(grads, weights)
     torch.testing.assert_close(torch.cat([combined["bias"], combined["kernel"].flatten()]), weights @ J)
     assert all(torch.equal(g["bias"], row[:3]) for g, row in zip(grads, J, strict=True))
 
 
 def test_combine_keeps_type_and_shape() -> None:
-    combined = combine.combine([{"w": torch.ones(2, 3, dtype=torch.bfloat16)}] * 2, ones(2))
+    combined = combine_gradients.combine([{"w": torch.ones(2, 3, dtype=torch.bfloat16)}] * 2, ones(2))
     assert combined["w"].dtype == torch.bfloat16
     assert combined["w"].tolist() == [[2.0] * 3] * 2
 
 
 def test_one_objective_of_weight_one_is_bit_equal() -> None:
     g = {"w": torch.randn(100, generator=seeded())}
-    assert torch.equal(combine.combine([g], ones(1))["w"], g["w"])
+    assert torch.equal(combine_gradients.combine([g], ones(1))["w"], g["w"])
 
 
 def test_one_weight_for_each_gradient() -> None:
     with pytest.raises(ValueError):
-        combine.combine(as_gradients(jacobian(3)), ones(2))
+        combine_gradients.combine(as_gradients(jacobian(3)), ones(2))
 
 
 # ---- PCGrad
@@ -432,23 +432,23 @@ def test_a_short_gradient_does_not_make_cagrad_zero() -> None:
 def test_a_gradient_that_is_not_finite_reaches_the_guard(name: str, bad: float) -> None:
     grads = [{"w": torch.tensor([bad, 1.0])}, {"w": torch.tensor([-1.0, -1.0])}]
     weights = torch.tensor([0.2, 3.0], dtype=float64)
-    got = COMBINERS[name](combine.gram(grads), weights, seeded())
+    got = COMBINERS[name](combine_gradients.gram(grads), weights, seeded())
     assert torch.equal(got, weights)
-    assert not combine.combine(grads, got)["w"].isfinite().all()
+    assert not combine_gradients.combine(grads, got)["w"].isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["cagrad", "upgrad"])
 def test_a_missing_solver_shows_in_the_rehearsal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    combine.rehearse(name)
+    combine_gradients.rehearse(name)
     monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
     with pytest.raises(ImportError):
-        combine.rehearse(name)
+        combine_gradients.rehearse(name)
 
 
 @pytest.mark.parametrize("name", ["sum", "pcgrad", "mgda"])
 def test_the_others_need_no_solver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchjd._mixins.find_spec", lambda package: None)
-    combine.rehearse(name)
+    combine_gradients.rehearse(name)
 
 
 def test_settings_and_table_agree() -> None:
@@ -460,7 +460,7 @@ def test_settings_and_table_agree() -> None:
 
 def test_norms_come_from_the_gramian() -> None:
     J = jacobian(3)
-    torch.testing.assert_close(combine.norms(J @ J.T), J.norm(dim=1))
+    torch.testing.assert_close(combine_gradients.norms(J @ J.T), J.norm(dim=1))
 
 
 @given(st.integers(0, 10**6))
@@ -469,32 +469,32 @@ def test_cosine_does_not_see_lengths(seed: int) -> None:
     lengths = torch.tensor([[1e-9], [1.0], [1e9]], dtype=float64)
     expected = torch.nn.functional.cosine_similarity(J[:, None], J[None], dim=-1)
     for scaled in (J, lengths * J):
-        torch.testing.assert_close(combine.cosine(scaled @ scaled.T), expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(combine_gradients.cosine(scaled @ scaled.T), expected, atol=1e-12, rtol=0)
 
 
 def test_cosine_of_a_zero_gradient_is_zero_not_nan() -> None:
     J = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]], dtype=float64)
-    assert combine.cosine(J @ J.T).tolist() == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]
+    assert combine_gradients.cosine(J @ J.T).tolist() == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]
 
 
 def test_min_cosine_leaves_zero_gradients_out() -> None:
     """An objective without signal in this step must not read as "no conflict"."""
     J = torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], dtype=float64)
-    assert combine.min_cosine(J @ J.T) == pytest.approx(2**-0.5)
-    assert combine.min_cosine(J[:2] @ J[:2].T) is None
-    assert combine.min_cosine(J[:1] @ J[:1].T) is None
+    assert combine_gradients.min_cosine(J @ J.T) == pytest.approx(2**-0.5)
+    assert combine_gradients.min_cosine(J[:2] @ J[:2].T) is None
+    assert combine_gradients.min_cosine(J[:1] @ J[:1].T) is None
 
 
 def test_min_cosine_is_that_of_the_worst_pair() -> None:
     J = jacobian(4)
     pairs = [torch.cosine_similarity(a, b, dim=0).item() for a, b in itertools.combinations(J, 2)]
-    assert combine.min_cosine(J @ J.T) == pytest.approx(min(pairs))
+    assert combine_gradients.min_cosine(J @ J.T) == pytest.approx(min(pairs))
 
 
 def test_a_gradient_of_rounding_conflicts_with_nobody() -> None:
     """Its direction is noise: taking it out of the other gradient would change that one by as much as a true one."""
     J = torch.tensor([[1.0, 1.0], [-1e-8, 1e-9]], dtype=float64)
     weights = torch.ones(2, dtype=float64)
-    assert combine.pcgrad(J @ J.T, weights, torch.Generator()).tolist() == pytest.approx([1, 1], abs=1e-6)
+    assert combine_gradients.pcgrad(J @ J.T, weights, torch.Generator()).tolist() == pytest.approx([1, 1], abs=1e-6)
     J[1] *= 1e5
-    assert combine.pcgrad(J @ J.T, weights, torch.Generator()).tolist() != [1, 1]
+    assert combine_gradients.pcgrad(J @ J.T, weights, torch.Generator()).tolist() != [1, 1]

@@ -1,4 +1,4 @@
-"""What the demo promises, measured: `python -m grpo_nb.dev.claims --seeds 0 1 2`.
+"""What the demo promises, measured: `python -m grpo_nb.dev.demo_claims --seeds 0 1 2`.
 
 Each seed makes its own world, files, model and training; held-out templates are answered greedily after SFT and
 after GRPO. The table is the mean over seeds, with every seed beside it.
@@ -119,7 +119,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.claims", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.demo_claims", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, help="keep the runs here (default: a temporary folder)")
     arguments = parser.parse_args(argv)

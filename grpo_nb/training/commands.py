@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from grpo_nb import control
+from grpo_nb import beta_control
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.preflight import dependencies
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.knobs import KnobSnapshot
-from grpo_nb.terminal import clean_logger
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import Training
 
@@ -24,9 +24,9 @@ def activate(state: Training, now: KnobSnapshot) -> None:
     for name, objective in state.objectives.items():
         key = f"beta/{name}"
         if now.modes[key] == "manual":
-            objective.beta = control.set_manual(objective.beta, now.values[key])
+            objective.beta = beta_control.set_manual(objective.beta, now.values[key])
         elif objective.beta.mode == "manual":
-            held, objective.beta = objective.beta, control.set_auto(objective.beta, objective.config.start)
+            held, objective.beta = objective.beta, beta_control.set_auto(objective.beta, objective.config.start)
             message = f"{name}: automatic again, beta from {objective.beta.value:.3g} (by hand: {held.value:.3g})"
             run.log_event("beta", step=state.step + 1, objective=name, message=message)
 
@@ -35,7 +35,7 @@ def move_betas(state: Training, plan: StepPlan, kl: Mapping[str, float | None]) 
     """Each objective's beta after the step's KL, nats per token; every move goes into the log."""
     for name, aim in plan.aims.items():
         objective = state.objectives[name]
-        controller = control.CONTROLLERS[objective.config.controller]
+        controller = beta_control.CONTROLLERS[objective.config.controller]
         objective.beta, moved = controller(objective.beta, kl[name], aim)
         if moved:
             state.run.log_event("beta", step=plan.step, objective=name, message=f"{name}: {moved}")
@@ -57,7 +57,7 @@ def measure(state: Training) -> None:
 def _measured_anew(state: Training) -> None:
     """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
     for objective in state.objectives.values():
-        objective.beta = control.forget(objective.beta)
+        objective.beta = beta_control.forget(objective.beta)
     if any(objective.config.controlled for objective in state.objectives.values()):
         message = "KL is measured at the sampling temperature: its level changes here, and what its band means"
         state.run.log_event("beta", step=state.step + 1, message=message)

@@ -19,7 +19,7 @@ from grpo_nb.rollout import Engine, Request
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.rules import worst_first
 from grpo_nb.rules.finding import Finding
-from grpo_nb.rules.signal import DEAD_SHARE, TRUNCATED_BADLY
+from grpo_nb.rules.learning import DEAD_SHARE, TRUNCATED_BADLY
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training.experience import reward_matrix, shape

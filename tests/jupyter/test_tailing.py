@@ -13,10 +13,10 @@ import ipywidgets
 import pytest
 
 from grpo_nb import plots
-from grpo_nb.jupyter import followed as module
+from grpo_nb.jupyter import tailing as module
 from grpo_nb.jupyter.dashboard import Dashboard
-from grpo_nb.jupyter.followed import Followed
 from grpo_nb.jupyter.session import attach, start
+from grpo_nb.jupyter.tailing import Followed
 from grpo_nb.jupyter.workers import Job
 from grpo_nb.plots import canvas
 from grpo_nb.report import report

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from grpo_nb.terminal import Clean
+from grpo_nb.printable import Clean
 
 _GUARDS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _WRITES = os.O_WRONLY | os.O_RDWR

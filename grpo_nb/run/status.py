@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar
 from grpo_nb.run.lock import Owner
 from grpo_nb.storage.journal import Journal, Row, Unread
 from grpo_nb.storage.lines import Place, settled
-from grpo_nb.storage.regular import RunError
+from grpo_nb.storage.safe_open import RunError
 from grpo_nb.storage.schema import STEPWISE
 
 Known = TypeVar("Known")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_nb.beta_control import CONTROLLERS, Aim, BetaState, proportional, set_auto, set_manual
 from grpo_nb.config import ObjectiveConfig
-from grpo_nb.control import CONTROLLERS, Aim, BetaState, proportional, set_auto, set_manual
 from tests.support.tokens import names, pattern
 
 BAND, BOUNDS = (0.02, 0.06), (0.01, 1.0)

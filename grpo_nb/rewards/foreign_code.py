@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from grpo_nb.terminal import Clean, clean_logger
+from grpo_nb.printable import Clean, clean_logger
 
 log = clean_logger(__name__)
 
