@@ -343,6 +343,13 @@ def test_labelled_answers_to_rows_of_the_published_file() -> None:
     assert all_["agree"] >= 0.92 and all_["undecided"] <= 0.01
 
 
+def test_labelled_answers_that_no_rule_was_made_for() -> None:
+    table = qa_report.counted({**row, "kind": row["id"][0]} for row in qa_report.rows_of(qa_report.HERE, "qa_unseen"))
+    natural, hostile = (confusion.shares(table[name], qa_report.VERDICTS) for name in ("j", "l"))
+    assert natural["agree"] >= 0.83 and natural["paid"] <= 0.02, table
+    assert hostile["agree"] >= 0.75 and hostile["paid"] <= 0.115
+
+
 @pytest.mark.slow
 def test_rates_on_real_rows(shared_data: Path) -> None:
     task = HaluEvalQA(shared_data / "halueval")
