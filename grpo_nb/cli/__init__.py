@@ -47,7 +47,7 @@ def _explain(error: Exception) -> int | None:
     if isinstance(error, UsageError | ConfigError):
         return _say(f"error: {error}", USAGE)
     if type(error).__module__.startswith("grpo_nb") or isinstance(error, OSError | FloatingPointError):
-        return _say(f"error: {error}", FAILED)
+        return _say(f"error: {str(error).removeprefix('error: ')}", FAILED)  # a finding that stops a run says it itself
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("grpo_nb"):
         return _say(f"error: {error} in {sys.executable}; {INSTALL}", FAILED)
     from grpo_nb.doctor import explain

@@ -21,6 +21,10 @@ def open_run(arguments: Namespace, steps: int | None = None) -> Run:
     made = (path / "config.json").exists()
     if not made and arguments.preset is None and not given:
         raise UsageError(f"{_missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
+    if not made and steps is not None and given.get("run.steps", steps) != steps:
+        raise UsageError(
+            f"--steps {steps} and --set run.steps={given['run.steps']} both give the total of a new run; leave one out"
+        )
     start = preset(arguments.preset) if arguments.preset else None
     try:
         run = Run.open_or_create(path, start, changes=given, steps=steps)

@@ -170,3 +170,10 @@ def test_grpo_without_sft_where_asked(capsys: pytest.CaptureFixture[str], tmp_pa
     run = Run.create(tmp_path / "bare", tiny_config(run__steps=STEPS))
     assert says(capsys, "train", run.path, "--no-sft")[0] == 0
     assert run.checkpoints.steps() == [STEPS] and not run.sft_checkpoints.steps()
+
+
+def test_two_totals_of_a_new_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("--preset", "demo", "--set", "run.steps=4")
+    status, _, err = says(capsys, "train", tmp_path / "new", *settings, "--steps", 2)
+    assert status == 2 and names(err, "--steps", 2, "run.steps=4") and not (tmp_path / "new").exists()
+    assert says(capsys, "train", tmp_path / "new", *settings, "--steps", 4)[0] == 0
