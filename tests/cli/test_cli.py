@@ -11,20 +11,9 @@ from grpo_nb import __version__, presets
 from grpo_nb.cli.arguments import commands
 from grpo_nb.run.run import Run
 from tests.conftest import ROOT
-from tests.support.cli_stage import STEPS, mine, save, says, train_nothing
+from tests.support.cli_stage import STEPS, save, says
 from tests.support.tiny import tiny_config
 from tests.support.tokens import names
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return mine(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_nothing(monkeypatch)
-
 
 # ---- help and usage
 

@@ -15,20 +15,9 @@ from grpo_nb.cli import main, progress, verbs
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
-from tests.support.cli_stage import STEPS, fake_grpo, mine, save, says, stats, train_nothing
+from tests.support.cli_stage import STEPS, fake_grpo, save, says, stats
 from tests.support.tiny import tiny_config, tiny_run
 from tests.support.tokens import names
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return mine(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_nothing(monkeypatch)
-
 
 # ---- training
 

@@ -13,21 +13,10 @@ from grpo_nb.config import RunConfig
 from grpo_nb.doctor import Check
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run
-from tests.support.cli_stage import STEPS, mine, save, says, stats, train_nothing
+from tests.support.cli_stage import STEPS, save, says, stats
 from tests.support.tokens import names
 from tests.tasks.test_bbq import templates
 from tests.tasks.test_halueval import RIGHT as QA_ROW
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return mine(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    train_nothing(monkeypatch)
-
 
 # ---- looking
 
