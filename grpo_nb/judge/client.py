@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.judge import host_trust
@@ -241,8 +240,7 @@ def _check_detour(where: str, provider: JudgeProvider) -> None:
     proxy = proxy_of(provider.base_url)
     if proxy is None or not host_trust.on_this_machine(provider.base_url):
         return
-    plain_http = urlsplit(provider.base_url).scheme == "http"
-    if provider.api_key_env and plain_http and not host_trust.on_this_machine(proxy.address):
+    if host_trust.in_the_clear(provider) and not host_trust.on_this_machine(proxy.address):
         raise ConfigError(
             f"{where}: the key in {provider.api_key_env} would go over plain http to another machine, because "
             f"{provider.label} is asked {proxy}"

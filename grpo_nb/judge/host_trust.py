@@ -155,8 +155,13 @@ _here: set[Pair] = set()
 """Confirmed in this process."""
 
 
+def in_the_clear(provider: JudgeProvider) -> bool:
+    """Whether a key goes out over plain http."""
+    return bool(provider.api_key_env) and urlsplit(provider.base_url).scheme == "http"
+
+
 def _refuse_plain(where: str, provider: JudgeProvider) -> None:
-    if provider.api_key_env and urlsplit(provider.base_url).scheme == "http" and not on_this_machine(provider.base_url):
+    if in_the_clear(provider) and not on_this_machine(provider.base_url):
         raise ConfigError(
             f"{where}: {provider.label} is asked over plain http, where anybody on the way reads the key in "
             f"{provider.api_key_env}. A key goes over https, or to this machine; use an https:// address, or "
