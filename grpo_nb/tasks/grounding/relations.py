@@ -63,23 +63,6 @@ def _turned_round(heard: Heard) -> str:
     return ""
 
 
-def _class_of_another(heard: Heard) -> str:
-    """Whether a name is put behind `the town of`, where the source has another one and does not call this one so."""
-    passage = heard.item.passage
-    told: dict[str, set[str]] = {}
-    for sentence in passage.sentences:
-        for head, of, _ in _heads(sentence.tokens):
-            told.setdefault(head, set()).add(of)
-    called = [pair for sentence in passage.sentences for pair in _called(sentence.tokens)]
-    for head, of, place in _heads(heard.tokens):
-        known = told.get(head, set()) & passage.names
-        so = any(of in names and head in kinds for names, kinds in called)
-        mine = heard.part[place - 1] == "benign" and heard.segment[place] not in heard.denied
-        if mine and known and of in passage.names - known - heard.item.asked and not so:
-            return f"'{head} of' is another one in the source"
-    return ""
-
-
 def _kind_of_another(heard: Heard) -> str:
     """Whether the right answer is called what the source only calls another name: `X is a village`."""
     gold = {token.form for token in heard.item.gold}

@@ -18,7 +18,7 @@ _YES = frozenset(words("yes yeah yep correct true indeed affirmative"))
 _NO = frozenset(words("no nope false incorrect negative not neither"))
 
 _SHARED = frozenset(words("same both share shared common alike"))
-_DIFFERENT = frozenset(words("different differ differs differing separate distinct"))
+_DIFFERENT = frozenset(word for word, end in POLES.items() if end == (POLES["same"][0], 1)) | {"separate"}
 _NO_NO = re.compile(r"\bno (?:doubt|question|wonder|surprise|less|more|two|difference)\b")
 """A `no` that denies nothing of what is asked."""
 _STATES = frozenset(words("is was are were does did do has have had"))
