@@ -59,9 +59,15 @@ def made(seed: int, steps: int) -> list[Row]:
     return [row for row in rows if draw.random() > 0.05]
 
 
+def shares(row: Row, key: str) -> list[float]:
+    """The row's value of a curve; no right answer among the labels of a row is a share of 0."""
+    labels = [name for name in row if key.startswith("label/") and name.startswith(key.removesuffix("correct"))]
+    return [0.0] if row.get(key) is None and any(row[name] is not None for name in labels) else series([row], key)
+
+
 def plain_fall(rows: list[Row], key: str) -> tuple[float, float, int] | None:
     """The definition: the best running median, the one of the end, and the first step nearer to the latter."""
-    known = [(row["step"], v) for row in rows for v in series([row], key)]
+    known = [(row["step"], v) for row in rows for v in shares(row, key)]
     steps, values = [step for step, _ in known], [value for _, value in known]
     if len(known) < 8:
         return None
