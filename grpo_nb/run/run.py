@@ -29,7 +29,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run import dependencies_file, settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import Knobs, check_start
-from grpo_nb.run.lock import LOCK, Owner, RunLock
+from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.settings import CONFIG
 from grpo_nb.run.status import PAUSES, Milestones, standing_of
 from grpo_nb.run.status import RunStatus as RunStatus
@@ -302,8 +302,8 @@ class Run:
     def status(self) -> RunStatus:
         """Where the run stands; cheap enough to ask every second, however long its logs are."""
         step, seen = self.last_step() or 0, self._standing.milestones.read()
-        owner = RunLock(self.path / LOCK).owner()
-        state = self._state(step, owner, seen)
+        owner, alive = RunLock(self.path / LOCK).look()
+        state = self._active(seen) if alive else self._ended(step, seen, died=owner is not None)
         return RunStatus(state, step, self._goal(step, seen.newest), owner, self._updated())
 
     def __repr__(self) -> str:
@@ -332,16 +332,17 @@ class Run:
     def _goal(self, step: int, milestone: Row) -> int:
         return max(self.config.run.steps, step, milestone.get("goal") or 0)
 
-    def _state(self, step: int, owner: Owner | None, seen: Milestones) -> State:
+    def _active(self, seen: Milestones) -> State:
+        # asked to pause is not yet paused, and asked to go on is no longer
+        return "paused" if seen.pause.get("kind") in PAUSES and self.knobs.command == "pause" else "running"
+
+    def _ended(self, step: int, seen: Milestones, died: bool) -> State:
         milestone = seen.newest.get("kind")
-        if owner is not None and owner.alive():
-            # asked to pause is not yet paused, and asked to go on is no longer
-            return "paused" if seen.pause.get("kind") in PAUSES and self.knobs.command == "pause" else "running"
         if milestone == "failed":
             return "failed"
         if milestone == "done" or (milestone is None and step > 0):
             return "done" if step >= self.config.run.steps else "stopped"
-        if owner is not None and milestone != "stopped":
+        if died and milestone != "stopped":
             return "dead"
         return "new" if milestone is None else "stopped"
 

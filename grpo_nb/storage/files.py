@@ -138,6 +138,18 @@ def flock(fd: int, *, wait: bool = False, release: bool = False) -> Literal["tak
     return "taken"
 
 
+def flocked(fd: int) -> Literal["held", "free", "unsupported"]:
+    """Whether the exclusive lock of an open file is held through another descriptor; takes nothing."""
+    if not hasattr(fcntl, "flock"):  # Windows, where a run can only be watched
+        return "unsupported"
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        return "held" if error.errno in (errno.EACCES, errno.EAGAIN) else "unsupported"
+    return "free"
+
+
 def same_file(fd: int, path: Path) -> bool:
     """Whether `path` still names the open file, and was not replaced or removed meanwhile."""
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from grpo_nb.printable import one_line
 from grpo_nb.storage import documents
-from grpo_nb.storage.files import RunError, clear_errors, flock, same_file
+from grpo_nb.storage.files import RunError, clear_errors, flock, flocked, same_file
 from grpo_nb.storage.safe_open import opened
 
 HEARTBEAT_SECONDS = 5.0
@@ -114,11 +114,21 @@ class Lock:
         Raises:
             RunError: the lock is a link, or no regular file.
         """
-        try:
-            with os.fdopen(opened(self.path), "rb") as file:
-                return Owner.parse(file.read(_SIZE))
-        except OSError:
-            return None
+        return self._read()[0]
+
+    def look(self) -> tuple[Owner | None, bool]:
+        """Who holds the lock or died holding it, and whether it is alive.
+
+        A copy of the lock of a training that runs on this machine names a living owner that does not hold the copy:
+        it has no owner. The file lock shows the difference; inode numbers do not, as some file systems change them.
+
+        Raises:
+            RunError: as `owner`.
+        """
+        owner, held = self._read()
+        if owner is None or not owner.alive(self._stale):
+            return owner, False
+        return (None, False) if held == "free" and owner.on_this_machine() else (owner, True)
 
     def acquire(self) -> None:
         """Take the lock, from a dead owner too (then `took_over` says whose it was).
@@ -154,8 +164,8 @@ class Lock:
         Raises:
             RunLocked: a living process has the lock.
         """
-        owner = self.owner()
-        if owner is not None and (owner.alive(self._stale) or (not owner.on_this_machine() and self._moves(owner))):
+        owner, alive = self.look()
+        if owner is not None and (alive or (not owner.on_this_machine() and self._moves(owner))):
             raise self._refusal(owner)
 
     def release(self) -> None:
@@ -172,6 +182,14 @@ class Lock:
             with os.fdopen(opened(self.path, os.O_RDWR), "rb+") as file:
                 file.truncate(0)
 
+    def _read(self) -> tuple[Owner | None, str]:
+        """Who is written in the file, and whether the file is locked (see `flocked`)."""
+        try:
+            with os.fdopen(opened(self.path), "rb") as file:
+                return Owner.parse(file.read(_SIZE)), flocked(file.fileno())
+        except OSError:
+            return None, "unsupported"
+
     def _refusal(self, owner: Owner | None) -> RunLocked:
         return RunLocked(f"{self.path} is held by {owner or 'a process that has not said who it is'}", owner)
 
@@ -183,13 +201,15 @@ class Lock:
             with _closed_on_error(fd):
                 answer = flock(fd)
                 previous = Owner.parse(os.pread(fd, _SIZE, 0))
-                if answer == "busy" and self._kept_for_the_dead(previous, patience):
+                watched = answer == "busy" and flocked(fd) == "free"  # by another process that looks who holds it
+                if answer == "busy" and not watched and self._kept_for_the_dead(previous, patience):
                     return self._replaced(fd), previous
                 if answer != "busy" and same_file(fd, self.path):
                     # a free lock proves that nobody here has it, but another machine may not see our locks
                     if answer == "unsupported" or (previous and not previous.on_this_machine()):
                         self.refuse_if_taken()
-                    return fd, previous
+                    # one that is alive holds the file that this one is a copy of
+                    return fd, None if previous and previous.alive(self._stale) else previous
             os.close(fd)
             time.sleep(POLL_SECONDS)
 

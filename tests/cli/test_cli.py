@@ -1,6 +1,7 @@
 """The command line's contract: help, usage, exit statuses, opening a run, steering one."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,9 @@ def test_tell_reaches_whoever_trains(capsys: pytest.CaptureFixture[str], run: Ru
         asked = run.knobs.snapshot()
         assert asked.orders == ["step", "save"] and asked.by["save"] == "the command line"
         assert says(capsys, "tell", run.path, "dance")[0] == 2
+        copy = shutil.copytree(run.path, run.path.with_name("copy"))
+        status, out, _ = says(capsys, "tell", copy, "pause")
+        assert status == 1 and names(out, "stopped"), "nobody reads the knobs of a copy"
 
 
 def test_grpo_without_sft_where_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

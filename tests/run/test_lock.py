@@ -59,6 +59,7 @@ def path(tmp_path: Path) -> Path:
 def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without file locks."""
     monkeypatch.setattr(module, "flock", lambda fd, **_: "unsupported")
+    monkeypatch.setattr(module, "flocked", lambda fd: "unsupported")
 
 
 def write(path: Path, owner: Owner) -> Owner:
@@ -312,6 +313,33 @@ def test_an_owner_that_has_not_written_its_name_yet_keeps_its_lock(path: Path) -
     os.close(unnamed)
     with RunLock(path):
         pass
+
+
+def test_a_copy_of_a_held_lock_is_free(path: Path) -> None:
+    """`cp -r` of a run that trains copies the name of an owner who is alive, and not its file lock."""
+    copy = path.with_name("copy")
+    with holder(path) as child:
+        copy.write_bytes(path.read_bytes())
+        owner, alive = RunLock(path).look()
+        assert owner is not None and owner.pid == child.pid and alive
+        assert RunLock(copy).look() == (None, False)
+        RunLock(copy).refuse_if_taken()
+        with pytest.raises(RunLocked):
+            RunLock(path).refuse_if_taken()
+        with RunLock(copy) as lock:
+            assert lock.took_over is None, "nobody died"
+            assert RunLock(copy).look() == (lock.owner(), True)
+
+
+def test_to_look_who_holds_it_refuses_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a watcher looks, it shares the lock of a copy whose written owner is alive elsewhere in this machine."""
+    write(path, Owner.here())
+    watching = os.open(path, os.O_RDONLY)
+    assert files.fcntl is not None
+    files.fcntl.flock(watching, files.fcntl.LOCK_SH)
+    monkeypatch.setattr(module.time, "sleep", lambda _: os.close(watching))
+    with RunLock(path) as lock:
+        assert lock.took_over is None
 
 
 # ---- other machines, and file systems without locks

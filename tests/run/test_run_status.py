@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -136,6 +137,19 @@ def test_a_run_on_another_machine_is_judged_by_its_heartbeat(run: Run) -> None:
     assert status(run) == ("running", 0)
     write_owner(run, replace(far, heartbeat=time.time() - 100))
     assert status(run) == ("dead", 0)
+
+
+def test_a_copy_of_a_run_that_trains_is_one_of_its_own(run: Run) -> None:
+    with run.lock():
+        run.log_event("start")
+        log(run, 1)
+        copy = run.path.with_name("copy")
+        shutil.copytree(run.path, copy)
+        assert status(run) == ("running", 1) and Run.open(copy).status().owner is None
+        assert status(Run.open(copy)) == ("stopped", 1)
+        Run.open(copy).lock().refuse_if_taken()
+        with Run.open(copy).lock():
+            assert status(Run.open(copy)) == status(run) == ("running", 1)
 
 
 def test_status_reads_the_tail_only(run: Run) -> None:
