@@ -1,42 +1,118 @@
 """The algorithms by name: each a row of four choices, advantage x surrogate x reduction x KL. No tensors here.
 
 The names in a row are keys of `losses.ADVANTAGES`, `losses.SURROGATES`, `losses.REDUCTIONS` and `losses.KL`;
-what they compute is written there. Any row can be changed in one of its choices: `algorithm("grpo", kl="k2")`.
+what they compute is written there. What settings, rules and plots need to know of each stands in its row here, so a
+new surrogate is one function in `losses/surrogates.py` and one row of SURROGATE_ROWS. Any row of ALGORITHMS can be
+changed in one of its choices: `algorithm("grpo", kl="k2")`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from enum import Enum
+from typing import Any
 
-AlgorithmName = Literal[
-    "grpo",
-    "dr_grpo",
-    "dapo",
-    "bnpo",
-    "rloo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "opo",
-    "gspo",
-    "gspo_token",
-    "cispo",
-    "cispo_cap",
-    "sapo",
-    "gmpo",
-    "cpgd",
-]
-AdvantageName = Literal[
-    "group_std", "mean_only", "batch_std", "rloo", "opo", "cpgd", "reinforce_pp", "reinforce_pp_baseline"
-]
-SurrogateName = Literal["ppo_clip", "gspo", "gspo_token", "cispo", "cispo_cap", "sapo", "gmpo", "cpgd"]
-ReductionName = Literal["sequence_mean", "token_mean", "constant_length"]
-KLName = Literal["k1_in_reward", "k2", "k3", "k3_k2"]
 
-K1_IS_NO_LOSS = (
-    "kl='k1': as a loss its expected gradient is zero (it would penalise nothing); use 'k2', 'k3' or 'k3_k2', or "
-    "'k1_in_reward', which subtracts it from the reward"
-)
+class Bound(Enum):
+    """What `clip_low` or `clip_high` counts: where the clip of a ratio r acts."""
+
+    OFFSET = "1 - clip_low, 1 + clip_high"
+    LOG_RATIO = "exp(-clip_low), exp(clip_high)"
+    CAP = "clip_high itself"
+
+
+@dataclass(frozen=True)
+class SurrogateRow:
+    """What the package needs to know of a surrogate besides its formula, which is in `losses.surrogates`.
+
+    >>> SURROGATE_ROWS["gmpo"].log_bounds(0.4, 0.4)
+    (-0.4, 0.4)
+    """
+
+    low: Bound | None = Bound.OFFSET
+    high: Bound | None = Bound.OFFSET
+    """None: no clip on that side. With a clip above, raising it holds the entropy."""
+    clips_completion: bool = False
+    """The clip acts on the completion's mean log-ratio instead of each token's own."""
+    sequence_level: bool = False
+    """One ratio a completion, so its tokens cannot differ in advantage or weight."""
+    clips_weight: bool = False
+    """The clip bounds a token's weight whatever its advantage's sign; False: it ends the pull where that is gained."""
+    dual: bool = False
+    """Takes `dual_clip`, a third bound above 1 + clip_high where the advantage is negative."""
+    settings: tuple[str, ...] = ()
+    """Settings of `algorithm` that this surrogate alone reads; like every clip they rest while the ratio is 1."""
+
+    @property
+    def tokenwise(self) -> bool:
+        """Whether a token's loss depends on its own ratio only, so that a picture over one ratio shows it."""
+        return not (self.clips_completion or self.sequence_level)
+
+    def log_bounds(self, low: float, high: float) -> tuple[float, float]:
+        """The log-ratios between which the clip rests; infinite on a side without one."""
+        lowest, highest = -math.inf, math.inf
+        if self.low is not None:
+            lowest = math.log1p(-low) if self.low is Bound.OFFSET else -low
+        if self.high is not None:
+            highest = {Bound.OFFSET: math.log1p, Bound.LOG_RATIO: float, Bound.CAP: math.log}[self.high](high)
+        return lowest, highest
+
+
+SURROGATE_ROWS: Mapping[str, SurrogateRow] = {
+    "ppo_clip": SurrogateRow(dual=True),
+    "gspo": SurrogateRow(clips_completion=True, sequence_level=True, dual=True),
+    "gspo_token": SurrogateRow(clips_completion=True, dual=True),
+    "cispo": SurrogateRow(clips_weight=True),
+    "cispo_cap": SurrogateRow(None, Bound.CAP, clips_weight=True),
+    "sapo": SurrogateRow(None, None, settings=("sapo_tau_positive", "sapo_tau_negative")),
+    "gmpo": SurrogateRow(Bound.LOG_RATIO, Bound.LOG_RATIO, sequence_level=True),
+    "cpgd": SurrogateRow(settings=("cpgd_drift", "cpgd_drift_clip")),
+}
+
+
+@dataclass(frozen=True)
+class AdvantageRow:
+    """What the package needs to know of an advantage estimator besides its formula."""
+
+    scale_free: bool = False
+    """Divided by a spread, so multiplying every reward by one number changes nothing but the eps; else the advantage
+    is in units of the reward."""
+    per_token: bool = False
+    """Takes each token's own return, so a KL in the reward gives the tokens of a completion different advantages."""
+
+
+ADVANTAGE_ROWS: Mapping[str, AdvantageRow] = {
+    "group_std": AdvantageRow(scale_free=True),
+    "mean_only": AdvantageRow(),
+    "batch_std": AdvantageRow(scale_free=True),
+    "rloo": AdvantageRow(),
+    "opo": AdvantageRow(),
+    "cpgd": AdvantageRow(),
+    "reinforce_pp": AdvantageRow(scale_free=True, per_token=True),
+    "reinforce_pp_baseline": AdvantageRow(scale_free=True),
+}
+
+REDUCTION_NAMES = ("sequence_mean", "token_mean", "constant_length")
+
+
+@dataclass(frozen=True)
+class KLRow:
+    """What the package needs to know of a KL estimator besides its formula."""
+
+    reported: str
+    """The estimator that the log, the controllers and the plots read: the loss's own, or k3's unbiased value."""
+    in_reward: bool = False
+    """A cost in the reward and no term of the loss; old log-probs then come before advantages."""
+    needs_ratio: bool = False
+    """Its gradient is that of KL(policy || reference) only through the ratio's own gradient (`ratio_through`)."""
+
+
+KL_ROWS: Mapping[str, KLRow] = {
+    "k1_in_reward": KLRow("k3", in_reward=True),
+    "k2": KLRow("k2"),
+    "k3": KLRow("k3", needs_ratio=True),
+    "k3_k2": KLRow("k3"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,28 +123,48 @@ class Algorithm:
     'sequence_mean'
     """
 
-    advantage: AdvantageName
-    surrogate: SurrogateName
-    reduction: ReductionName
-    kl: KLName
+    advantage: str
+    surrogate: str
+    reduction: str
+    kl: str
     clip: tuple[float, float]
-    """(low, high) as the surrogate understands them; each surrogate's docstring says how."""
+    """(low, high) as the surrogate's row counts them."""
     paper: str
     """Its arXiv number; `bnpo` is the name TRL gives to GRPO with a token mean."""
 
     @property
-    def kl_reported(self) -> Literal["k2", "k3"]:
-        """The estimator that the log, the controllers and the plots read: the loss's own, or k3's unbiased value."""
-        return "k2" if self.kl == "k2" else "k3"
+    def kl_reported(self) -> str:
+        """The KL estimator that the log, the controllers and the plots read."""
+        return KL_ROWS[self.kl].reported
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL is a cost in the reward and no term of the loss; old log-probs then come before advantages."""
-        return self.kl == "k1_in_reward"
+        """Whether the KL is a cost in the reward and no term of the loss."""
+        return KL_ROWS[self.kl].in_reward
+
+    @property
+    def kl_needs_ratio(self) -> bool:
+        """Whether the KL has its right gradient only through the ratio's own."""
+        return KL_ROWS[self.kl].needs_ratio
+
+    @property
+    def surrogate_row(self) -> SurrogateRow:
+        """The facts of its surrogate."""
+        return SURROGATE_ROWS[self.surrogate]
+
+    @property
+    def scale_free(self) -> bool:
+        """Whether its advantages are divided by a spread."""
+        return ADVANTAGE_ROWS[self.advantage].scale_free
+
+    @property
+    def log_bounds(self) -> tuple[float, float]:
+        """The log-ratios between which its clip rests."""
+        return self.surrogate_row.log_bounds(*self.clip)
 
 
 # fmt: off
-ALGORITHMS: Mapping[AlgorithmName, Algorithm] = {
+ALGORITHMS: Mapping[str, Algorithm] = {
     # name                             advantage                surrogate     reduction          KL              clip          arXiv
     "grpo":                  Algorithm("group_std",             "ppo_clip",   "sequence_mean",   "k3",           (0.2, 0.2),   "2402.03300"),
     "dr_grpo":               Algorithm("mean_only",             "ppo_clip",   "constant_length", "k3",           (0.2, 0.2),   "2503.20783"),
@@ -88,12 +184,14 @@ ALGORITHMS: Mapping[AlgorithmName, Algorithm] = {
 }
 # fmt: on
 
-SEQUENCE_LEVEL: frozenset[SurrogateName] = frozenset({"gspo", "gmpo"})
-"""Surrogates with one ratio a completion: nothing can be said to single tokens of it, by advantage or weight."""
-
-
-SCALE_FREE: frozenset[AdvantageName] = frozenset({"group_std", "batch_std", "reinforce_pp", "reinforce_pp_baseline"})
-"""Estimators that divide by a spread: multiplying every reward by one number changes nothing but the eps."""
+CHOICES: Mapping[str, Collection[str]] = {
+    "algorithm": ALGORITHMS,
+    "advantage": ADVANTAGE_ROWS,
+    "surrogate": SURROGATE_ROWS,
+    "reduction": REDUCTION_NAMES,
+    "kl": KL_ROWS,
+}
+"""The names that exist of each kind."""
 
 
 def algorithm(
@@ -107,53 +205,69 @@ def algorithm(
 ) -> Algorithm:
     """The row of that name, with the choices that are not `auto` (clip, low and high: not None) in place of its own.
 
-    Another surrogate brings its own usual clip: what `cispo_cap` calls high is no bound around 1.
+    Another surrogate brings its own usual clip: what one calls high may be no bound around 1.
 
     Raises:
-        ValueError: no such row (the message lists those that exist), or choices that do not go together.
+        ValueError: an unknown name (the message lists those that exist), or choices that do not go together.
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm '{name}'; use one of {', '.join(ALGORITHMS)}")
-    if kl == "k1":
-        raise ValueError(K1_IS_NO_LOSS)
-    named = ALGORITHMS[name]  # type: ignore[index]
+    refuse_k1(kl)
     chosen = {"advantage": advantage, "surrogate": surrogate, "reduction": reduction, "kl": kl}
-    row = replace(named, **{part: choice for part, choice in chosen.items() if choice != "auto"})  # type: ignore[arg-type]
+    own: dict[str, Any] = {part: choice for part, choice in chosen.items() if choice != "auto"}
+    for part, choice in {"algorithm": name, **own}.items():
+        if choice not in CHOICES[part]:
+            raise ValueError(f"unknown {part} '{choice}'; use one of {', '.join(CHOICES[part])}")
+    named = ALGORITHMS[name]
+    row = replace(named, **own)
     low, high = named.clip if row.surrogate == named.surrogate else usual_clip(row.surrogate)
     row = replace(row, clip=(low if clip[0] is None else clip[0], high if clip[1] is None else clip[1]))
     _check(row)
     return row
 
 
-def usual_clip(surrogate: SurrogateName) -> tuple[float, float]:
+def refuse_k1(kl: str) -> str:
+    """The name as it is.
+
+    Raises:
+        ValueError: it is `k1`, which is no loss.
+    """
+    if kl == "k1":
+        raise ValueError(
+            "kl='k1': as a loss its expected gradient is zero (it would penalise nothing); use 'k2', 'k3' or 'k3_k2', "
+            "or 'k1_in_reward', which subtracts it from the reward"
+        )
+    return kl
+
+
+def usual_clip(surrogate: str) -> tuple[float, float]:
     """(low, high) of the first row with that surrogate."""
     return next(row.clip for row in ALGORITHMS.values() if row.surrogate == surrogate)
 
 
 def widest_log_ratio(row: Algorithm) -> float:
-    """|log ratio| at which the row's clip acts, the farther of its sides; 0 for SAPO, which has none."""
-    low, high = row.clip
-    if row.surrogate == "sapo":
-        return 0.0
-    if row.surrogate == "gmpo":
-        return max(low, high)
-    return math.log(high) if row.surrogate == "cispo_cap" else max(-math.log1p(-low), math.log1p(high))
+    """|log ratio| at which the row's clip acts, the farther of its sides; 0 where it has none."""
+    return max((abs(bound) for bound in row.log_bounds if math.isfinite(bound)), default=0.0)
+
+
+def tokens_may_differ() -> str:
+    """The surrogates whose tokens may differ in advantage or weight, as a list to read."""
+    return ", ".join(f"'{name}'" for name, row in SURROGATE_ROWS.items() if not row.sequence_level)
 
 
 def _check(row: Algorithm) -> None:
-    if row.surrogate == "cispo_cap" and row.clip[1] < 1:
+    (low, high), surrogate = row.clip, row.surrogate_row
+    if surrogate.high is Bound.CAP and high < 1:
         raise ValueError(
-            f"clip_high={row.clip[1]:g}: for 'cispo_cap' it is the cap of the weight itself, and would cut every "
-            f"gradient to {row.clip[1]:.0%}; needs 1 or more, {usual_clip('cispo_cap')[1]:g} is usual; for a bound around "
-            "1 use 'cispo'"
+            f"clip_high={high:g}: for '{row.surrogate}' it is the cap of the weight itself, and would cut every "
+            f"gradient to {high:.0%}; needs 1 or more, {usual_clip(row.surrogate)[1]:g} is usual"
         )
-    if row.surrogate in SEQUENCE_LEVEL and row.advantage == "reinforce_pp" and row.kl_in_reward:
+    if surrogate.sequence_level and ADVANTAGE_ROWS[row.advantage].per_token and row.kl_in_reward:
         raise ValueError(
-            f"surrogate '{row.surrogate}' has one ratio a completion, but advantage 'reinforce_pp' with "
-            "kl='k1_in_reward' differs from token to token; use surrogate 'gspo_token' or 'ppo_clip', or kl='k2'"
+            f"surrogate '{row.surrogate}' has one ratio a completion, but advantage '{row.advantage}' with "
+            f"kl='{row.kl}' differs from token to token; use a KL in the loss, e.g. kl='k2', or one of the surrogates "
+            f"{tokens_may_differ()}"
         )
-    if row.surrogate in ("ppo_clip", "gspo", "gspo_token", "cispo", "cpgd") and not row.clip[0] < 1:
+    if surrogate.low is Bound.OFFSET and not low < 1:
         raise ValueError(
-            f"clip_low={row.clip[0]:g}: the ratio would be bounded by 1 - clip_low <= 0; needs 0 < clip_low < 1, "
+            f"clip_low={low:g}: the ratio would be bounded by 1 - clip_low <= 0; needs 0 < clip_low < 1, "
             f"'{row.surrogate}' usually has {usual_clip(row.surrogate)[0]:g}"
         )

@@ -95,15 +95,14 @@ plots.curves({"Estimators of one token": toy_math.kl_curves()}, "nats", mark=0.0
 # never grows.
 
 # %%
-names = ["ppo_clip", "cispo", "cispo_cap", "sapo", "cpgd"]
-good, bad = (toy_math.pulls(names, advantage) for advantage in (1.0, -1.0))
+good, bad = (toy_math.pulls(advantage) for advantage in (1.0, -1.0))
 plots.curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
 # A bad answer that became likely pulls without end under PPO: at ratio 8, eight times as hard. The dual clip ends it.
 
 # %%
-dual = toy_math.pulls(["ppo_clip"], -1.0, dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
+dual = toy_math.pulls(-1.0, ["ppo_clip"], dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
 plots.curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]

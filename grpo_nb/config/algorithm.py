@@ -1,24 +1,20 @@
 """The settings of the mathematics: which algorithm, with which numbers, and what a reward is before it is compared."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from grpo_nb.algorithms import (
-    K1_IS_NO_LOSS,
-    SCALE_FREE,
-    SEQUENCE_LEVEL,
-    AdvantageName,
+    CHOICES,
+    SURROGATE_ROWS,
     Algorithm,
-    AlgorithmName,
-    KLName,
-    ReductionName,
-    SurrogateName,
     algorithm,
+    refuse_k1,
+    tokens_may_differ,
     widest_log_ratio,
 )
-from grpo_nb.config.base import Positive, Settings
+from grpo_nb.config.base import Positive, Settings, one_of
 
 ADVANTAGE_BOUND = 10.0
 """Standard deviations: no group of fewer than 100 answers reaches it."""
@@ -27,7 +23,7 @@ ADVANTAGE_BOUND = 10.0
 class AlgorithmConfig(Settings):
     """The loss, its clipping, the KL estimator, and how objectives are combined."""
 
-    loss: AlgorithmName = "dapo"
+    loss: Annotated[str, one_of(CHOICES["algorithm"])] = "dapo"
     """A row of `algorithms.ALGORITHMS`: `dapo` averages over tokens, `grpo` over answers, `dr_grpo` by a constant."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW; a knob while training."""
@@ -39,13 +35,13 @@ class AlgorithmConfig(Settings):
     # advanced
     cagrad_c: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """`cagrad` only: how far it may leave the sum for the worst-off objective; 0 is `sum`."""
-    advantage: AdvantageName | Literal["auto"] = "auto"
+    advantage: Annotated[str, one_of(CHOICES["advantage"], "auto")] = "auto"
     """How rewards become advantages; `auto`: the algorithm's own. `group_std`, `mean_only`, `rloo`, ..."""
-    surrogate: SurrogateName | Literal["auto"] = "auto"
+    surrogate: Annotated[str, one_of(CHOICES["surrogate"], "auto")] = "auto"
     """The per-token policy loss; `auto`: the algorithm's own."""
-    reduction: ReductionName | Literal["auto"] = "auto"
+    reduction: Annotated[str, one_of(CHOICES["reduction"], "auto")] = "auto"
     """What the per-token losses are averaged over; `auto`: the algorithm's own."""
-    kl: KLName | Literal["auto"] = "auto"
+    kl: Annotated[str, AfterValidator(refuse_k1), one_of(CHOICES["kl"], "auto")] = "auto"
     """KL per token: k2 has the gradient of KL(policy || reference), k3 the unbiased value, `k3_k2` both;
     `k1_in_reward` subtracts it from the reward; `auto`: the algorithm's own."""
     kl_weight: Literal["auto", "none", "ratio", "ratio_through"] = "auto"
@@ -53,11 +49,13 @@ class AlgorithmConfig(Settings):
     `auto`: `ratio_through` for k3, `ratio` for k2 and k3_k2, so that the penalty's expected gradient is that of
     KL(policy || reference), which is measured and which beta is steered by; k3 alone has KL(reference || policy)'s."""
     clip_low: Positive | None = None
-    """Lower clip: the ratio's gain stops at 1 - clip_low (gmpo: at log-ratio -clip_low); null: the algorithm's own."""
+    """Lower clip: the ratio's gain stops at 1 - clip_low, or as the surrogate counts it (a log-ratio); null: the
+    algorithm's own."""
     clip_high: Positive | None = None
-    """Upper clip, 1 + clip_high (gmpo: a log-ratio; cispo_cap: the cap itself); null: the algorithm's own."""
+    """Upper clip, 1 + clip_high, or as the surrogate counts it (a log-ratio, the cap itself); null: the algorithm's
+    own."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """PPO's and GSPO's third bound: where the advantage is negative, a ratio above this pulls no more; 3 is usual."""
+    """A third bound, for PPO's clip: where the advantage is negative, a ratio above this pulls no more; 3 is usual."""
     sapo_tau_positive: Positive = 1.0
     """SAPO's temperature where the advantage is positive: larger falls off faster."""
     sapo_tau_negative: Positive = 1.05
@@ -86,7 +84,7 @@ class AlgorithmConfig(Settings):
     """AdamW's decoupled weight decay."""
     advantage_clip: Positive | Literal["auto"] | None = "auto"
     """Advantages are cut at +- this; null never cuts. `auto`: 10 where they are divided by a spread; never where they
-    are in units of the reward (`mean_only`, `rloo`, `opo`, `cpgd`), which a fixed bound would flatten."""
+    are in units of the reward, which a fixed bound would flatten."""
     log_ratio_clamp: Annotated[float, Field(gt=0, le=80)] = 20.0
     """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
     mask_truncated: bool = False
@@ -108,14 +106,14 @@ class AlgorithmConfig(Settings):
     def kl_factor(self) -> Literal["none", "ratio", "ratio_through"]:
         """What `kl_weight` comes to."""
         if self.kl_weight == "auto":
-            return "ratio_through" if self.row.kl == "k3" else "ratio"
+            return "ratio_through" if self.row.kl_needs_ratio else "ratio"
         return self.kl_weight
 
     @property
     def advantage_bound(self) -> float | None:
         """What `advantage_clip` comes to; None: no bound."""
         if self.advantage_clip == "auto":
-            return ADVANTAGE_BOUND if self.row.advantage in SCALE_FREE else None
+            return ADVANTAGE_BOUND if self.row.scale_free else None
         return self.advantage_clip
 
     @property
@@ -130,21 +128,21 @@ class AlgorithmConfig(Settings):
         """
         row = self.row
         moves = ("two updates a rollout (batch.train_batch or batch.inner_epochs)", not on_policy)
-        sapo, cpgd = ("surrogate 'sapo'", row.surrogate == "sapo"), ("surrogate 'cpgd'", row.surrogate == "cpgd")
         corrects = ("correction 'tis' or 'mis'", self.correction != "none")
         notes = self._idle(
             "algorithm",
             {
-                "clip_low": [("a surrogate with a lower clip", row.surrogate not in ("sapo", "cispo_cap")), moves],
-                "clip_high": [("a surrogate with a clip", row.surrogate != "sapo"), moves],
+                "clip_low": [("a surrogate with a lower clip", row.surrogate_row.low is not None), moves],
+                "clip_high": [("a surrogate with a clip", row.surrogate_row.high is not None), moves],
                 "dual_clip": [moves],
-                "sapo_tau_positive": [sapo, moves],
-                "sapo_tau_negative": [sapo, moves],
-                "cpgd_drift": [cpgd, moves],
-                "cpgd_drift_clip": [cpgd, moves],
+                **{
+                    name: [_taken_by(name, row.surrogate), moves]
+                    for own in SURROGATE_ROWS.values()
+                    for name in own.settings
+                },
                 "kl_weight": [
                     ("a KL in the loss", not row.kl_in_reward or self.kl_weight == "ratio"),
-                    *([moves] if self.kl_weight == "none" and row.kl != "k3" else []),
+                    *([moves] if self.kl_weight == "none" and not row.kl_needs_ratio else []),
                 ],
                 "cagrad_c": [("combine 'cagrad'", self.combine == "cagrad")],
                 "correction_level": [corrects],
@@ -166,13 +164,6 @@ class AlgorithmConfig(Settings):
             return f"correction='{self.correction}' of level 'token'", "correction_level='sequence'"
         return None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _k1_is_no_loss(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("kl") == "k1":
-            raise ValueError(K1_IS_NO_LOSS)
-        return data
-
     @model_validator(mode="after")
     def _choices_go_together(self) -> Self:
         if not self.correction_bounds[0] < 1 < self.correction_bounds[1]:
@@ -181,18 +172,18 @@ class AlgorithmConfig(Settings):
                 "and must be let through; needs lower < 1 < upper, e.g. (0.5, 2.0)"
             )
         row = self.row  # raises where the choices contradict each other
-        if self.kl_weight == "ratio_through" and row.kl in ("k2", "k3_k2"):
+        if self.kl_weight == "ratio_through" and not (row.kl_in_reward or row.kl_needs_ratio):
             raise ValueError(
                 f"kl_weight='ratio_through' with kl='{row.kl}' counts the gradient twice: its own already is that of "
-                "KL(policy || reference), and k3 is what gets it through the ratio; use kl='k3', or kl_weight='ratio'"
+                "KL(policy || reference); use kl_weight='ratio', or 'auto', which goes with every kl"
             )
-        if row.surrogate in SEQUENCE_LEVEL and (weigher := self._weighs_tokens()):
+        if row.surrogate_row.sequence_level and (weigher := self._weighs_tokens()):
             setting, instead = weigher
             raise ValueError(
                 f"surrogate '{row.surrogate}' has one ratio a completion, so {setting} cannot weigh single tokens of "
-                f"it; use surrogate 'gspo_token' or 'ppo_clip', or {instead}"
+                f"it; use {instead}, or one of the surrogates {tokens_may_differ()}"
             )
-        if self.dual_clip is not None and row.surrogate not in ("ppo_clip", "gspo", "gspo_token"):
+        if self.dual_clip is not None and not row.surrogate_row.dual:
             raise ValueError(
                 f"dual_clip={self.dual_clip:g} does nothing to surrogate '{row.surrogate}'; set it to null"
             )
@@ -210,14 +201,16 @@ class AlgorithmConfig(Settings):
         return self
 
 
+def _taken_by(setting: str, surrogate: str) -> tuple[str, bool]:
+    """What one surrogate's own setting needs, in words, and whether this surrogate is it."""
+    takers = [name for name, row in SURROGATE_ROWS.items() if setting in row.settings]
+    return "surrogate " + " or ".join(f"'{name}'" for name in takers), surrogate in takers
+
+
 def _left_to_normalise(row: Algorithm) -> str:
     if row.kl_in_reward:
         return "what the reward weighs against the KL penalty, and little else"
-    return (
-        "nothing but what shaping.clip cuts"
-        if row.advantage in SCALE_FREE
-        else ("the size of the step only, as a shift cancels")
-    )
+    return "nothing but what shaping.clip cuts" if row.scale_free else ("the size of the step only, as a shift cancels")
 
 
 class ShapingConfig(Settings):

@@ -1,9 +1,10 @@
 """What every settings group is built from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticKnownError
 
 from grpo_nb.printable import Clean
 
@@ -11,6 +12,18 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, lt=2**53)]
 MOST_STEPS = 10**9
 Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+
+
+def one_of(names: Collection[str], *more: str) -> AfterValidator:
+    """A text must be a name of a table, as the table is when it is checked, or one of `more`."""
+
+    def check(value: str) -> str:
+        known = [f"'{name}'" for name in (*names, *more)]
+        if f"'{value}'" not in known:
+            raise PydanticKnownError("literal_error", {"expected": f"{', '.join(known[:-1])} or {known[-1]}"})
+        return value
+
+    return AfterValidator(check)
 
 
 class ConfigError(Clean, ValueError):

@@ -7,7 +7,7 @@
     weights      what multiplies a token: another sampler's correction, the entropy mask
     reductions   per-token numbers -> one
     terms        the loss: policy + KL + entropy
-    reports      what the log says of a step
+    diagnostics  what the log reports of a step
 
 An algorithm is a row of `grpo_nb.algorithms.ALGORITHMS` that names one advantage, surrogate, reduction and KL.
 Everything computes in the type it is given; log-probs are in nats. `logp` carries the gradient; `logp_old` (the

@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_nb.algorithms import AdvantageName
-
 Groups = Float[Tensor, "prompt group"]
 TokenGroups = Float[Tensor, "prompt group #token"]
 
@@ -112,7 +110,7 @@ def rounding_noise(rewards: Groups, scale: Groups) -> Float[Tensor, "prompt"]:
     return (share * largest).clamp(min=LAST_DIGITS * float(largest.max()))
 
 
-def advantages(outcomes: Outcomes, name: AdvantageName, clip: float | None = None) -> TokenGroups:
+def advantages(outcomes: Outcomes, name: str, clip: float | None = None) -> TokenGroups:
     """The estimator of that name over one objective's answers, 0 where there is nothing to compare, cut at ± `clip`.
 
     Raises:
@@ -209,7 +207,7 @@ def reinforce_pp_baseline(outcomes: Outcomes) -> TokenGroups:
     return _whitened(centred, weights, outcomes.noise())
 
 
-ADVANTAGES: Mapping[AdvantageName, Callable[[Outcomes], TokenGroups]] = {
+ADVANTAGES: Mapping[str, Callable[[Outcomes], TokenGroups]] = {
     "group_std": grpo,
     "mean_only": mean_only,
     "batch_std": batch_std,

@@ -1,11 +1,8 @@
 """What the log reports of a step's tokens; no gradient."""
 
-import math
-from collections.abc import Callable, Mapping
-
 import torch
 
-from grpo_nb.algorithms import SurrogateName
+from grpo_nb.algorithms import SURROGATE_ROWS
 from grpo_nb.losses.surrogates import Limits
 from grpo_nb.losses.tokens import (
     Advantage,
@@ -34,42 +31,27 @@ def clamped_share(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask, cl
 
 @torch.no_grad()
 def clip_fractions(
-    surrogate: SurrogateName,
+    surrogate: str,
     logp: TokenFloats,
     logp_old: TokenFloats,
     advantage: Advantage,
     limits: Limits,
     mask: TokenMask,
 ) -> tuple[Scalar, Scalar]:
-    """Shares of tokens that the surrogate's clip holds, below and above; both 0 for SAPO, which has none.
+    """Shares of tokens that the surrogate's clip holds, below and above; 0 on a side without one.
 
-    For a clip that acts by the sign of A: (below and A < 0, above and A > 0). CISPO's cuts a weight whatever A is.
-    The ratio is the one that the surrogate clips: a token's, or the completion's for GSPO.
+    For a clip that acts by the sign of A: (below and A < 0, above and A > 0). One of a weight acts whatever A is.
+    The ratio is the one that the surrogate clips: a token's, or the completion's.
     """
     delta = log_ratio(logp.detach(), logp_old.detach(), mask)
-    if surrogate in ("gspo", "gspo_token"):
+    row = SURROGATE_ROWS[surrogate]
+    if row.clips_completion:
         delta = log_ratio_mean(delta, mask).expand_as(logp)
-    lowest, highest = _LOG_BOUNDS[surrogate](limits)
+    lowest, highest = row.log_bounds(limits.low, limits.high)
     below, above = delta < lowest, delta > highest
-    if surrogate not in ("cispo", "cispo_cap"):
+    if not row.clips_weight:
         below, above = below & (advantage < 0), above & (advantage > 0)
     return masked_mean(below.to(logp.dtype), mask), masked_mean(above.to(logp.dtype), mask)
-
-
-def _around_one(limits: Limits) -> tuple[float, float]:
-    return math.log1p(-limits.low), math.log1p(limits.high)
-
-
-_LOG_BOUNDS: Mapping[SurrogateName, Callable[[Limits], tuple[float, float]]] = {
-    "ppo_clip": _around_one,
-    "gspo": _around_one,
-    "gspo_token": _around_one,
-    "cispo": _around_one,
-    "cispo_cap": lambda limits: (-math.inf, math.log(limits.high)),
-    "sapo": lambda limits: (-math.inf, math.inf),
-    "gmpo": lambda limits: (-limits.low, limits.high),
-    "cpgd": _around_one,
-}
 
 
 @torch.no_grad()

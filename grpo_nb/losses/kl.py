@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from grpo_nb.algorithms import K1_IS_NO_LOSS
+from grpo_nb.algorithms import KL_ROWS, refuse_k1
 from grpo_nb.losses.tokens import TokenFloats, TokenMask, log_ratio
 
 
@@ -68,10 +68,10 @@ def kl_loss(name: str) -> Estimator:
     Raises:
         ValueError: `k1`, whose expected gradient is zero, or an unknown name.
     """
-    if name == "k1":
-        raise ValueError(K1_IS_NO_LOSS)
-    if name not in KL:
-        raise ValueError(f"unknown KL estimator '{name}'; as a loss use one of {', '.join(sorted(KL.keys() - {'k1'}))}")
+    if refuse_k1(name) not in KL:
+        raise ValueError(
+            f"unknown KL estimator '{name}'; as a loss use one of {', '.join(n for n in KL if n in KL_ROWS)}"
+        )
     return KL[name]
 
 

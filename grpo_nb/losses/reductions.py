@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from grpo_nb.algorithms import ReductionName
 from grpo_nb.losses.tokens import Counts, Scalar, TokenFloats, TokenMask, same_shape
 
 
@@ -31,7 +30,7 @@ def _left_in(per_token: TokenFloats, mask: TokenMask) -> TokenFloats:
 
 Reduction = Callable[[TokenFloats, TokenMask, Counts], Scalar]
 
-REDUCTIONS: Mapping[ReductionName, Reduction] = {
+REDUCTIONS: Mapping[str, Reduction] = {
     "sequence_mean": lambda per_token, mask, n: sequence_mean(per_token, mask, n.sequences),
     "token_mean": lambda per_token, mask, n: token_mean(per_token, mask, n.tokens),
     "constant_length": lambda per_token, mask, n: constant_length(per_token, mask, n.sequences, n.max_completion),

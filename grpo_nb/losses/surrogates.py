@@ -5,14 +5,13 @@ in what holds a token whose probability has moved. r = exp(δ), δ = logp − lo
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb.algorithms import SurrogateName
 from grpo_nb.losses.tokens import FAR, Advantage, TokenFloats, TokenMask, log_ratio, log_ratio_mean
 
 
@@ -26,7 +25,7 @@ class Limits:
 
     low: float = 0.2
     high: float = 0.2
-    """(low, high) is the row's clip: offsets from 1 for most, log-ratios for GMPO, an absolute cap for `cispo_cap`."""
+    """(low, high) is the algorithm's clip; `algorithms.SURROGATE_ROWS` has what each surrogate counts with it."""
     dual: float | None = None
     """PPO: where A < 0, a ratio above this no longer pulls. Ye et al. 2020, eq. 5; TRL's `delta`."""
     log_ratio_clamp: float = 20.0
@@ -41,7 +40,17 @@ class Limits:
 
 Surrogate = Callable[[TokenFloats, TokenFloats, Advantage, Limits, TokenMask | None], TokenFloats]
 
+SURROGATES: dict[str, Surrogate] = {}
+"""The losses below by name."""
 
+
+def surrogate(loss: Surrogate) -> Surrogate:
+    """Enter a loss under its own name, that of its row in `algorithms.SURROGATE_ROWS`."""
+    SURROGATES[loss.__name__] = loss
+    return loss
+
+
+@surrogate
 def ppo_clip(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -55,6 +64,7 @@ def ppo_clip(
     return -_dual(gain, advantage, limits)
 
 
+@surrogate
 def gspo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -67,6 +77,7 @@ def gspo(
     return -_dual(gain, advantage, limits).expand_as(logp)
 
 
+@surrogate
 def gspo_token(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -81,6 +92,7 @@ def gspo_token(
     return -_dual(gain, advantage, limits)
 
 
+@surrogate
 def cispo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -93,6 +105,7 @@ def cispo(
     return -weight * advantage * _within(logp, mask)
 
 
+@surrogate
 def cispo_cap(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -105,6 +118,7 @@ def cispo_cap(
     return -weight * advantage * _within(logp, mask)
 
 
+@surrogate
 def sapo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -114,6 +128,7 @@ def sapo(
     return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantage
 
 
+@surrogate
 def gmpo(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -127,6 +142,7 @@ def gmpo(
     return (-advantage * log_ratio_mean(held, mask).exp()).expand_as(logp)
 
 
+@surrogate
 def cpgd(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, limits: Limits, mask: TokenMask | None = None
 ) -> TokenFloats:
@@ -142,18 +158,6 @@ def cpgd(
     )
     pull = (_exp(delta.detach(), limits) - 1).clamp(-limits.drift_clip, limits.drift_clip)
     return -advantage * held + limits.drift * pull * delta
-
-
-SURROGATES: Mapping[SurrogateName, Surrogate] = {
-    "ppo_clip": ppo_clip,
-    "gspo": gspo,
-    "gspo_token": gspo_token,
-    "cispo": cispo,
-    "cispo_cap": cispo_cap,
-    "sapo": sapo,
-    "gmpo": gmpo,
-    "cpgd": cpgd,
-}
 
 
 def _exp(delta: Float[Tensor, "batch #token"], limits: Limits) -> Float[Tensor, "batch #token"]:

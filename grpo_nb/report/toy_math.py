@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_nb import combine_gradients, losses
-from grpo_nb.algorithms import ALGORITHMS, Algorithm, SurrogateName, usual_clip
+from grpo_nb.algorithms import ALGORITHMS, SURROGATE_ROWS, Algorithm, usual_clip
 from grpo_nb.losses.kl import Estimator
 from grpo_nb.report.tables import Table
 
@@ -80,16 +80,20 @@ def kl_estimators(policy: Float[Tensor, "token"], reference: Float[Tensor, "toke
 
 
 def kl_curves() -> pd.DataFrame:
-    """Each estimator of one token over d = log-prob of the reference minus the policy's."""
+    """Each estimator of one token over d = log-prob of the reference minus the policy's; one of two equal curves."""
     d = torch.linspace(-4, 4, 161, dtype=torch.float64)[None]
-    curves = {name: f(-d, 0 * d, CLAMP, None)[0].tolist() for name, f in ESTIMATORS.items() if name != "k3_k2"}
-    return pd.DataFrame(curves, index=pd.Index(d[0].tolist(), name="ref − new, nats"))
+    curves = {name: f(-d, 0 * d, CLAMP, None)[0].tolist() for name, f in ESTIMATORS.items()}
+    frame = pd.DataFrame(curves, index=pd.Index(d[0].tolist(), name="ref − new, nats"))
+    return frame.loc[:, ~frame.T.duplicated()]
 
 
-def pulls(names: Sequence[SurrogateName], advantage: float, **limits: float) -> pd.DataFrame:
-    """−dL/dlogp of one token over its ratio to the policy that sampled: how hard each surrogate still pulls."""
+def pulls(advantage: float, names: Sequence[str] | None = None, **limits: float) -> pd.DataFrame:
+    """−dL/dlogp of one token over its ratio to the policy that sampled: how hard each surrogate still pulls.
+
+    None: every surrogate whose tokens depend on their own ratio only.
+    """
     curves = {}
-    for name in names:
+    for name in names or [name for name, row in SURROGATE_ROWS.items() if row.tokenwise]:
         bounds = losses.Limits(*usual_clip(name), **limits)
         logp = RATIOS.log()[:, None].requires_grad_()
         A = torch.full_like(logp, advantage).detach()
@@ -98,7 +102,7 @@ def pulls(names: Sequence[SurrogateName], advantage: float, **limits: float) -> 
     return pd.DataFrame(curves, index=pd.Index(RATIOS.tolist(), name="ratio"))
 
 
-def per_token(names: Sequence[SurrogateName], log_ratios: Sequence[float], clip: float) -> Table:
+def per_token(names: Sequence[str], log_ratios: Sequence[float], clip: float) -> Table:
     """What the tokens of one good answer (A = 1) gain under each surrogate: their ratio, where nothing holds it."""
     logp = torch.tensor([log_ratios], dtype=torch.float64)
     A, bounds = torch.ones(1, 1, dtype=torch.float64), losses.Limits(low=clip, high=clip)
@@ -151,8 +155,9 @@ def conflict(gradients: Sequence[Float[Tensor, "parameter"]], weights: Sequence[
 
 def _clip(row: Algorithm) -> str:
     """Lower and upper, as far as the surrogate has them."""
-    low, high = (f"{bound:g}" for bound in row.clip)
-    return {"sapo": "-", "cispo_cap": f"-, {high}"}.get(row.surrogate, f"{low}, {high}")
+    sides = (row.surrogate_row.low, row.surrogate_row.high)
+    shown = ["-" if side is None else f"{bound:g}" for side, bound in zip(sides, row.clip, strict=True)]
+    return ", ".join(shown) if any(sides) else "-"
 
 
 def _expectation(estimate: Estimator, logp: Tensor, ref: Tensor) -> Callable[[Tensor], Tensor]:

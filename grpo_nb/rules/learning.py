@@ -155,7 +155,7 @@ def entropy_collapse(rows: Rows, config: Config, objective: str) -> Finding | No
 def _holds_entropy(config: Config) -> str:
     """What keeps answers varied in this run: a higher upper clip where clipping acts (DAPO), else an entropy bonus."""
     row = config.algorithm.row
-    if config.batch.on_policy or row.surrogate == "sapo":
+    if config.batch.on_policy or row.surrogate_row.high is None:
         return f"raise algorithm.entropy_coef (now {config.algorithm.entropy_coef:g}, 0.001 is a start)"
     return f"raise algorithm.clip_high from {row.clip[1]:g} to {CLIP_HIGHER * row.clip[1]:.2g}"
 

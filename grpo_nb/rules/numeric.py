@@ -5,7 +5,6 @@ Asked through rules.py.
 
 import math
 
-from grpo_nb.algorithms import SCALE_FREE
 from grpo_nb.config import Config
 from grpo_nb.losses.rounding import Gap, broken
 from grpo_nb.rules.finding import FIRST_STEP, Finding, Row, Rows, level, newest, number
@@ -64,17 +63,17 @@ def advantage_clipped(rows: Rows, config: Config, objective: str) -> Finding | N
     share, bound = level(rows, f"advantage_clipped/{objective}"), config.algorithm.advantage_bound
     if share is None or bound is None or share <= CLIPPED_ADVANTAGES:
         return None
-    name = config.algorithm.row.advantage
-    unit = "standard deviations" if name in SCALE_FREE else "units of the reward"
+    row = config.algorithm.row
+    unit = "standard deviations" if row.scale_free else "units of the reward"
     return Finding(
         "advantage_clipped",
         "warning",
         newest(rows),
         f"algorithm.advantage_clip={bound:g} cut the advantages of {share:.0%} of the {objective} answers: beyond it a "
-        f"better answer teaches no more than a good one ('{name}' gives advantages in {unit}).",
-        {"objective": objective, "share": share, "bound": bound, "advantage": name},
+        f"better answer teaches no more than a good one ('{row.advantage}' gives advantages in {unit}).",
+        {"objective": objective, "share": share, "bound": bound, "advantage": row.advantage},
         "set algorithm.advantage_clip to null in a new run, or scale the rewards to about 1"
-        if name not in SCALE_FREE
+        if not row.scale_free
         else f"raise algorithm.advantage_clip in a new run, or look for rewards far from all others of {objective}",
     )
 

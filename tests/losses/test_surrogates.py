@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grpo_nb import losses
-from grpo_nb.algorithms import SurrogateName
 from grpo_nb.losses import SURROGATES, Limits
 from tests.support.trl_case import ADVANTAGE, COUNTS, LOGP, MASK, OLD, REF, float64
 
@@ -217,7 +216,7 @@ def test_shapes_are_checked_while_testing() -> None:
 # ---- what is reported of clipping
 
 
-def shares(name: SurrogateName, log_ratios: list[float], A: float, **limits: Any) -> tuple[float, float]:
+def shares(name: str, log_ratios: list[float], A: float, **limits: Any) -> tuple[float, float]:
     logp = torch.tensor([log_ratios])
     mask = torch.ones_like(logp, dtype=torch.bool)
     low, high = losses.clip_fractions(name, logp, torch.zeros_like(logp), torch.tensor([[A]]), Limits(**limits), mask)

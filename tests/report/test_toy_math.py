@@ -40,11 +40,11 @@ def test_value_and_gradient_of_the_kl_are_two_questions() -> None:
 
 
 def test_pulls_are_those_of_the_surrogates() -> None:
-    good, bad = (toy_math.pulls(["ppo_clip", "cispo", "cpgd"], A) for A in (1.0, -1.0))
+    good, bad = (toy_math.pulls(A, ["ppo_clip", "cispo", "cpgd"]) for A in (1.0, -1.0))
     assert good["ppo_clip"].loc[:1.19].min() > 0 and good["ppo_clip"].loc[1.21:].abs().max() == 0
     assert bad["ppo_clip"].loc[:0.79].abs().max() == 0 and bad["ppo_clip"].iloc[-1] == pytest.approx(-8)
     assert good["cispo"].min() == pytest.approx(0.8) and good["cispo"].max() == pytest.approx(1.28)
-    dual = toy_math.pulls(["ppo_clip"], -1.0, dual=3.0)["ppo_clip"]
+    dual = toy_math.pulls(-1.0, ["ppo_clip"], dual=3.0)["ppo_clip"]
     assert dual.loc[3.05:].abs().max() == 0 and dual.loc[:2.95].min() < -2.8
 
 
@@ -73,7 +73,7 @@ def test_a_combiner_without_its_solver_is_left_out(monkeypatch: pytest.MonkeyPat
 
 def test_pictures_are_drawn() -> None:
     assert to_png(curves({"a": toy_math.kl_curves()}, "nats", mark=0.0, top=10)).startswith(b"\x89PNG")
-    good = toy_math.pulls(["ppo_clip"], 1.0)
+    good = toy_math.pulls(1.0, ["ppo_clip"])
     assert to_png(curves({"a": good, "b": good}, "pull", mark=1.0, log=True)).startswith(b"\x89PNG")
     assert to_png(arrows([(1.0, 0.0), (-1.0, 1.0)], {"sum": (0.0, 1.0)})).startswith(b"\x89PNG")
 
