@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.printable import clean_logger
+from grpo_nb.storage.safe_open import is_private
 
 log = clean_logger(__name__)
 
@@ -184,6 +185,8 @@ def _read() -> set[Pair]:
     """What the file holds; nothing where it is missing or damaged: then everything is asked for again."""
     try:
         with open(file(), "rb") as opened:
+            if not is_private(opened.fileno(), 0o022):
+                raise ValueError("another user owns it or may write it; chmod 600 if it is yours")
             found = json.loads(opened.read(LARGEST))
         return {Pair(str(pair["variable"]), str(pair["origin"])) for pair in found["confirmed"]}
     except (FileNotFoundError, NotADirectoryError):

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_nb.printable import clean_logger
+from grpo_nb.storage import user_cache
 from grpo_nb.storage.file_stamps import Stamp, canonical
 from grpo_nb.storage.files import RunError, from_json, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
@@ -170,17 +171,24 @@ def _hashed(path: Path, found: Stamp) -> Part:
 
 def cache_file() -> Path:
     """Where digests of large files are kept for this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "grpo_nb" / "digests.json"
+    return user_cache.folder() / "digests.json"
 
 
 def _cached(path: Path, stamp: Stamp) -> Part | None:
-    kept = _read_cache().get(str(path.resolve()))
+    name = str(path.resolve())
+    kept = _read_cache().get(name)
     if not isinstance(kept, Mapping) or kept.get("stamp") != vars(stamp):
         return None
     try:
+        if kept.get("seal") != _seal(name, stamp, kept.get("part")):
+            return None  # of an earlier version, or not written by this user
         return Part.model_validate({**kept.get("part", {}), "name": path.name})
-    except (ValidationError, TypeError):
+    except (ValidationError, TypeError, OSError, RunError):
         return None
+
+
+def _seal(name: str, stamp: Stamp, part: Any) -> int:
+    return user_cache.seal(user_cache.key(), canonical([vars(stamp), part]), name)
 
 
 def _remember(path: Path, stamp: Stamp, part: Part) -> None:
@@ -190,7 +198,8 @@ def _remember(path: Path, stamp: Stamp, part: Part) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(file):
             kept = {name: value for name, value in _read_cache().items() if os.path.exists(name)}
-            kept[str(path.resolve())] = {"stamp": vars(stamp), "part": part.model_dump()}
+            name, plain = str(path.resolve()), part.model_dump()
+            kept[name] = {"stamp": vars(stamp), "part": plain, "seal": _seal(name, stamp, plain)}
             write_atomically(file, to_json(kept))
     except (OSError, RunError) as error:
         log.info("the digest of %s is not cached: %s", path, error)

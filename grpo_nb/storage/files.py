@@ -65,7 +65,7 @@ def _free(path: Path) -> str:
         return "an unknown number of"
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
     """Replace `path` by a file that holds `data`, or its parts; a reader, or a kill, meets the old one or the new one.
 
     Raises:
@@ -74,7 +74,7 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with clear_errors("write", path):
         try:
-            with open(temporary, "xb") as file:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -53,6 +53,12 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
+def is_private(fd: int, rights: int) -> bool:
+    """Whether an open file is this user's and gives nobody else any of the rights; Windows has no such modes."""
+    found = os.fstat(fd)
+    return os.name == "nt" or (found.st_uid == os.geteuid() and not found.st_mode & rights)
+
+
 def read(path: Path, most: int) -> bytes:
     """The content of a regular file of at most so many bytes.
 

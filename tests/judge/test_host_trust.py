@@ -146,6 +146,16 @@ def test_a_damaged_file_confirms_nothing(content: str) -> None:
     check_ready("here", judged())
 
 
+def test_a_file_that_others_can_write_confirms_nothing() -> None:
+    trust(VARIABLE, HOST)
+    assert host_trust.confirmed()
+    host_trust._here.clear()
+    file().chmod(0o666)
+    assert not host_trust.confirmed()
+    with pytest.raises(ConfigError):
+        check_ready("here", judged())
+
+
 def test_where_nothing_can_be_written_this_process_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(host_trust.FOLDER, str(tmp_path / "file" / "below"))

@@ -62,7 +62,7 @@ class Words:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GRPO_NB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(evaluation, "RESAMPLES", 20)
 
 
@@ -440,6 +440,22 @@ def test_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_bytes(b"\1" + bytes(digests.CACHED_FROM - 1))
     os.utime(file, (1, 1))  # same size, time and inode: the change time still tells
     assert digests.of_file(file).digest != first.digest and len(read) == 2
+
+
+def test_a_cached_digest_that_this_user_did_not_write_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(digests.CACHED_FROM))
+    monkeypatch.setattr(digests, "SETTLED", -1.0)
+    first, cache = digests.of_file(file), digests.cache_file()
+    kept = json.loads(cache.read_text())
+    for change in ({"digest": "0" * 64}, {"digest": "0" * 64, "seal": None}):
+        forged = {name: {**row, "part": {**row["part"], "digest": change["digest"]}} for name, row in kept.items()}
+        if "seal" in change:  # as an earlier version wrote it
+            forged = {name: {key: row[key] for key in ("stamp", "part")} for name, row in forged.items()}
+        cache.write_text(json.dumps(forged))
+        assert digests.of_file(file) == first
 
 
 def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from grpo_nb.report import report
 from grpo_nb.rules import hindsight, history
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run, list_runs
-from grpo_nb.storage import index
+from grpo_nb.storage import index, user_cache
 from grpo_nb.storage.files import to_json
-from grpo_nb.storage.index import frames, store
+from grpo_nb.storage.index import frames
 from grpo_nb.storage.journal import Journal
 from tests.support.made_rows import Row, healthy
 from tests.support.tiny import tiny_run
@@ -33,7 +33,7 @@ CONFIG = presets.demo().replace(
 def by_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done with long logs is done with these, which have chunks of some ten rows."""
     monkeypatch.setattr(index, "CHUNK_BYTES", 40_000)
-    monkeypatch.setenv(store.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(user_cache.FOLDER, str(tmp_path / "cache"))
     for module in (hindsight, frames):
         monkeypatch.setattr(module, "FEW_ROWS", 0)
 

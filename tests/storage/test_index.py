@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_nb.storage import index as module
-from grpo_nb.storage import lines, schema
+from grpo_nb.storage import lines, schema, user_cache
 from grpo_nb.storage.files import to_json
 from grpo_nb.storage.index import Index, LogRows, chunks, packing, store
 from grpo_nb.storage.journal import Journal
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 def small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few rows, and a cache of this test's own."""
     monkeypatch.setattr(module, "CHUNK_BYTES", 900)
-    monkeypatch.setenv(store.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(user_cache.FOLDER, str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_any_lines_give_what_a_full_read_gives(
         patch.setattr(chunks, "MOST_ROWS", most_rows)
         patch.setattr(module, "CHUNK_BYTES", 300)
         patch.setattr(schema, "LONGEST_LINE", 3000)
-        patch.setenv(store.FOLDER, str(journal.path.parent))
+        patch.setenv(user_cache.FOLDER, str(journal.path.parent))
         wanted, index = journal.read(), index_of(journal)
         for found in (index.rows(), index_of(journal).rows()):
             agree(found, wanted)
@@ -333,21 +333,36 @@ def changed(file: Path, script: str) -> None:
     base.close()
 
 
-def with_the_right_checks(file: Path) -> None:
-    """Wrong types and sizes that nothing but their own contradiction gives away."""
+def sealed(file: Path, key: bytes) -> None:
+    """Wrong types and sizes that nothing but their own contradiction gives away, under a seal of that key."""
     base = sqlite3.connect(file)
-    for kind, key, n, data in base.execute("SELECT kind, key, chunk, data FROM part").fetchall():
+    query = "SELECT kind, key, chunk, p.data, c.digest FROM part p JOIN chunk c ON c.n = p.chunk"
+    for kind, name, n, data, digest in base.execute(query).fetchall():
         data = b"\x00" + (2**31).to_bytes(4, "little") + data[5:]
-        row = (data, store._check(data, kind, json.loads(key), n), kind, key, n)
-        base.execute("UPDATE part SET data = ?, check32 = ? WHERE kind = ? AND key = ? AND chunk = ?", row)
+        row = (data, user_cache.seal(key, data, file.name, kind, name, n, digest.hex()), kind, name, n)
+        base.execute("UPDATE part SET data = ?, seal = ? WHERE kind = ? AND key = ? AND chunk = ?", row)
     base.commit()
     base.close()
+
+
+def forged(file: Path) -> None:
+    """Other figures and other lines, as whoever can write the file but has not the key can make them."""
+    base, key = sqlite3.connect(file), b"another user's"
+    for n, head in base.execute("SELECT n, head FROM chunk").fetchall():
+        start, stop, rows, _, _, *rest = json.loads(head)
+        text = json.dumps([start, stop, rows, 5, "", *rest])
+        seal = user_cache.seal(key, text.encode(), file.name, n)
+        base.execute("UPDATE chunk SET head = ?, seal = ? WHERE n = ?", (text, seal, n))
+    base.commit()
+    base.close()
+    sealed(file, key)
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "absent": lambda file: None,
     "empty": lambda file: file.write_bytes(b""),
     "no database": lambda file: file.write_bytes(b"{}" * 5000),
+    "a view": lambda file: changed(file, "CREATE VIEW chunk AS SELECT 0 AS n, x'' AS digest, 0 AS seal, 1 AS head;"),
     "another database": lambda file: changed(file, "CREATE TABLE chunk (x); VACUUM;"),
     "a link": link,
     "a FIFO": os.mkfifo,
@@ -357,7 +372,11 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 IN_PLACE: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: os.truncate(file, file.stat().st_size // 2),
     "shape": lambda file: changed(file, "UPDATE part SET data = substr(data, 1, length(data) / 2);"),
-    "type": with_the_right_checks,
+    "type": lambda file: sealed(file, user_cache.key()),
+    "forged": forged,
+    "a state": lambda file: changed(file, "INSERT OR REPLACE INTO log VALUES (1, 1, 'forged');"),
+    "a head": lambda file: changed(file, "UPDATE chunk SET head = x'00' WHERE n = 1;"),
+    "a trigger": lambda file: changed(file, "CREATE TRIGGER t AFTER INSERT ON chunk BEGIN DELETE FROM part; END;"),
     "no part": lambda file: sqlite3.connect(file).executescript("DELETE FROM part WHERE chunk = 2;").connection.close(),
     "no key": lambda file: (
         sqlite3.connect(file)
@@ -386,7 +405,9 @@ def test_a_damaged_or_hostile_index_is_made_anew(journal: Journal, damage: str) 
     else:
         IN_PLACE[damage](file)
     agree(opened, rows)
-    agree(index_of(journal).rows(), rows)
+    anew = index_of(journal).rows()
+    agree(anew, rows)
+    assert (anew.bad_lines, anew.bad_because) == (0, "")
     journal.append({"step": 999})
     agree(known.rows(), [*rows, {"step": 999}])
     assert damage == "a folder" or kept().is_file()
@@ -417,13 +438,36 @@ def test_where_nothing_can_be_kept_the_index_is_in_memory(
         )
     if place == "nowhere":
         monkeypatch.setattr(store, "folder", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    monkeypatch.setenv(store.FOLDER, str(folder))
+    monkeypatch.setenv(user_cache.FOLDER, str(folder))
     rows = rows_of(100)
     journal.append(*rows)
     index = index_of(journal)
     agree(index.rows(), rows)
     journal.append(*rows)
     agree(index.rows(), rows * 2)
+
+
+def key_of_others(file: Path) -> None:
+    file.chmod(0o644)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, key_of_others, lambda file: file.write_bytes(b"short")])
+def test_a_key_that_is_not_this_users_alone_is_made_anew(journal: Journal, damage: Callable[[Path], object]) -> None:
+    rows = rows_of(100)
+    journal.append(*rows)
+    index_of(journal).rows()
+    before = user_cache.key()
+    assert user_cache.key() == before
+    damage(user_cache.folder() / "key")
+    agree(index_of(journal).rows(), rows)
+    assert user_cache.key() != before and (user_cache.folder() / "key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() != 0, reason="gives a file to another user")
+def test_a_key_of_another_user_is_made_anew() -> None:
+    before = user_cache.key()
+    os.chown(user_cache.folder() / "key", 12345, -1)
+    assert user_cache.key() != before
 
 
 def test_a_run_folder_gets_no_file(journal: Journal) -> None:

@@ -1,7 +1,8 @@
 """Where chunks are kept: an SQLite file a log in this user's cache folder, or memory where no file can be written.
 
 Not in the run folder: that may come from anybody, and nothing in it may give other figures than its JSON lines do.
-A file is disposable. One that is damaged is removed and made anew; one that was not used for `KEPT_DAYS` is swept.
+A file is disposable. One that is damaged, or that somebody without this user's key wrote, is removed and made anew; one
+that was not used for `KEPT_DAYS` is swept.
 """
 
 import contextlib
@@ -9,44 +10,35 @@ import hashlib
 import json
 import os
 import sqlite3
-import sys
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from grpo_nb.printable import clean_logger
+from grpo_nb.storage import user_cache
 from grpo_nb.storage.index.chunks import Chunk, Head, Kind
-from grpo_nb.storage.safe_open import Irregular, refuse_for_writing
+from grpo_nb.storage.safe_open import Irregular, RunError, refuse_for_writing
 
 logger = clean_logger(__name__)
 
-FOLDER = "GRPO_NB_CACHE_DIR"
-"""Environment variable that moves the cache folder."""
-VERSION = 1
+VERSION = 2
 """Of what the files hold; part of their names."""
 KEPT_DAYS = 30
 WAIT_SECONDS = 60.0
 """For another process that writes a chunk."""
-_TABLES = """
-CREATE TABLE IF NOT EXISTS log (one INTEGER PRIMARY KEY, state TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS chunk (
-    n INTEGER PRIMARY KEY, digest BLOB NOT NULL, check32 INTEGER NOT NULL, head TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS part (
-    kind TEXT NOT NULL, key TEXT NOT NULL, chunk INTEGER NOT NULL, check32 INTEGER NOT NULL, data BLOB NOT NULL,
-    PRIMARY KEY (kind, key, chunk));
-"""
+_TABLES = (
+    "log (one INTEGER PRIMARY KEY, seal INTEGER NOT NULL, state TEXT NOT NULL)",
+    "chunk (n INTEGER PRIMARY KEY, digest BLOB NOT NULL, seal INTEGER NOT NULL, head TEXT NOT NULL)",
+    "part (kind TEXT NOT NULL, key TEXT NOT NULL, chunk INTEGER NOT NULL, seal INTEGER NOT NULL, data BLOB NOT NULL, "
+    "PRIMARY KEY (kind, key, chunk))",
+)
 
 
 def folder() -> Path:
-    """This user's cache folder of indexes."""
-    if own := os.environ.get(FOLDER):
-        return Path(own) / f"index-{VERSION}"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "grpo_nb" / f"index-{VERSION}"
-    base = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "grpo_nb" / f"index-{VERSION}"
+    """This user's folder of indexes."""
+    return user_cache.folder() / f"index-{VERSION}"
 
 
 def store_of(log: Path) -> "Kept | InMemory":
@@ -59,14 +51,15 @@ def store_of(log: Path) -> "Kept | InMemory":
         if not path.exists():
             _sweep(place)
         return Kept(path)
-    except (OSError, RuntimeError, sqlite3.Error, Damaged) as error:
+    except (OSError, RuntimeError, RunError, sqlite3.Error, Damaged) as error:
         logger.info("the index of %s is kept in memory: %s", log, error)
         return InMemory()
 
 
 def _sweep(place: Path) -> None:
-    """Remove what was not used for `KEPT_DAYS`."""
-    for file in place.glob("*.sqlite"):
+    """Remove what was not used for `KEPT_DAYS`, of earlier versions too."""
+    versions = (place.with_name(f"index-{version}") for version in range(1, VERSION + 1))
+    for file in (file for version in versions for file in version.glob("*.sqlite")):
         with contextlib.suppress(OSError):
             if time.time() - file.lstat().st_mtime > KEPT_DAYS * 86400:
                 file.unlink()
@@ -85,17 +78,18 @@ class Kept:
 
     Raises:
         Damaged: the file cannot be used, and could not be made anew.
+        RunError, OSError: this user has no key.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._key = path, user_cache.key()
         self._make()
 
     def heads(self) -> list[Head]:
         """Of all chunks, in order."""
         with self._opened() as file:
-            found = list(file.execute("SELECT n, check32, head FROM chunk ORDER BY n"))
-        heads = [_head(*row[1:]) for row in found]
+            found = list(file.execute("SELECT n, seal, head FROM chunk ORDER BY n"))
+            heads = [self._head(*row) for row in found]
         places = [0, *(head.stop for head in heads)]
         if [row[0] for row in found] != list(range(len(found))) or any(
             h.start != p for h, p in zip(heads, places, strict=False)
@@ -106,23 +100,25 @@ class Kept:
     def state(self) -> str:
         """What `keep_state` was given last; empty at first."""
         with self._opened() as file:
-            return str((file.execute("SELECT state FROM log").fetchone() or ("",))[0])
+            seal, state = file.execute("SELECT seal, state FROM log").fetchone() or (0, "")
+            return state if isinstance(state, str) and seal == self._seal(state.encode(), "state") else ""
 
     def keep_state(self, state: str) -> None:
         """Note in what state the log was when all chunks were seen to be of it."""
         with self._opened() as file, _alone(file):
-            file.execute("INSERT OR REPLACE INTO log VALUES (1, ?)", (state,))
+            file.execute("INSERT OR REPLACE INTO log VALUES (1, ?, ?)", (self._seal(state.encode(), "state"), state))
 
     def add(self, chunk: Chunk) -> bool:
         """Append a chunk; False where the last one does not end where it begins, since another process was first."""
         with self._opened() as file, _alone(file):
-            last = file.execute("SELECT n, check32, head FROM chunk ORDER BY n DESC LIMIT 1").fetchone()
-            n, stop = (last[0] + 1, _head(*last[1:]).stop) if last else (0, 0)
+            last = file.execute("SELECT n, seal, head FROM chunk ORDER BY n DESC LIMIT 1").fetchone()
+            n, stop = (last[0] + 1, self._head(*last).stop) if last else (0, 0)
             if stop != chunk.head.start:
                 return False
-            head = json.dumps(chunk.head.listed())
-            file.execute("INSERT INTO chunk VALUES (?, ?, ?, ?)", (n, chunk.head.digest, _check(head.encode()), head))
-            rows = ((kind, _name(key), n, _check(data, kind, key, n), data) for kind, key, data in _packed(chunk))
+            head, digest = json.dumps(chunk.head.listed()), chunk.head.digest
+            file.execute("INSERT INTO chunk VALUES (?, ?, ?, ?)", (n, digest, self._seal(head.encode(), n), head))
+            packed = ((kind, _name(key), data) for kind, key, data in _packed(chunk))
+            rows = ((kind, key, n, self._seal(data, kind, key, n, digest.hex()), data) for kind, key, data in packed)
             file.executemany("INSERT INTO part VALUES (?, ?, ?, ?, ?)", rows)
             return True
 
@@ -135,12 +131,13 @@ class Kept:
     def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[bytes, bytes | None]]:
         """Digests of chunks `first` to before `last`, each with what it has packed under a key."""
         query = (
-            "SELECT c.n, c.digest, p.check32, p.data FROM chunk c LEFT JOIN part p "
+            "SELECT c.n, c.digest, p.seal, p.data FROM chunk c LEFT JOIN part p "
             "ON p.chunk = c.n AND p.kind = ? AND p.key = ? WHERE c.n >= ? AND c.n < ? ORDER BY c.n"
         )
         with self._opened() as file:
-            for n, digest, check, data in file.execute(query, (kind, _name(key), first, last)):
-                if data is not None and (not isinstance(data, bytes) or _check(data, kind, key, n) != check):
+            for n, digest, seal, data in file.execute(query, (kind, _name(key), first, last)):
+                of = (kind, _name(key), n, digest.hex() if isinstance(digest, bytes) else "")
+                if data is not None and (not isinstance(data, bytes) or self._seal(data, *of) != seal):
                     raise Damaged(f"a part of {self._path}")
                 yield digest, data
 
@@ -153,13 +150,24 @@ class Kept:
             with contextlib.suppress(OSError):
                 name.unlink()
 
+    def _head(self, n: int, seal: int, text: Any) -> Head:
+        if not isinstance(text, str) or self._seal(text.encode(), n) != seal:
+            raise Damaged(f"the head of chunk {n} of {self._path}")
+        return Head.of(json.loads(text))
+
+    def _seal(self, data: bytes, *of: str | int) -> int:
+        return user_cache.seal(self._key, data, self._path.name, *of)
+
     def _make(self) -> None:
         """Open the file, or make it; anew where it is none."""
         for again in (True, False):
             try:
                 with self._opened() as file:
                     file.execute("PRAGMA page_size = 16384")
-                    file.executescript(_TABLES)
+                    file.executescript(";".join(f"CREATE TABLE IF NOT EXISTS {table}" for table in _TABLES))
+                    made = {sql for (sql,) in file.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+                if made != {f"CREATE TABLE {table}" for table in _TABLES}:  # views and triggers could do anything
+                    raise Damaged(f"{self._path} has other tables")
                 os.utime(self._path)
                 return
             except Damaged:
@@ -224,20 +232,9 @@ def _packed(chunk: Chunk) -> Iterator[tuple[Kind, str, bytes]]:
         yield "texts", key, texts.pack(rows)
 
 
-def _head(check: int, text: str) -> Head:
-    if _check(text.encode()) != check:
-        raise Damaged("the head of a chunk")
-    return Head.of(json.loads(text))
-
-
 def _name(key: str) -> str:
     """A key as ASCII: a log may hold what has no UTF-8."""
     return json.dumps(key)
-
-
-def _check(data: bytes, *of: str | int) -> int:
-    """A checksum of bytes and of what they are of."""
-    return zlib.crc32(data, zlib.crc32(json.dumps(of).encode()))
 
 
 @contextmanager
