@@ -1,0 +1,75 @@
+"""Reports of a run need no kernel."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from grpo_nb.report import report
+from grpo_nb.report.tables import Table
+from grpo_nb.run.run import Run
+from tests.support.stage import row
+from tests.support.tiny import tiny_run
+from tests.support.tokens import names
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return tiny_run(tmp_path, run__steps=6)
+
+
+def test_report_needs_no_kernel(run: Run) -> None:
+    for step in range(1, 4):
+        run.log_metrics(row(run, step) | {"reward/fairness": step / 10})
+    shown = report.report(run)
+    assert shown.bundle()["image/png"].startswith("iVBORw0KGgo") and "0.2" in repr(shown)
+    assert names(shown.bundle()["text/plain"], "tiny", "stopped", 3, 6)
+    assert "script" not in shown.table._repr_html_()
+
+
+def test_empty_run_reports_without_failing(run: Run) -> None:
+    for shown in (report.samples(run), report.events(run), report.starts(run), report.sft_losses(run)):
+        assert repr(shown) and shown._repr_html_()
+    assert report.report(run).table.frame.empty
+
+
+def test_events_are_told_in_clock_times_and_short_numbers(run: Run) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5).timestamp()
+    run.log_event("knob", step=3, key="temperature", old=1.0, new=0.6666666666, by="dashboard", at=at + 0.123)
+    run.log_event("takeover", step=4, dead_owner={"pid": 12, "since": at, "token": "x"})
+    table = report.events(run)
+    taken, knob = table.frame["what"]
+    assert names(knob, "temperature", 1, 0.6667, "dashboard", "2026-01-02 03:04:05")
+    assert names(taken, "dead_owner", 12, "2026-01-02 03:04:05", "x")
+    assert list(table.frame.columns) == ["time", "step", "kind", "what"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", time) for time in table.frame["time"])
+
+
+def test_samples_are_newest_first_and_no_answer_comes_twice(run: Run) -> None:
+    prompt = [{"role": "user", "content": "Who?"}]
+    for step, text in ((1, "A"), (1, "B"), (2, "B"), (3, "C")):
+        run.log_samples([{"step": step, "objective": "fairness", "prompt": prompt, "completion": text}] * 2)
+    frame = report.samples(run, objective="fairness", limit=2).frame
+    assert frame[["step", "completion"]].values.tolist() == [[3, "C"], [2, "B"]] and frame["prompt"][0] == "Who?"
+    assert report.samples(run, step=1).frame["completion"].tolist() == ["A", "B"]
+
+
+def test_knob_trace_shows_both_sides_of_the_turn(run: Run) -> None:
+    for step in range(1, 7):
+        run.log_metrics({"step": step, "beta/fairness": 0.04 if step <= 3 else 0.1, "beta_mode/fairness": "auto"})
+    trace = report.knob_trace(run, "beta/fairness", around=3, window=2).frame
+    assert trace["step"].tolist() == [2, 3, 4, 5] and trace["beta/fairness"].tolist() == [0.04, 0.04, 0.1, 0.1]
+
+
+def test_dollars_in_a_table_are_dollars() -> None:
+    """JupyterLab typesets all HTML of an output but what has this class."""
+    full = Table(pd.DataFrame({"completion": ["$x$"]}), "$y$")
+    for table in (full, Table(full.frame, "$y$", folded=True), Table(pd.DataFrame(), "$y$")):
+        shown = re.sub(r"<(\w+) class=\"mathjax_ignore\">.*?</\1>", "", table._repr_html_())
+        assert "$" not in shown
+
+
+def test_long_text_is_cut() -> None:
+    assert len(Table(pd.DataFrame({"completion": ["x" * 10**6]}))._repr_html_()) < 2000
