@@ -10,7 +10,7 @@ from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.output import say, show, show_json
 from grpo_nb.cli.setting_keys import settings
 from grpo_nb.printable import one_line
-from grpo_nb.run.run import list_runs
+from grpo_nb.run.listing import list_runs
 from grpo_nb.storage.files import write_atomically
 
 DONE, FAILED = 0, 1

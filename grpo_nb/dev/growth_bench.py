@@ -40,7 +40,8 @@ _MEASURE = """
 import json, resource, sys, time
 from grpo_nb.doctor import diagnose
 from grpo_nb.report import report
-from grpo_nb.run.run import Run, list_runs
+from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run
 unit = 2**20 if sys.platform == "darwin" else 2**10
 before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
 exec(sys.argv[1])

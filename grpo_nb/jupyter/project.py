@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.printable import one_line
-from grpo_nb.run.run import Run, RunError, RunSummary, list_runs
+from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.status import RunSummary
 
 if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
     from grpo_nb.report.tables import Table

@@ -31,9 +31,8 @@ from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import Knobs, check_start
 from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.settings import CONFIG
-from grpo_nb.run.status import PAUSES, Milestones, standing_of
+from grpo_nb.run.status import PAUSES, Milestones, modified, standing_of
 from grpo_nb.run.status import RunStatus as RunStatus
-from grpo_nb.run.status import RunSummary as RunSummary
 from grpo_nb.run.status import State as State
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError as RunError
@@ -52,8 +51,6 @@ else:  # half a second to import, and only whoever asks for a table needs it
 logger = clean_logger(__name__)
 
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
-LONGEST_PROBLEM = 500
-"""Characters of the reason why a run is unreadable."""
 
 
 class Run:
@@ -89,7 +86,7 @@ class Run:
             return kept.started
         times = (event.get("time") for event in self.oldest_first("events"))
         first = next((time for time in times if isinstance(time, int | float)), None)
-        return datetime.fromtimestamp(_modified(self.path / CONFIG) or 0.0 if first is None else first).replace(
+        return datetime.fromtimestamp(modified(self.path / CONFIG) or 0.0 if first is None else first).replace(
             microsecond=0
         )
 
@@ -347,7 +344,7 @@ class Run:
         return "new" if milestone is None else "stopped"
 
     def _updated(self) -> float | None:
-        times = [_modified(self.path / f"{log}.jsonl") for log in ("metrics", "sft", "events")]
+        times = [modified(self.path / f"{log}.jsonl") for log in ("metrics", "sft", "events")]
         return max((t for t in times if t is not None), default=None)
 
     def _log(self, log: Log, *rows: Mapping[str, Any]) -> None:
@@ -377,48 +374,6 @@ def _confirm(config: Config, known: Config | None = None) -> None:
         host_trust.confirm(host_trust.pairs_of(config) - (host_trust.pairs_of(known) if known else set()))
 
 
-def list_runs(root: str | Path) -> list[RunSummary]:
-    """The runs in folder `root`, last changed first; folders that are no runs are passed over.
-
-    A run that cannot be read, for whatever reason, is listed as `unreadable`: it hides no other.
-    """
-    try:
-        folders = [Path(entry.path) for entry in os.scandir(root) if _is_folder(entry)]
-    except OSError:
-        return []
-    found = [_summary(folder) for folder in folders if os.path.lexists(folder / CONFIG)]
-    return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
-
-
-def _summary(path: Path) -> RunSummary:
-    try:
-        status = Run.open(path).status()
-    except Exception as error:  # whatever lies in one folder, the others are listed
-        if not isinstance(error, RunError):
-            logger.info("%s cannot be read", path, exc_info=True)
-        problem = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        return RunSummary(
-            path.name, path, "unreadable", updated=_modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
-        )
-    updated = status.updated or _modified(path / CONFIG)
-    return RunSummary(path.name, path, status.state, status.step, status.steps, updated)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one: a run may lie elsewhere."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _modified(path: Path) -> float | None:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return None
-
-
 def _read_config(path: Path) -> Config:
     file = path / CONFIG
     with clear_errors("read", file):
@@ -436,7 +391,7 @@ def _read_config(path: Path) -> Config:
 
 def _no_run(path: Path) -> str:
     what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
-    neighbours = [run.name for run in list_runs(path.parent)]
+    neighbours = [folder.name for folder in settings.run_folders(path.parent)]
     close = near(path.name, neighbours, count=1, cutoff=0.6)
     hint = (
         f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"

@@ -1,5 +1,6 @@
 """A run's settings are frozen once something was trained: every checkpoint keeps a copy to hold config.json to."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ Differences = Mapping[str, tuple[Any, Any]]
 """Dotted setting -> (what the run has, what it is held against)."""
 
 _FURTHER = "; to go further than run.steps, give the total to reach (steps=N, or --steps N)"
+
+
+def run_folders(root: str | Path) -> list[Path]:
+    """The folders in `root` that hold a run, or links to one; none where it cannot be read."""
+    try:
+        folders = [Path(entry.path) for entry in os.scandir(root) if _is_folder(entry)]
+    except OSError:
+        return []
+    return [folder for folder in folders if os.path.lexists(folder / CONFIG)]
 
 
 def write(folder: Path, config: Config) -> None:
@@ -127,3 +137,11 @@ def listed(differences: Differences, before: str = "was", after: str = "now") ->
 
 def _further(differences: Differences) -> str:
     return _FURTHER if "run.steps" in differences else ""
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one: a run may lie elsewhere."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False

@@ -185,3 +185,11 @@ def _may_have_step(data: bytes) -> bool:
 def _escapes(data: bytes) -> bool:
     """Whether a letter is spelt by its number: none that this package writes is."""
     return b"\\u" in data and _LETTER.search(data) is not None
+
+
+def modified(path: Path) -> float | None:
+    """When it last changed, in seconds since 1970; None where it cannot be asked."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None

@@ -29,8 +29,9 @@ from grpo_nb.report import markup, report, rollouts, tables
 from grpo_nb.report.rollouts import Colouring
 from grpo_nb.report.tables import Table
 from grpo_nb.rules.finding import Finding
+from grpo_nb.run.listing import list_runs
 from grpo_nb.run.lock import Owner
-from grpo_nb.run.run import Run, RunError, list_runs
+from grpo_nb.run.run import Run, RunError
 from tests.run.test_samples import sample
 from tests.support.kill_points import ROOT
 from tests.support.strangers_run import MARKUP, name, strangers_run

@@ -18,7 +18,8 @@ from grpo_nb.evaluation.compare import comparison
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.report import report
-from grpo_nb.run.run import Run, RunError, list_runs
+from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import sft

@@ -16,7 +16,8 @@ from grpo_nb import presets
 from grpo_nb.doctor import diagnose
 from grpo_nb.jupyter.workers import _last_words, _spawn
 from grpo_nb.rules.finding import FURTHEST, Steps
-from grpo_nb.run.run import Run, list_runs
+from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run
 from grpo_nb.storage import lines, safe_open, schema
 from grpo_nb.storage.files import RunError, from_json
 from grpo_nb.storage.journal import Journal

@@ -15,7 +15,8 @@ from grpo_nb.plots import thinning
 from grpo_nb.report import report
 from grpo_nb.rules import hindsight, history
 from grpo_nb.rules.finding import Finding
-from grpo_nb.run.run import Run, list_runs
+from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run
 from grpo_nb.storage import index, user_cache
 from grpo_nb.storage.files import to_json
 from grpo_nb.storage.index import frames

@@ -18,7 +18,8 @@ import torch
 
 from grpo_nb.config import ConfigError
 from grpo_nb.run import run as module
-from grpo_nb.run.run import Run, RunError, list_runs
+from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run, RunError
 from tests.support.kill_points import ROOT, survives
 from tests.support.run_folder import CONFIG, STEPS, files, log, save
 from tests.support.tokens import caused_by, pattern

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from grpo_nb.run.listing import list_runs
 from grpo_nb.run.lock import Owner
-from grpo_nb.run.run import Log, Run, RunError, list_runs
+from grpo_nb.run.run import Log, Run, RunError
 from grpo_nb.run.status import MILESTONES, PAUSES, MilestoneReader
 from grpo_nb.storage import journal, lines
 from grpo_nb.storage.files import to_json, write_atomically
@@ -371,7 +372,7 @@ def test_runs_are_listed_newest_first_and_junk_is_passed_over(tmp_path: Path) ->
 
 def test_listing_runs_imports_neither_torch_nor_pandas(run: Run) -> None:
     code = (
-        "import sys; from grpo_nb.run.run import list_runs\n"
+        "import sys; from grpo_nb.run.listing import list_runs\n"
         f"assert [r.state for r in list_runs({str(run.path.parent)!r})] == ['new']\n"
         "print([m for m in ('torch', 'pandas', 'numpy', 'safetensors', 'transformers') if m in sys.modules])"
     )

@@ -1,0 +1,36 @@
+"""The runs of a folder, each with its state."""
+
+from pathlib import Path
+
+from grpo_nb.printable import clean_logger
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.settings import CONFIG, run_folders
+from grpo_nb.run.status import RunSummary, modified
+
+logger = clean_logger(__name__)
+
+LONGEST_PROBLEM = 500
+"""Characters of the reason why a run is unreadable."""
+
+
+def list_runs(root: str | Path) -> list[RunSummary]:
+    """The runs in folder `root`, last changed first; folders that are no runs are passed over.
+
+    A run that cannot be read, for whatever reason, is listed as `unreadable`: it hides no other.
+    """
+    found = [_summary(folder) for folder in run_folders(root)]
+    return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
+
+
+def _summary(path: Path) -> RunSummary:
+    try:
+        status = Run.open(path).status()
+    except Exception as error:  # whatever lies in one folder, the others are listed
+        if not isinstance(error, RunError):
+            logger.info("%s cannot be read", path, exc_info=True)
+        problem = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        return RunSummary(
+            path.name, path, "unreadable", updated=modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
+        )
+    updated = status.updated or modified(path / CONFIG)
+    return RunSummary(path.name, path, status.state, status.step, status.steps, updated)
