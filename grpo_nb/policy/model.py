@@ -249,6 +249,14 @@ class Policy:
             self._reference = self._new_reference()
         adapters.restore(self._reference.state(), self.trained_of(state), "the reference state")
 
+    def reference_state(self) -> dict[str, Tensor]:
+        """Copies on CPU of the reference's weights, by the names of `state`.
+
+        Raises:
+            ModelError: `freeze_reference` was never called.
+        """
+        return adapters.snapshot(self._known_reference().state())
+
     def _new_reference(self) -> adapters.Reference:
         if isinstance(self.model, PeftModel):
             return adapters.AdapterReference(self.model, self.parameters_by_name())

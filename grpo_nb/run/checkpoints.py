@@ -157,6 +157,11 @@ class Checkpoints:
             damaged.append(Damaged(path, reason))
         return None, damaged
 
+    def holds(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is there with all its files; their content is not read."""
+        path = self._folders().get(step)
+        return path is not None and Checkpoint(step, path).problem(hashes=False) is None
+
     def load(self, step: int) -> Checkpoint:
         """The checkpoint of `step`, verified.
 

@@ -17,6 +17,7 @@ from grpo_nb.rewards.context import Notes, TrainerState
 from grpo_nb.rewards.rubric import Completions, Scoring
 from grpo_nb.rollout import Engine, Request
 from grpo_nb.rollout import engine as engine_of
+from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, told
@@ -109,6 +110,10 @@ class Grpo(loop.Stage):
 
     def __init__(self, state: Training) -> None:
         self.progress = self.state = state
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return self.state.run.checkpoints
 
     @property
     def save_every(self) -> int:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
 from grpo_nb.printable import clean_logger
-from grpo_nb.run.checkpoints import NotFinite
+from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 from grpo_nb.run.knobs import KnobSnapshot, Order
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run
@@ -39,6 +39,11 @@ class Stage(ABC):
     progress: Progress
     problem: str | None = None
     """Why knobs.json cannot be used, once logged; None while it can."""
+
+    @property
+    @abstractmethod
+    def checkpoints(self) -> Checkpoints:
+        """Where `store` writes."""
 
     @property
     @abstractmethod
@@ -89,7 +94,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             stage.check()
             knobs = _obey(stage)
             if knobs.command == "stop":
-                _log(stage, "stopped")
+                _leave(stage, "stopped")
                 break
             stats = stage.advance()
             if stage.save_every and at.step % stage.save_every == 0:
@@ -97,7 +102,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             yield stats
         else:
             stage.finish()
-            _log(stage, "done")
+            _leave(stage, "done")
     except Exception as error:
         if lock.mine():
             _log(stage, "failed", error=f"{type(error).__name__}: {error}")
@@ -107,7 +112,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             _log_lost(stage)
         elif at.torn:
             at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
-        elif at.saved < at.step:
+        elif _unsaved(stage):
             _save_at_last(stage)
 
 
@@ -133,6 +138,19 @@ def done(stage: Stage, order: Order, knobs: KnobSnapshot) -> None:
     run.fence()
     run.knobs.done(order, knobs.at[order])
     _note_problem(stage, run.knobs.snapshot())
+
+
+def _leave(stage: Stage, kind: str) -> None:
+    """Log that the training ends in good order, once the step that it ends with is saved."""
+    if _unsaved(stage):
+        save(stage)
+    _log(stage, kind)
+
+
+def _unsaved(stage: Stage) -> bool:
+    """Whether the newest step boundary has no checkpoint: none was written, or it was removed since."""
+    at = stage.progress
+    return at.saved < at.step or (at.step > 0 and not stage.checkpoints.holds(at.step))
 
 
 def _save_at_last(stage: Stage) -> None:

@@ -103,7 +103,9 @@ def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
 def _restore(training: Training, newest: Checkpoint) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
     run, policy = training.run, training.policy
-    policy.load_state(_reference(run).tensors("policy"))
+    start = _reference(run)
+    policy.load_state(start.tensors("policy"))
+    training.origin = start.state()
     policy.freeze_reference()
     relearn(policy, training.optimizer, newest)
     state = newest.state("step", "betas", "knobs", "judged_by")

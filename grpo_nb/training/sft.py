@@ -17,7 +17,7 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.run import settings as frozen
-from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import file_stamps
@@ -154,6 +154,10 @@ class Sft(loop.Stage):
         step = _resume(run, policy, self.optimizer, newest)
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return self.progress.run.sft_checkpoints
 
     @property
     def save_every(self) -> int:

@@ -2,11 +2,12 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ class Training:
     """Files of the package edited since they were loaded, as last seen."""
     replaced: set[str] = field(default_factory=set)
     """Files that the run was loaded from and that others have replaced since, once logged."""
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON state of checkpoint 0."""
     prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """Token ids of a prompt by (objective, example id)."""
     quick_pools: dict[str, list[Example]] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class Training:
 
 def save(training: Training) -> Path:
     """Write a checkpoint of this step boundary and retire the oldest ones, but for those that are worth keeping."""
+    checkpoints = training.run.checkpoints
     state = {
         "step": training.step,
         "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
@@ -86,12 +90,24 @@ def save(training: Training) -> Path:
         "judged_by": judged_by(training),
         "fingerprint": fingerprint.fingerprint(),
     }
-    path = training.run.checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
+    if training.step == 0:
+        training.origin = state
+    elif not checkpoints.holds(0):
+        _save_origin(training)
+    path = checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
     always = (0, *pareto.worth_keeping(training.run))
-    training.run.checkpoints.prune(training.config.run.keep_checkpoints, always)
+    checkpoints.prune(training.config.run.keep_checkpoints, always)
     training.run.log_event("checkpoint", step=training.step, path=path.name)
     training.saved = training.step
     return path
+
+
+def _save_origin(training: Training) -> None:
+    """Write checkpoint 0 anew, bit for bit: somebody removed it, and without it the run could not be resumed."""
+    weights = {"policy": training.policy.reference_state(), "optimizer": {}}
+    path = training.run.checkpoints.save(0, weights, training.origin)
+    training.run.log_event("checkpoint_rewritten", step=training.step, path=path.name)
+    log.warning("%s was removed while the run trained; it is written again from memory", path)
 
 
 def learned(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

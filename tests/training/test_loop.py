@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import sft
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run
+from tests.support.tokens import pattern
 
 PATIENCE = 120.0
 STAGES = ("sft", "grpo")
@@ -187,6 +189,60 @@ def test_a_disk_may_be_full_at_any_write(straight: tuple[str, Any], tmp_path: Pa
     assert {"write", "fsync", "mkdir", "write_bytes", "save_file"} <= {*made}
     for call in range(1, len(made) + 1):
         fills_up(stage, tmp_path, call, expected)
+
+
+# ---- checkpoints that are removed while the run trains
+
+
+@pytest.mark.parametrize("done", [1, pytest.param(3, marks=pytest.mark.slow), 4])  # due after 2 and 4
+def test_checkpoints_removed_while_it_trains_are_written_again(
+    straight: tuple[str, Any], done: int, tmp_path: Path
+) -> None:
+    stage, expected = straight
+    run = tiny_run(tmp_path, **EVERY)
+    start: dict[str, bytes] = {}
+    for step in trained(run, stage):
+        if step.step == 1 and stage == "grpo":
+            start = {f.name: f.read_bytes() for f in (store(run, stage).folder / "000000").iterdir()}
+        if step.step == done:
+            shutil.rmtree(store(run, stage).folder, ignore_errors=True)
+    assert [event["step"] for event in events(run, "done", "sft_done")] == [4]
+    newest, damaged = store(run, stage).latest()
+    assert newest is not None and newest.step == 4 and not damaged
+    assert same(bits(run, stage), expected)
+    if stage == "grpo":
+        again = {f.name: f.read_bytes() for f in (store(run, stage).folder / "000000").iterdir()}
+        assert all(again[name] == start[name] for name in start if name != "manifest.json")
+        assert [event["path"] for event in events(run, "checkpoint_rewritten")] == ["000000"]
+        assert [step.step for step in trained(Run.open(run.path), stage, steps=5)] == [5]
+
+
+@pytest.mark.parametrize("leave", ["done", "stopped", pytest.param("closed", marks=pytest.mark.slow)])
+def test_a_training_that_cannot_save_its_last_step_is_not_done(
+    straight: tuple[str, Any], leave: str, tmp_path: Path
+) -> None:
+    stage, expected = straight
+    run = tiny_run(tmp_path, **EVERY | {"sft__checkpoint_every": 0, "run__checkpoint_every": 50})
+    folder, walk = store(run, stage).folder, trained(run, stage)
+    next(walk)
+    aside = folder.with_name("aside")
+    if folder.exists():
+        folder.rename(aside)
+    folder.write_text("in the way")
+    if leave == "stopped":
+        run.knobs.request("stop")
+    with pytest.raises(RunError, match=pattern(folder)):
+        if leave == "closed":
+            walk.close()
+        else:
+            list(walk)
+    assert not events(run, "done", "sft_done", "stopped", "sft_stopped")
+    assert bool(events(run, "failed", "sft_failed")) == (leave != "closed")
+    folder.unlink()
+    if aside.exists():
+        aside.rename(folder)
+    list(trained(Run.open(run.path), stage))
+    assert same(bits(run, stage), expected)
 
 
 # ---- only the owner of the lock writes
