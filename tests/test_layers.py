@@ -13,7 +13,7 @@ PACKAGE = "grpo_nb"
 
 LAYERS = (
     {"types", "seeding", "suggest", "printable", "fingerprint"}
-    | {"algorithms", "losses", "combine_gradients", "beta_control", "optim", "storage"},
+    | {"algorithms", "losses", "combine_gradients", "beta_control", "optim", "storage", "metrics"},
     {"config", "presets", "tasks", "rewards", "judge", "plots"},
     {"policy", "rollout", "run"},
     {"preflight", "evaluation", "rules", "training", "doctor"},

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from grpo_nb.metrics import keys
 from grpo_nb.types import StepStats
 
 EVERY_SECONDS = 10.0
@@ -66,10 +67,10 @@ def summary(row: Mapping[str, Any]) -> str:
     >>> summary({"loss": 0.5, "reward/fairness": 0.25, "kl/fairness": 0.031, "status": "clipped"})
     'loss 0.500  reward/fairness 0.250  kl/fairness 0.031  gradient clipped'
     """
-    rewards = [key for key in row if key.startswith(("reward/", "kl/"))]
-    keys = [key for key in ("loss", *rewards) if isinstance(row.get(key), int | float)]
-    words = [f"{key} {row[key]:.3f}" for key in keys]
-    return "  ".join([*words, *filter(None, [STATUS.get(str(row.get("status")))])])
+    curves = [key for key in row if keys.REWARD.has(key) or keys.KL.has(key)]
+    shown = [key for key in (keys.LOSS, *curves) if isinstance(row.get(key), int | float)]
+    words = [f"{key} {row[key]:.3f}" for key in shown]
+    return "  ".join([*words, *filter(None, [STATUS.get(str(row.get(keys.STATUS)))])])
 
 
 STATUS = {"clipped": "gradient clipped", "skipped": "update skipped", "empty": "nothing to learn from"}

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from grpo_nb import presets
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
 
@@ -50,8 +51,8 @@ def measure(config: Config, steps: int) -> list[dict[str, Any]]:
 
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
     """The phases, what is left of the step beside them, and the step."""
-    seconds = {phase: [row[f"time/{phase}"] for row in rows] for phase in PHASES}
-    step = [row["time/step"] for row in rows]
+    seconds = {phase: [row[keys.TIME.of(phase)] for row in rows] for phase in PHASES}
+    step = [row[keys.TIME_STEP] for row in rows]
     seconds["other"] = [whole - sum(parts) for whole, *parts in zip(step, *seconds.values(), strict=True)]
     seconds["step"] = step
     whole = statistics.median(step)
@@ -73,12 +74,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def notes(rows: Sequence[Mapping[str, Any]], config: Config, command: str) -> list[str]:
     """How the timings were made, and what follows from them."""
-    tokens = statistics.median(row["tokens"] for row in rows)
-    rate = statistics.median(row["tokens"] / row["time/rollout"] for row in rows)
+    tokens = statistics.median(row[keys.TOKENS] for row in rows)
+    rate = statistics.median(row[keys.TOKENS] / row[keys.TIME.of("rollout")] for row in rows)
     return [
         config.geometry,
         f"{tokens:.0f} completion tokens a step, {rate:.0f} a second while they are drawn",
-        f"peak memory {max(row['memory/peak_mib'] for row in rows):.0f} MiB; {machine()}",
+        f"peak memory {max(row[keys.MEMORY_PEAK] for row in rows):.0f} MiB; {machine()}",
         f"made by: {command}",
     ]
 

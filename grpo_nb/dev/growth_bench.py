@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from grpo_nb import presets
+from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import to_json
@@ -111,21 +112,25 @@ def many_samples(path: Path, mib: int) -> Path:
 def metric_row(step: int, steps: int, noise: list[float]) -> dict[str, Any]:
     """A healthy step in numbers."""
     done = step / steps
-    row: dict[str, Any] = {"step": step, "status": "ok", "grad/skipped": 0, "loss": 0.01 * noise[0], "tokens": 900}
-    row |= {"ratio/max_dev": 0.0, "ratio/clamped": 0.0, "clip/low": 0.0, "clip/high": 0.01 * noise[1]}
-    row |= {"grad/norm": 0.3 + 0.1 * noise[2], "grad/update": 1e-4 * (1 + noise[3]), "grad/cosine": noise[4] - 0.4}
-    row |= {"lr": 3e-4, "temperature": 1.0, "sampler_gap": 1e-7 * noise[5], "memory/peak_mib": 850.0}
-    row |= {f"time/{name}": 0.1 * (1 + noise[6 + n]) for n, name in enumerate(("rollout", "score", "update", "step"))}
+    row: dict[str, Any] = {keys.STEP: step, keys.STATUS: "ok", keys.GRAD_SKIPPED: 0, keys.LOSS: 0.01 * noise[0]}
+    row |= {keys.RATIO_MAX_DEVIATION: 0.0, keys.RATIO_CLAMPED: 0.0, keys.CLIP_LOW: 0.0, keys.CLIP_HIGH: 0.01 * noise[1]}
+    row |= {keys.GRAD_NORM: 0.3 + 0.1 * noise[2], keys.GRAD_UPDATE: 1e-4 * (1 + noise[3])}
+    row |= {keys.GRAD_COSINE: noise[4] - 0.4, keys.LR: 3e-4, keys.TEMPERATURE: 1.0, keys.TOKENS: 900}
+    row |= {keys.SAMPLER_DIFFERENCE.mean: 1e-7 * noise[5], keys.MEMORY_PEAK: 850.0}
+    phases = ("rollout", "score", "update", "step")
+    row |= {keys.TIME.of(phase): 0.1 * (1 + noise[6 + n]) for n, phase in enumerate(phases)}
     for n, name in enumerate(("fairness", "hallucination")):
         correct = 0.5 + 0.3 * done + 0.05 * noise[10 + n]
-        row |= {f"reward/{name}": correct, f"reward_std/{name}": 0.3 - 0.1 * done + 0.01 * noise[12 + n]}
-        row |= {f"reward_part/{name}/task": correct, f"scored/{name}": 1.0, f"unscored_groups/{name}": 0}
-        row |= {f"dead_groups/{name}": 0.2 + 0.1 * noise[14 + n], f"label/{name}/correct": correct}
-        row |= {f"label/{name}/wrong": 0.98 - correct, f"label/{name}/unparsed": 0.02}
-        row |= {f"kl/{name}": 0.0 if step == 1 else 0.05 + 0.01 * noise[16 + n], f"kl_k1/{name}": 0.05 * noise[18 + n]}
-        row |= {f"beta/{name}": 0.04, f"beta_mode/{name}": "auto", f"truncation/{name}": 0.02}
-        row |= {f"length/{name}/mean": 6.0 + noise[20 + n], f"length/{name}/p50": 6.0, f"length/{name}/p95": 9.0}
-        row |= {f"entropy/{name}": 0.5 - 0.3 * done + 0.01 * noise[22 + n], f"grad/norm/{name}": 0.3 + noise[24 + n]}
+        row |= {keys.REWARD.of(name): correct, keys.REWARD_STD.of(name): 0.3 - 0.1 * done + 0.01 * noise[12 + n]}
+        row |= {keys.REWARD_PART.of(name, "task"): correct, keys.SCORED.of(name): 1.0, keys.UNSCORED_GROUPS.of(name): 0}
+        row |= {keys.ZERO_STD_GROUPS.of(name): 0.2 + 0.1 * noise[14 + n], keys.LABEL.of(name, "correct"): correct}
+        row |= {keys.LABEL.of(name, "wrong"): 0.98 - correct, keys.LABEL.of(name, "unparsed"): 0.02}
+        row |= {keys.KL.of(name): 0.0 if step == 1 else 0.05 + 0.01 * noise[16 + n]}
+        row |= {keys.KL_K1.of(name): 0.05 * noise[18 + n], keys.BETA.of(name): 0.04, keys.BETA_MODE.of(name): "auto"}
+        row |= {keys.TRUNCATION.of(name): 0.02, keys.LENGTH_MEAN.of(name): 6.0 + noise[20 + n]}
+        row |= {keys.LENGTH_P50.of(name): 6.0, keys.LENGTH_P95.of(name): 9.0}
+        row |= {keys.ENTROPY.of(name): 0.5 - 0.3 * done + 0.01 * noise[22 + n]}
+        row |= {keys.GRAD_NORM_OF.of(name): 0.3 + noise[24 + n]}
     return row
 
 

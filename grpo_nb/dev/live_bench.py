@@ -27,6 +27,7 @@ from traitlets.config import Config
 from grpo_nb import presets
 from grpo_nb.evaluation.intervals import bootstrap, interval
 from grpo_nb.jupyter.session import Session
+from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
 
@@ -104,7 +105,7 @@ def _shown(session: Session) -> Iterator[None]:
 
 
 def _step_times(session: Session) -> "pd.Series":
-    return session.metrics().set_index("step")["time/step"]
+    return session.metrics().set_index("step")[keys.TIME_STEP]
 
 
 async def turn(session: Session, times: int) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from grpo_nb.metrics import keys
 from grpo_nb.types import Score
 
 NAME = "judge"
@@ -66,28 +67,28 @@ class Tally:
         """
         judged = [(s.parts.get(NAME), s.parts.get("task"), n) for s, n in zip(scores, lengths, strict=True)]
         values = [value for value, _, _ in judged if value is not None]
-        scored, group = len(values), f"judge/{objective}"
+        scored = len(values)
         return {
-            f"{group}/scored": scored,
-            f"{group}/failed": len(scores) - scored,
-            f"{group}/unreadable": self.unreadable,
-            f"{group}/dropped_groups": self.dropped_groups,
-            **{f"{group}/failure/{kind}": n for kind, n in sorted(self.failures.items())},
-            **{f"{group}/cause": cause for cause, _ in self.causes.most_common(1)},
-            **{f"{group}/provider/{label}": n for label, n in sorted(self.providers.items())},
-            f"{group}/first_provider": self.providers[self.first] / scored if scored else None,
-            f"{group}/low": min(values, default=None),
-            f"{group}/high": max(values, default=None),
-            f"{group}/distinct_per_100": 100 * len(set(values)) / scored if scored else None,
-            f"{group}/agreement": spearman([(v, t) for v, t, _ in judged]),
-            f"{group}/length_correlation": spearman([(v, n) for v, _, n in judged]),
-            f"cost/judge_asked/{objective}": len(self.replies),
-            f"cost/judge_cached/{objective}": self.cached,
-            f"cost/judge_tokens/{objective}": self.tokens,
-            f"cost/judge_usd/{objective}": self.usd,
-            f"time/judge/{objective}": self.seconds,
-            f"time/judge_p50/{objective}": quantile(self.replies, 0.5),
-            f"time/judge_p95/{objective}": quantile(self.replies, 0.95),
+            keys.JUDGE_SCORED.of(objective): scored,
+            keys.JUDGE_FAILED.of(objective): len(scores) - scored,
+            keys.JUDGE_UNREADABLE.of(objective): self.unreadable,
+            keys.JUDGE_DROPPED.of(objective): self.dropped_groups,
+            **{keys.JUDGE_FAILURE.of(objective, kind): n for kind, n in sorted(self.failures.items())},
+            **{keys.JUDGE_CAUSE.of(objective): cause for cause, _ in self.causes.most_common(1)},
+            **{keys.JUDGE_PROVIDER.of(objective, label): n for label, n in sorted(self.providers.items())},
+            keys.JUDGE_FIRST.of(objective): self.providers[self.first] / scored if scored else None,
+            keys.JUDGE_LOW.of(objective): min(values, default=None),
+            keys.JUDGE_HIGH.of(objective): max(values, default=None),
+            keys.JUDGE_DISTINCT.of(objective): 100 * len(set(values)) / scored if scored else None,
+            keys.JUDGE_AGREEMENT.of(objective): spearman([(v, t) for v, t, _ in judged]),
+            keys.JUDGE_LENGTH.of(objective): spearman([(v, n) for v, _, n in judged]),
+            keys.JUDGE_ASKED.of(objective): len(self.replies),
+            keys.JUDGE_CACHED.of(objective): self.cached,
+            keys.JUDGE_TOKENS.of(objective): self.tokens,
+            keys.JUDGE_USD.of(objective): self.usd,
+            keys.TIME_JUDGE.of(objective): self.seconds,
+            keys.TIME_JUDGE_P50.of(objective): quantile(self.replies, 0.5),
+            keys.TIME_JUDGE_P95.of(objective): quantile(self.replies, 0.95),
         }
 
 

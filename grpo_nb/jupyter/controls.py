@@ -13,6 +13,7 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb.config import ObjectiveConfig
+from grpo_nb.metrics import keys
 from grpo_nb.optim import warmup
 from grpo_nb.report.markup import html
 from grpo_nb.run.knobs import Knob, KnobSnapshot
@@ -157,9 +158,9 @@ class Controls:
         self._problem: str | None = None
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
-        self._starts = {f"beta/{name}": objective.beta for name, objective in config.objectives.items()}
+        self._starts = {keys.BETA.of(name): objective.beta for name, objective in config.objectives.items()}
         self.knobs: dict[str, KnobControl] = {
-            f"beta/{name}": beta_control(knobs[f"beta/{name}"], name, objective, say)
+            keys.BETA.of(name): beta_control(knobs[keys.BETA.of(name)], name, objective, say)
             for name, objective in config.objectives.items()
         }
         self.knobs["temperature"] = temperature_control(knobs["temperature"], say)

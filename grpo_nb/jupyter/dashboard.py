@@ -22,6 +22,7 @@ from grpo_nb.jupyter.controls import Controls
 from grpo_nb.jupyter.notices import Notice
 from grpo_nb.jupyter.samples import SampleBrowser
 from grpo_nb.jupyter.tailing import Followed
+from grpo_nb.metrics import keys
 from grpo_nb.plots import canvas
 from grpo_nb.printable import clean_logger
 from grpo_nb.report import report
@@ -287,7 +288,7 @@ def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
 
 def _pace(rows: Sequence[Row], left: int) -> list[str]:
     """The median of the newest steps, and what it makes of those that are left."""
-    known = [row["time/step"] for row in rows if row.get("time/step") is not None]
+    known = [row[keys.TIME_STEP] for row in rows if row.get(keys.TIME_STEP) is not None]
     if left <= 0 or not known:
         return []
     seconds = statistics.median(known)

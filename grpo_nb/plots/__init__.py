@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.plots import canvas, pages, panels
 from grpo_nb.plots.canvas import (
     FAINT,
@@ -135,7 +136,7 @@ def reward_curves(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
         canvas.dress(axis)
         panels.reward(axis, rows, config, None)
         canvas.step_axis(axis, rows, config.run.steps)
-        ends = {name: canvas.column(rows, f"reward/{name}").dropna() for name in config.objectives}
+        ends = {name: canvas.column(rows, keys.REWARD.of(name)).dropna() for name in config.objectives}
         _end_labels(axis, {name: values for name, values in ends.items() if len(values)}, colours(config.objectives))
         return figure
 
@@ -158,9 +159,9 @@ def sft(rows: pd.DataFrame | LogRows) -> Picture:
     """Loss, learning rate and gradient norm of the warm-up."""
     points = ordered(rows)
     drawn = (
-        ("Loss", "nats per completion token", "loss"),
-        ("Learning rate", "of AdamW, as used in each step", "lr"),
-        ("Gradient norm", "before clipping", "grad/norm"),
+        ("Loss", "nats per completion token", keys.LOSS),
+        ("Learning rate", "of AdamW, as used in each step", keys.LR),
+        ("Gradient norm", "before clipping", keys.GRAD_NORM),
     )
     with RENDER_LOCK:
         figure = canvas.new(*canvas.STRIP)
@@ -169,7 +170,7 @@ def sft(rows: pd.DataFrame | LogRows) -> Picture:
         for axis, (title, unit, key) in zip(axes, drawn, strict=True):
             canvas.dress(axis)
             canvas.title(axis, title, unit)
-            if key == "lr":  # a schedule has no noise to smooth
+            if key == keys.LR:  # a schedule has no noise to smooth
                 axis.plot(points["step"], canvas.column(points, key), color=PALETTE[0], linewidth=2)
             else:
                 canvas.line(axis, points, canvas.column(points, key), PALETTE[0])
@@ -222,7 +223,7 @@ def _legend(figure: Picture, rows: pd.DataFrame, config: Config, resumed: Sequen
 
 
 def _headline(rows: pd.DataFrame, objective: str) -> str:
-    values = canvas.column(rows, f"reward/{objective}").dropna()
+    values = canvas.column(rows, keys.REWARD.of(objective)).dropna()
     return f"{objective}   reward {values.tail(5).mean():.2f}" if len(values) else objective
 
 

@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from grpo_nb.metrics import keys
 from grpo_nb.plots.thinning import extremes
 from grpo_nb.printable import printable
 
@@ -147,7 +148,7 @@ def column(rows: pd.DataFrame, key: str) -> pd.Series:
 
 
 def status(rows: pd.DataFrame) -> pd.Series:
-    return rows["status"] if "status" in rows else pd.Series("ok", index=rows.index)
+    return rows[keys.STATUS] if keys.STATUS in rows else pd.Series("ok", index=rows.index)
 
 
 def smooth(values: pd.Series, how: Literal["mean", "median"] = "mean") -> pd.Series:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.plots.canvas import (
     DOTS,
     FAINT,
@@ -45,10 +46,10 @@ def of_rewards(config: Config) -> list[Panel]:
 
 def functions(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None, *, name: str) -> None:
     """Mean of each reward function with its spread inside groups."""
-    names = _below(rows, f"reward_part/{name}/")
+    names = _below(rows, keys.REWARD_PART.below(name))
     title(axis, f"Reward functions, {name}", "" if names else "mean of a step; band: one deviation inside groups")
     for colour, part in zip(cycle(PALETTE[2:]), names, strict=False):  # the first two are objectives
-        mean, spread = column(rows, f"reward_part/{name}/{part}"), column(rows, f"reward_part_std/{name}/{part}")
+        mean, spread = column(rows, keys.REWARD_PART.of(name, part)), column(rows, keys.REWARD_PART_STD.of(name, part))
         centre, reach = smooth(mean), smooth(spread)
         axis.fill_between(rows["step"], centre - reach, centre + reach, color=colour, alpha=0.12, linewidth=0)
         line(axis, rows, mean, colour)
@@ -62,13 +63,13 @@ def functions(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFra
 
 def labels(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None, *, name: str) -> None:
     """What the sampled answers were: the share of each label over the steps."""
-    found = _below(rows, f"label/{name}/")
+    found = _below(rows, keys.LABEL.below(name))
     order = sorted(found, key=lambda label: (label != "correct", label == "unparsed", label))
     others = iter(("#E69F00", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D31", "#7A5195"))
     tints = [{"correct": "#009E73", "unparsed": FAINT}.get(label) or next(others, MUTED) for label in order]
     title(axis, f"Answers, {name}", "" if order else "share of the sampled answers by label")
     if order:
-        shares = [smooth(column(rows, f"label/{name}/{label}").fillna(0.0)) for label in order]
+        shares = [smooth(column(rows, keys.LABEL.of(name, label)).fillna(0.0)) for label in order]
         axis.stackplot(rows["step"], *shares, colors=tints, labels=order, alpha=0.9, linewidth=0)
         _names_above(axis, len(order))
     percent_axis(axis, foot=0.0)
@@ -79,8 +80,9 @@ def gradients(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFra
     title(axis, "Gradient by objective", "norm; solid: whole, dashed: policy term, dotted: KL term")
     norms: list[float] = []
     for name, colour in colours(config.objectives).items():
-        for key, look in ((f"{name}", "-"), (f"{name}/policy", SHORT_DASHES), (f"{name}/kl", DOTS)):
-            values = column(rows, f"grad/norm/{key}").dropna()
+        own, policy, kl = keys.GRAD_NORM_OF.of(name), *(keys.GRAD_NORM_TERM.of(name, t) for t in ("policy", "kl"))
+        for key, look in ((own, "-"), (policy, SHORT_DASHES), (kl, DOTS)):
+            values = column(rows, key).dropna()
             _sparse(axis, rows, values, colour, look, 2 if look == "-" else 1.3)
             norms += list(values[values > 0])
     if not norms:
@@ -93,12 +95,12 @@ def gradients(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFra
 def cosines(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """How far the objectives' gradients agree: +1 the same direction, 0 unrelated, -1 against each other."""
     title(axis, "Agreement of the gradients", "cosine; below 0 the objectives pull against each other")
-    pairs = _below(rows, "grad/cosine/")
+    pairs = _below(rows, keys.GRAD_COSINE_OF.below())
     for colour, pair in zip(cycle((INK, *PALETTE[2:])), pairs, strict=False):
-        _sparse(axis, rows, column(rows, f"grad/cosine/{pair}").dropna(), colour, "-", 2)
-    lowest = column(rows, "grad/cosine").dropna()
+        _sparse(axis, rows, column(rows, keys.GRAD_COSINE_OF.below() + pair).dropna(), colour, "-", 2)
+    lowest = column(rows, keys.GRAD_COSINE).dropna()
     if not pairs and len(lowest):
-        line(axis, rows, column(rows, "grad/cosine"), INK)
+        line(axis, rows, column(rows, keys.GRAD_COSINE), INK)
     axis.axhline(0, color=MUTED, linewidth=1, linestyle=DOTS, zorder=1)
     axis.set_ylim(-1.05, 1.05)
     if not pairs and lowest.empty:
@@ -110,7 +112,7 @@ def entropy(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame
     title(axis, "Entropy", "nats per token; near 0 the answers no longer vary")
     top = 0.0
     for name, colour in colours(config.objectives).items():
-        values = column(rows, f"entropy/{name}")
+        values = column(rows, keys.ENTROPY.of(name))
         line(axis, rows, values, colour)
         top = max([top, *seen(rows, values)])
     axis.set_ylim(0, 1.15 * top or 1.0)
@@ -119,7 +121,7 @@ def entropy(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame
 def clipped(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Share of tokens whose gradient the clip took away."""
     title(axis, "Clipped tokens", "share; solid: at the upper bound, dashed: at the lower")
-    high, low = column(rows, "clip/high"), column(rows, "clip/low")
+    high, low = column(rows, keys.CLIP_HIGH), column(rows, keys.CLIP_LOW)
     axis.plot(rows["step"], smooth(high), color=INK, linewidth=2)
     axis.plot(rows["step"], smooth(low), color=MUTED, linewidth=1.3, linestyle=SHORT_DASHES)
     for values, colour in ((high, INK), (low, MUTED)):
@@ -129,10 +131,10 @@ def clipped(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame
 
 def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Learning rate and temperature as the steps used them."""
-    newest = column(rows, "temperature").dropna()
+    newest = column(rows, keys.TEMPERATURE).dropna()
     limit = config.algorithm.learning_rate
     title(axis, "Learning rate", "as used" + (f"; temperature {newest.iloc[-1]:g} now" if len(newest) else ""))
-    used = column(rows, "lr")
+    used = column(rows, keys.LR)
     reach(axis, rows, used, INK)
     axis.plot(
         rows["step"], used, drawstyle="steps-post", color=INK, linewidth=2, marker="o" if len(rows) == 1 else None
@@ -144,15 +146,15 @@ def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
 
 def times(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Where the seconds of a step go."""
-    phases = [phase for phase in _below(rows, "time/") if phase != "step"]
+    phases = [phase for phase in _below(rows, keys.TIME.below()) if phase != "step"]
     title(axis, "Time of a step", "seconds by phase; line: the whole step")
     tints = [PALETTE[i] for i in (5, 4, 2, 0, 3, 6, 7)]
-    stacked = [smooth(column(rows, f"time/{phase}").fillna(0.0), "median") for phase in phases]
+    stacked = [smooth(column(rows, keys.TIME.of(phase)).fillna(0.0), "median") for phase in phases]
     if phases:
         names = [f"{phase} {values.iloc[-1]:.2f}" for phase, values in zip(phases, stacked, strict=True)]
         shades = [tints[i % len(tints)] for i in range(len(phases))]
         axis.stackplot(rows["step"], *stacked, colors=shades, labels=names, alpha=0.85, linewidth=0)
-    whole = smooth(column(rows, "time/step"), "median")
+    whole = smooth(column(rows, keys.TIME_STEP), "median")
     axis.plot(rows["step"], whole, color=INK, linewidth=1.3)
     room = 1.1 + 0.2 * math.ceil(
         len(phases) / NAMES_ACROSS

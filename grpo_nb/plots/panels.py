@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.plots.canvas import (
     ALARM,
     DASHES,
@@ -32,12 +33,12 @@ def reward(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame 
     """Mean reward of each objective with the spread that its groups have."""
     title(axis, "Reward", "mean of a step; band: one deviation inside groups")
     for name, colour in colours(config.objectives).items():
-        mean, spread = smooth(column(rows, f"reward/{name}")), smooth(column(rows, f"reward_std/{name}"))
+        mean, spread = smooth(column(rows, keys.REWARD.of(name))), smooth(column(rows, keys.REWARD_STD.of(name)))
         axis.fill_between(rows["step"], mean - spread, mean + spread, color=colour, alpha=0.08, linewidth=0)
         for edge in (mean - spread, mean + spread):
             axis.plot(rows["step"], edge, color=colour, alpha=0.25, linewidth=0.8)
     for name, colour in colours(config.objectives).items():
-        line(axis, rows, column(rows, f"reward/{name}"), colour)
+        line(axis, rows, column(rows, keys.REWARD.of(name)), colour)
     axis.margins(y=0.08)
     if rows.empty:
         axis.set_ylim(0, 1)
@@ -54,8 +55,8 @@ def kl(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | No
         for edge in (low, high):
             axis.axhline(edge, color=colour, alpha=0.45, linewidth=0.8, linestyle=DASHES)
     for name, colour in colours(config.objectives).items():
-        line(axis, rows, column(rows, f"kl/{name}"), colour)
-    values = [v for name in config.objectives for v in seen(rows, column(rows, f"kl/{name}"))]
+        line(axis, rows, column(rows, keys.KL.of(name)), colour)
+    values = [v for name in config.objectives for v in seen(rows, column(rows, keys.KL.of(name)))]
     axis.set_ylim(min(0.0, *values, 0.0), 1.12 * max([high for _, high in bands.values()] + values, default=0.1) or 0.1)
 
 
@@ -64,7 +65,7 @@ def beta(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     title(axis, "β, weight of the KL penalty", "as used in each step; triangle: turned by hand")
     values = [o.beta for o in config.objectives.values()]
     for name, colour in colours(config.objectives).items():
-        used = column(rows, f"beta/{name}")
+        used = column(rows, keys.BETA.of(name))
         values += seen(rows, used)
         reach(axis, rows, used, colour)
         dot = "o" if len(rows) == 1 else None
@@ -87,8 +88,8 @@ def length(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame 
     cap = config.sampling.max_completion
     limit_line(axis, cap, f"cap {cap}")
     for name, colour in colours(config.objectives).items():
-        line(axis, rows, column(rows, f"length/{name}/p50"), colour)
-        dashed(axis, rows, column(rows, f"length/{name}/p95"), colour)
+        line(axis, rows, column(rows, keys.LENGTH_P50.of(name)), colour)
+        dashed(axis, rows, column(rows, keys.LENGTH_P95.of(name)), colour)
     axis.set_ylim(0, 1.15 * cap)
 
 
@@ -96,14 +97,14 @@ def lost(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     """What of the sampling gives no signal: answers cut at the cap, groups whose answers all earn the same."""
     title(axis, "Cut answers and dead groups", "solid: cut at the cap; dashed: groups of equal reward")
     for name, colour in colours(config.objectives).items():
-        line(axis, rows, column(rows, f"truncation/{name}"), colour)
-        dashed(axis, rows, column(rows, f"dead_groups/{name}"), colour)
+        line(axis, rows, column(rows, keys.TRUNCATION.of(name)), colour)
+        dashed(axis, rows, column(rows, keys.ZERO_STD_GROUPS.of(name)), colour)
     percent_axis(axis)
 
 
 def gradient(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Gradient norm of the steps that were taken; the others are crosses, at the top where they leave the panel."""
-    limit, norm, skipped = config.algorithm.max_grad_norm, column(rows, "grad/norm"), status(rows) == "skipped"
+    limit, norm, skipped = config.algorithm.max_grad_norm, column(rows, keys.GRAD_NORM), status(rows) == "skipped"
     taken = norm.mask(skipped)
     title(axis, "Gradient norm", f"raw, limit {limit:g} dotted; tick: clipped, cross: skipped")
     line(axis, rows, taken, INK, how="median")
@@ -128,9 +129,9 @@ PANELS = (reward, kl, beta, length, lost, gradient)
 def _turned_by_hand(rows: pd.DataFrame, events: pd.DataFrame | None, objective: str) -> list[float]:
     """Steps at which a person set this beta: from the events, else from where a manual value changes."""
     if events is not None and {"kind", "key", "step"} <= set(events.columns):
-        turned = events[(events["kind"] == "knob") & (events["key"] == f"beta/{objective}")]
+        turned = events[(events["kind"] == "knob") & (events["key"] == keys.BETA.of(objective))]
         return sorted(set(turned["step"].dropna()))
-    used, mode = column(rows, f"beta/{objective}"), rows.get(f"beta_mode/{objective}")
+    used, mode = column(rows, keys.BETA.of(objective)), rows.get(keys.BETA_MODE.of(objective))
     if mode is None:
         return []
     return list(rows["step"][(mode == "manual") & (used != used.shift()) & (rows.index > 0)])

@@ -18,6 +18,7 @@ from grpo_nb.evaluation.compare import Stage, three
 from grpo_nb.evaluation.compare import comparison as stages_compared
 from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
 from grpo_nb.evaluation.pareto import pareto
+from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.report import tables
 from grpo_nb.report.markup import Markup, html
@@ -116,7 +117,7 @@ def first_and_last(rows: LogRows, objectives: Iterable[str], window: int = 5) ->
     table = []
     for name in objectives:
         for title, key in _HEADLINES.items():
-            values = rows.numbers(key.format(name)).values
+            values = rows.numbers(key.of(name)).values
             values = values[~np.isnan(values)]
             if len(values):
                 first, last = values[:window].mean(), values[-window:].mean()
@@ -125,12 +126,12 @@ def first_and_last(rows: LogRows, objectives: Iterable[str], window: int = 5) ->
 
 
 _HEADLINES = {
-    "reward": "reward/{}",
-    "KL to the reference, nats per token": "kl/{}",
-    "β": "beta/{}",
-    "length, tokens": "length/{}/mean",
-    "share cut at the cap": "truncation/{}",
-    "share of groups without a signal": "dead_groups/{}",
+    "reward": keys.REWARD,
+    "KL to the reference, nats per token": keys.KL,
+    "β": keys.BETA,
+    "length, tokens": keys.LENGTH_MEAN,
+    "share cut at the cap": keys.TRUNCATION,
+    "share of groups without a signal": keys.ZERO_STD_GROUPS,
 }
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from grpo_nb.metrics import keys
+
 BESIDES = ("trainer_state", "log_metric", "log_extra")
 """What reward functions may name that is no list with an entry for each completion."""
 
@@ -74,7 +76,7 @@ class Notes:
 
     def row(self, objective: str) -> dict[str, float]:
         """The metrics as keys of the step's row."""
-        return {f"rewards/{objective}/{name}": fmean(values) for name, values in self.metrics.items()}
+        return {keys.USER.of(objective, name): fmean(values) for name, values in self.metrics.items()}
 
     def sample(self, index: int) -> dict[str, Any]:
         """What samples.jsonl says of a completion beside the rest."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.optim import gradient_refused
 from grpo_nb.rules import judge, learning, numeric, regressions
 from grpo_nb.rules.finding import (
@@ -68,25 +69,28 @@ def non_finite(rows: Rows, config: Config) -> Finding | None:
         newest(rows),
         f"{', '.join(f'{k} = {v}' for k, v in bad.items())}: applying this update would turn all weights into nan, "
         "so it is left out.",
-        {"values": bad, "norms_before": series(rows[-4:-1], "grad/norm")},
+        {"values": bad, "norms_before": series(rows[-4:-1], keys.GRAD_NORM)},
         f"lower algorithm.learning_rate (now {_rate(row, config):g}); use bfloat16 or float32 instead of float16; "
         "read this step's samples for a degenerate answer",
         "skip",
     )
 
 
+_REACH_WEIGHTS = keys.GRAD_NORM, keys.KL.below(), keys.LOSS_TERM.below()
+
+
 @lru_cache(maxsize=32)
-def must_be_finite(keys: tuple[str, ...]) -> tuple[str, ...]:
+def must_be_finite(found: tuple[str, ...]) -> tuple[str, ...]:
     """Those of some keys whose nan or infinity would reach the weights."""
-    return tuple(key for key in keys if key == "loss" or key.startswith(("grad/norm", "kl/", "loss/")))
+    return tuple(key for key in found if key == keys.LOSS or key.startswith(_REACH_WEIGHTS))
 
 
 def grad_spike(rows: Rows, config: Config) -> Finding | None:
     """The gradient norm is above algorithm.skip_grad_norm: one such update can end a run."""
-    norm, limit = number(rows[-1], "grad/norm"), config.algorithm.skip_grad_norm
+    norm, limit = number(rows[-1], keys.GRAD_NORM), config.algorithm.skip_grad_norm
     if norm is None or limit is None or not math.isfinite(norm) or not gradient_refused(norm, limit):
         return None
-    usual = statistics.median(series(rows[-WINDOW - 1 : -1], "grad/norm") or [math.nan])
+    usual = statistics.median(series(rows[-WINDOW - 1 : -1], keys.GRAD_NORM) or [math.nan])
     return Finding(
         "grad_spike",
         "warning",
@@ -101,7 +105,7 @@ def grad_spike(rows: Rows, config: Config) -> Finding | None:
 def repeated_skips(rows: Rows, config: Config) -> Finding | None:
     """Several updates in a row were skipped: waiting will not help."""
     tail = rows[-SKIPS_TO_STOP:]
-    if len(tail) < SKIPS_TO_STOP or any(row.get("status") != "skipped" for row in tail):
+    if len(tail) < SKIPS_TO_STOP or any(row.get(keys.STATUS) != "skipped" for row in tail):
         return None
     return Finding(
         "repeated_skips",
@@ -109,9 +113,9 @@ def repeated_skips(rows: Rows, config: Config) -> Finding | None:
         newest(rows),
         f"every update of the last {SKIPS_TO_STOP} steps was skipped: nothing is learnt, and the cause does not go by "
         "itself.",
-        {"norms": [str(number(row, "grad/norm")) for row in tail]},
+        {"norms": [str(number(row, keys.GRAD_NORM)) for row in tail]},
         f"go on from the checkpoint before the first skip with half the learning rate (now {_rate(rows[-1], config):g})"
-        if any(number(row, "grad/norm") is not None for row in tail)
+        if any(number(row, keys.GRAD_NORM) is not None for row in tail)
         else "no group was scored whole, so there was nothing to learn from: read `cause` in samples.jsonl",
         "stop",
     )
@@ -120,10 +124,10 @@ def repeated_skips(rows: Rows, config: Config) -> Finding | None:
 def params_frozen(rows: Rows, config: Config) -> Finding | None:
     """There is a gradient, but the weights do not change."""
     tail = rows[-FROZEN_STEPS:]
-    frozen = [row for row in tail if _meant_to_move(row) and number(row, "grad/update") == 0]
+    frozen = [row for row in tail if _meant_to_move(row) and number(row, keys.GRAD_UPDATE) == 0]
     if len(frozen) < FROZEN_STEPS:
         return None
-    norm = number(rows[-1], "grad/norm")
+    norm = number(rows[-1], keys.GRAD_NORM)
     return Finding(
         "params_frozen",
         "error",
@@ -142,11 +146,11 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
     row = rows[-1]
     if row["step"] != FIRST_STEP:
         return None
-    limits = {} if "ratio/gap" in row else {"ratio/max_dev": (RATIO_NOISE, RATIO_BROKEN)}
-    limits |= {f"kl/{name}": (KL_START_NOISE, KL_START_BROKEN) for name in config.objectives}
+    limits = {} if keys.RATIO_DIFFERENCE.mean in row else {keys.RATIO_MAX_DEVIATION: (RATIO_NOISE, RATIO_BROKEN)}
+    limits |= {keys.KL.of(name): (KL_START_NOISE, KL_START_BROKEN) for name in config.objectives}
     values = _beyond(row, {key: noise for key, (noise, _) in limits.items()})
-    gap = numeric.beyond_rounding(row, "ratio/gap")
-    frozen = _meant_to_move(row) and number(row, "grad/update") == 0
+    gap = numeric.beyond_rounding(row, keys.RATIO_DIFFERENCE)
+    frozen = _meant_to_move(row) and number(row, keys.GRAD_UPDATE) == 0
     if not values and not frozen and not gap:
         return None
     broken = bool(frozen or gap or _beyond(row, {key: limit for key, (_, limit) in limits.items()}))
@@ -156,7 +160,7 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
         "error" if broken else "warning",
         FIRST_STEP,
         f"what must hold before the first update does not: {'; '.join(wrong)}.",
-        {"values": {**values, **{k: v for k, (v, _) in gap.items()}, "grad/update": number(row, "grad/update")}},
+        {"values": {**values, **{k: v for k, (v, _) in gap.items()}, keys.GRAD_UPDATE: number(row, keys.GRAD_UPDATE)}},
         _START_ADVICE[broken],
         "stop" if broken else "warn",
     )
@@ -172,7 +176,7 @@ _START_ADVICE = {
 def _wrong_at_start(values: Mapping[str, float], gap: Mapping[str, tuple[float, float]], frozen: bool) -> list[str]:
     wrong = [f"{key} is {value:.3g} and should be 0" for key, value in values.items()]
     wrong += [f"{key} is {value:.3g} nats, rounding explains {limit:.2g}" for key, (value, limit) in gap.items()]
-    return [*wrong, "grad/update is 0 although there is a gradient"] if frozen else wrong
+    return [*wrong, f"{keys.GRAD_UPDATE} is 0 although there is a gradient"] if frozen else wrong
 
 
 def _beyond(row: Row, limits: Mapping[str, float]) -> dict[str, float]:
@@ -187,7 +191,7 @@ def _beyond(row: Row, limits: Mapping[str, float]) -> dict[str, float]:
 def kl_zero(rows: Rows, config: Config, objective: str) -> Finding | None:
     """KL reads 0 while the weights move: the measure is blind."""
     tail = [row for row in rows[-KL_ZERO_STEPS:] if row["step"] > FIRST_STEP]
-    kl, moved = series(tail, f"kl/{objective}"), sum(series(rows[-KL_ZERO_STEPS - 1 : -1], "grad/update"))
+    kl, moved = series(tail, keys.KL.of(objective)), sum(series(rows[-KL_ZERO_STEPS - 1 : -1], keys.GRAD_UPDATE))
     if len(kl) < KL_ZERO_STEPS or max(map(abs, kl)) > KL_ZERO or moved == 0:
         return None
     return Finding(
@@ -206,10 +210,10 @@ def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The policy is far outside its KL band, and beta will not bring it back soon."""
     band = config.objectives[objective].kl_band
     limit = KL_EXPLODED_FACTOR * band[1] if band else KL_EXPLODED
-    values = series(rows[-BASELINE:], f"kl/{objective}")
+    values = series(rows[-BASELINE:], keys.KL.of(objective))
     if len(values) < ENOUGH or (kl := statistics.median(values)) <= limit:
         return None
-    beta = in_use(rows[-1], f"beta/{objective}", config.objectives[objective].beta)
+    beta = in_use(rows[-1], keys.BETA.of(objective), config.objectives[objective].beta)
     return Finding(
         "kl_exploded",
         "error" if kl > 3 * limit else "warning",
@@ -224,18 +228,17 @@ def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 def _more_beta(objective: str, beta: float) -> str:
     if beta == 0:
-        return f"beta/{objective} is 0, so nothing holds the policy: set it, 0.04 is usual; "
+        return f"{keys.BETA.of(objective)} is 0, so nothing holds the policy: set it, 0.04 is usual; "
     highest = bounds("beta")[1]
-    return (
-        f"raise the knob beta/{objective} from {beta:.3g} to {min(4 * beta, highest):.3g}, " if beta < highest else ""
-    )
+    more = f"raise the knob {keys.BETA.of(objective)} from {beta:.3g} to {min(4 * beta, highest):.3g}, "
+    return more if beta < highest else ""
 
 
 def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Beta is at a bound and KL asks for more: the controller has nothing left."""
     settings, tail = config.objectives[objective], rows[-PINNED_STEPS:]
-    betas, kls = series(tail, f"beta/{objective}"), series(tail, f"kl/{objective}")
-    by_hand = any(row.get(f"beta_mode/{objective}") == "manual" for row in tail)
+    betas, kls = series(tail, keys.BETA.of(objective)), series(tail, keys.KL.of(objective))
+    by_hand = any(row.get(keys.BETA_MODE.of(objective)) == "manual" for row in tail)
     if settings.kl_band is None or by_hand or min(len(betas), len(kls)) < PINNED_STEPS:
         return None
     kl, (low, high), (floor, ceiling) = statistics.median(kls), settings.kl_band, settings.beta_bounds
@@ -269,8 +272,8 @@ def kl_above_band(rows: History, config: Config, objective: str) -> Finding | No
         return None
     if kl_exploded(rows, config, objective) or beta_pinned(rows, config, objective):
         return None
-    beta = in_use(rows[-1], f"beta/{objective}", settings.beta)
-    by_hand = rows[-1].get(f"beta_mode/{objective}") == "manual"
+    beta = in_use(rows[-1], keys.BETA.of(objective), settings.beta)
+    by_hand = rows[-1].get(keys.BETA_MODE.of(objective)) == "manual"
     stretch = steps if share == shares[0] else len(kls)
     return Finding(
         "kl_above_band",
@@ -280,7 +283,7 @@ def kl_above_band(rows: History, config: Config, objective: str) -> Finding | No
         f"(now {kls[-1]:.3g}, beta {beta:.3g}, {'set by hand' if by_hand else settings.controller}): the policy drifts "
         "further from the reference than allowed.",
         {"objective": objective, "share": share, "steps": stretch, "kl": kls[-1], "beta": beta, "by_hand": by_hand},
-        f"give the knob back to its controller: run.knobs['beta/{objective}'].set_auto()"
+        f"give the knob back to its controller: run.knobs['{keys.BETA.of(objective)}'].set_auto()"
         if by_hand and settings.controlled
         else f"{_more_beta(objective, beta)}halve the learning rate (now {_rate(rows[-1], config):g}), or widen "
         f"objectives.{objective}.kl_band in a new run",
@@ -298,7 +301,7 @@ def policy_static(rows: Rows, config: Config) -> Finding | None:
         newest(rows),
         f"after {len(rows)} steps every KL is below a tenth of its band and no reward has changed by {STATIC_REWARD:g}"
         ": the policy hardly moves.",
-        {"steps": len(rows), "learning_rate": rate, "kl": {o: level(rows, f"kl/{o}") for o in config.objectives}},
+        {"steps": len(rows), "learning_rate": rate, "kl": {o: level(rows, keys.KL.of(o)) for o in config.objectives}},
         f"raise the learning rate (now {rate:g}) about five-fold; LoRA usually wants 1e-5 or more"
         if rate
         else f"the learning rate is 0, so nothing is learnt: set it, {config.algorithm.learning_rate:g} was planned",
@@ -308,9 +311,9 @@ def policy_static(rows: Rows, config: Config) -> Finding | None:
 def _static(rows: Rows, config: Config, objective: str) -> bool:
     low = (config.objectives[objective].kl_band or (0.01, 0.1))[0]
     kl, before, now = (
-        level(rows, f"kl/{objective}"),
-        start(rows, f"reward/{objective}"),
-        level(rows, f"reward/{objective}"),
+        level(rows, keys.KL.of(objective)),
+        start(rows, keys.REWARD.of(objective)),
+        level(rows, keys.REWARD.of(objective)),
     )
     if kl is None or before is None or now is None:
         return False
@@ -318,11 +321,11 @@ def _static(rows: Rows, config: Config, objective: str) -> bool:
 
 
 def _meant_to_move(row: Row) -> bool:
-    return (number(row, "grad/norm") or 0) > 0 and number(row, "lr") != 0 and row.get("status") != "skipped"
+    return (number(row, keys.GRAD_NORM) or 0) > 0 and number(row, keys.LR) != 0 and row.get(keys.STATUS) != "skipped"
 
 
 def _rate(row: Row, config: Config) -> float:
-    return in_use(row, "lr", config.algorithm.learning_rate)
+    return in_use(row, keys.LR, config.algorithm.learning_rate)
 
 
 # Asking the rules

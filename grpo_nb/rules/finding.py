@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
+from grpo_nb.metrics import keys
 from grpo_nb.printable import printable
 
 Row = Mapping[str, Any]
@@ -104,20 +105,20 @@ def start(rows: Rows, key: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def label_level(rows: Rows, objective: str, label: str, group: str = "label") -> float | None:
+def label_level(rows: Rows, objective: str, label: str, group: keys.Key = keys.LABEL) -> float | None:
     """Mean share of a label over the window; 0 where other labels were counted, None with fewer than ENOUGH rows."""
     labelled = _labelled(rows[-WINDOW:], objective, label, group)
     return statistics.fmean(labelled) if len(labelled) >= ENOUGH else None
 
 
-def label_start(rows: Rows, objective: str, label: str, group: str = "label") -> float | None:
+def label_start(rows: Rows, objective: str, label: str, group: keys.Key = keys.LABEL) -> float | None:
     """Mean share of a label over the first BASELINE rows; None where no labels were counted."""
     labelled = _labelled(rows[:BASELINE], objective, label, group)
     return statistics.fmean(labelled) if labelled else None
 
 
-def _labelled(rows: Rows, objective: str, label: str, group: str) -> list[float]:
-    prefix = f"{group}/{objective}/"
+def _labelled(rows: Rows, objective: str, label: str, group: keys.Key) -> list[float]:
+    prefix = group.below(objective)
     counted = [row for row in rows if any(row[key] is not None for key in keys_below(row, prefix))]
     return [number(row, prefix + label) or 0.0 for row in counted]
 
@@ -128,8 +129,8 @@ def keys_below(row: Row, prefix: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=128)
-def _keys_below(keys: tuple[str, ...], prefix: str) -> tuple[str, ...]:
-    return tuple(key for key in keys if key.startswith(prefix))
+def _keys_below(found: tuple[str, ...], prefix: str) -> tuple[str, ...]:
+    return tuple(key for key in found if key.startswith(prefix))
 
 
 def newest(rows: Rows) -> int:

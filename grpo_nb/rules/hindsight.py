@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from grpo_nb import rules
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.rules import Moment, MomentRule, numeric
 from grpo_nb.rules.finding import FIRST_STEP, Finding
 from grpo_nb.rules.history import KEPT, History
@@ -50,15 +51,15 @@ def _not_finite(rows: LogRows, config: Config) -> Places:
 
 def _large_gradient(rows: LogRows, config: Config) -> Places:
     limit = config.algorithm.skip_grad_norm
-    return _where(rows, "grad/norm", lambda norm: ~(norm <= (np.inf if limit is None else limit)))
+    return _where(rows, keys.GRAD_NORM, lambda norm: ~(norm <= (np.inf if limit is None else limit)))
 
 
 def _skipped(rows: LogRows, config: Config) -> Places:
-    return rows.places("status", {"skipped"})
+    return rows.places(keys.STATUS, {"skipped"})
 
 
 def _no_update(rows: LogRows, config: Config) -> Places:
-    return _where(rows, "grad/update", lambda moved: moved == 0)
+    return _where(rows, keys.GRAD_UPDATE, lambda moved: moved == 0)
 
 
 def _first_step(rows: LogRows, config: Config) -> Places:
@@ -66,7 +67,7 @@ def _first_step(rows: LogRows, config: Config) -> Places:
 
 
 def _wide_gap(rows: LogRows, config: Config) -> Places:
-    wide = _where(rows, "sampler_gap", lambda gap: ~(gap <= numeric.SAMPLER_NATS))
+    wide = _where(rows, keys.SAMPLER_DIFFERENCE.mean, lambda gap: ~(gap <= numeric.SAMPLER_NATS))
     return np.concatenate([wide, _first_step(rows, config)])
 
 

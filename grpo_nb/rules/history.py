@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import BASELINE, Finding, Row, keys_below, number
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
@@ -35,12 +36,18 @@ FALL_DEVIATIONS = 3.5
 by about one of a median's."""
 LOOK_BACK, LOOK_AHEAD = 10, 50
 """Rows before a fall, and from its beginning on, that are kept to see what changed with it."""
-SETTINGS = ("lr", "temperature")
-CURVES = (
-    "kl/{}", "entropy/{}", "length/{}/mean", "truncation/{}", "dead_groups/{}", "label/{}/unparsed", "grad/norm",
-    "sampler_gap",
-)  # fmt: skip
-"""What is kept of them, besides beta."""
+SETTINGS = (keys.LR, keys.TEMPERATURE)
+CURVES: tuple[Callable[[str], str], ...] = (
+    keys.KL.of,
+    keys.ENTROPY.of,
+    keys.LENGTH_MEAN.of,
+    keys.TRUNCATION.of,
+    keys.ZERO_STD_GROUPS.of,
+    lambda objective: keys.LABEL.of(objective, "unparsed"),
+    lambda objective: keys.GRAD_NORM,
+    lambda objective: keys.SAMPLER_DIFFERENCE.mean,
+)
+"""Keys, by objective, of what is kept besides `SETTINGS` and beta."""
 MOST_HIGHS = 1000
 """Values of a curve that may begin a fall; noise leaves a dozen of them."""
 CONFLICT_ROWS = 20
@@ -213,10 +220,9 @@ class Past:
         self.kl_count = self.kl_above = 0
         """KLs that were measured, and those above the band."""
         self._highest = band[1] if band else math.inf
-        self._labels = f"label/{objective}/"
-        self._kl, self._reward, self._spread = (f"{name}/{objective}" for name in ("kl", "reward", "reward_std"))
-        self._correct = f"{self._labels}correct"
-        self._keys = ("step", *SETTINGS, f"beta/{objective}", *(name.format(objective) for name in CURVES))
+        self._labels, self._correct = keys.LABEL.below(objective), keys.LABEL.of(objective, "correct")
+        self._kl, self._reward, self._spread = (key.of(objective) for key in (keys.KL, keys.REWARD, keys.REWARD_STD))
+        self._keys = ("step", *SETTINGS, keys.BETA.of(objective), *(curve(objective) for curve in CURVES))
         self._recent: list[Row] = []
         """The newest rows with `_keys` alone."""
         self._place = -1
@@ -306,7 +312,7 @@ class History:
         """What adding all rows of a long log one by one would give, from its columns; none may be added afterwards."""
         history = cls(config)
         history._first, history._newest, history._count = [*rows[:BASELINE]], [*rows[-KEPT:]], len(rows)
-        history.cosines.extend(_measured(rows, "grad/cosine")[1][-CONFLICT_ROWS:].tolist())
+        history.cosines.extend(_measured(rows, keys.GRAD_COSINE)[1][-CONFLICT_ROWS:].tolist())
         for past in history.objectives.values():
             past.fill(rows)
         return history
@@ -315,7 +321,7 @@ class History:
         """Add the next row."""
         for past in self.objectives.values():
             past.add(row)
-        if (cosine := _finite(row, "grad/cosine")) is not None:
+        if (cosine := _finite(row, keys.GRAD_COSINE)) is not None:
             self.cosines.append(cosine)
         if self._count < BASELINE:
             self._first.append(row)

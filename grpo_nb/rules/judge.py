@@ -5,6 +5,7 @@ Asked through rules.py. A run without a judge has none of these keys, so no rule
 
 from grpo_nb.config import Config
 from grpo_nb.judge.failures import advice
+from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import ENOUGH, WINDOW, Finding, Rows, level, newest, number, series
 from grpo_nb.rules.history import ObjectiveRule
 
@@ -23,12 +24,12 @@ DISAGREEMENT = -0.2
 def judge_failed(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The judge gave no verdict at all, several steps in a row: nothing of this objective is learnt."""
     judge, tail = config.objectives[objective].judge, rows[-ENOUGH:]
-    failed, scored = (series(tail, f"judge/{objective}/{name}") for name in ("failed", "scored"))
+    failed, scored = (series(tail, key.of(objective)) for key in (keys.JUDGE_FAILED, keys.JUDGE_SCORED))
     if judge is None or len(failed) < ENOUGH or any(scored) or not all(failed):
         return None
-    prefix = f"judge/{objective}/failure/"
+    prefix = keys.JUDGE_FAILURE.below(objective)
     kinds = sorted({key.removeprefix(prefix) for row in tail for key in row if key.startswith(prefix)})
-    cause = str(tail[-1].get(f"judge/{objective}/cause") or "")
+    cause = str(tail[-1].get(keys.JUDGE_CAUSE.of(objective)) or "")
     return Finding(
         "judge_failed",
         "error",
@@ -47,8 +48,8 @@ def judge_budget(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The judge has used up what it may spend in this run."""
     judge, used, spent = (
         config.objectives[objective].judge,
-        number(rows[-1], f"cost/judge_tokens/{objective}"),
-        number(rows[-1], f"cost/judge_usd/{objective}"),
+        number(rows[-1], keys.JUDGE_TOKENS.of(objective)),
+        number(rows[-1], keys.JUDGE_USD.of(objective)),
     )
     if judge is None or used is None or spent is None:
         return None
@@ -72,8 +73,8 @@ def judge_budget(rows: Rows, config: Config, objective: str) -> Finding | None:
 def judge_constant(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The judge gives every answer the same score, so it adds nothing but cost."""
     tail = rows[-WINDOW:]
-    lows, highs = (series(tail, f"judge/{objective}/{name}") for name in ("low", "high"))
-    scored = sum(series(tail, f"judge/{objective}/scored"))
+    lows, highs = (series(tail, key.of(objective)) for key in (keys.JUDGE_LOW, keys.JUDGE_HIGH))
+    scored = sum(series(tail, keys.JUDGE_SCORED.of(objective)))
     if len(lows) < ENOUGH or scored < ENOUGH_VERDICTS or min(lows) < max(highs):
         return None
     return Finding(
@@ -91,8 +92,8 @@ def judge_constant(rows: Rows, config: Config, objective: str) -> Finding | None
 def judge_length(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The judge's score follows the length of an answer more than what the task says of it."""
     by_length, by_task = (
-        level(rows, f"judge/{objective}/length_correlation"),
-        level(rows, f"judge/{objective}/agreement"),
+        level(rows, keys.JUDGE_LENGTH.of(objective)),
+        level(rows, keys.JUDGE_AGREEMENT.of(objective)),
     )
     if by_length is None or abs(by_length) < LENGTH_CORRELATION or (by_task or 0) >= abs(by_length):
         return None
@@ -111,7 +112,7 @@ def judge_length(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 def judge_disagrees(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The judge ranks answers against the task's own score: the two rewards pull apart."""
-    agreement = level(rows, f"judge/{objective}/agreement")
+    agreement = level(rows, keys.JUDGE_AGREEMENT.of(objective))
     if agreement is None or agreement > DISAGREEMENT:
         return None
     return Finding(
@@ -127,13 +128,13 @@ def judge_disagrees(rows: Rows, config: Config, objective: str) -> Finding | Non
 
 def judge_slow(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most of a step is spent waiting for the judge."""
-    judge, scoring = config.objectives[objective].judge, level(rows, "time/score")
-    seconds, step = level(rows, f"time/judge/{objective}"), level(rows, "time/step")
+    judge, scoring = config.objectives[objective].judge, level(rows, keys.TIME.of("score"))
+    seconds, step = level(rows, keys.TIME_JUDGE.of(objective)), level(rows, keys.TIME_STEP)
     if seconds is not None and scoring is not None:
         seconds = min(seconds, scoring)  # the rest went by while the step measured log-probs
     if judge is None or seconds is None or step is None or seconds <= max(SLOW_SECONDS, SLOW_SHARE * step):
         return None
-    p95 = level(rows, f"time/judge_p95/{objective}")
+    p95 = level(rows, keys.TIME_JUDGE_P95.of(objective))
     return Finding(
         "judge_slow",
         "warning",
@@ -148,7 +149,7 @@ def judge_slow(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 def judge_fallback(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Many verdicts come from another provider than the first: rewards are no longer comparable between groups."""
-    judge, first = config.objectives[objective].judge, level(rows, f"judge/{objective}/first_provider")
+    judge, first = config.objectives[objective].judge, level(rows, keys.JUDGE_FIRST.of(objective))
     if judge is None or first is None or 1 - first <= FALLBACK_SHARE:
         return None
     return Finding(

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import change
+from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import (
     ENOUGH,
     WINDOW,
@@ -59,7 +60,7 @@ def _always_hedges(rows: Rows, objective: str) -> Hedges | None:
 
 def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most groups have no spread of reward, so they give no gradient; split by why."""
-    dead, right = level(rows, f"dead_groups/{objective}"), label_level(rows, objective, "correct")
+    dead, right = level(rows, keys.ZERO_STD_GROUPS.of(objective)), label_level(rows, objective, "correct")
     if dead is None or dead < DEAD_SHARE:
         return None
     solved, failed = right is not None and right >= SOLVED, right is not None and right <= FAILED
@@ -74,7 +75,7 @@ def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
         why = f"{f'only {right:.0%}' if right else 'none'} of their answers are correct: none beats its neighbours"
         advice = "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts"
     else:
-        temperature = in_use(rows[-1], "temperature", config.sampling.temperature)
+        temperature = in_use(rows[-1], keys.TEMPERATURE, config.sampling.temperature)
         why = "the answers of a group all earn the same, right or wrong"
         advice = (
             f"raise sampling.temperature (now {temperature:g}) or batch.group_size (now {config.batch.group_size}), or "
@@ -93,7 +94,7 @@ def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Answers hit the cap before they end."""
-    share = level(rows, f"truncation/{objective}")
+    share = level(rows, keys.TRUNCATION.of(objective))
     if share is None or share <= TRUNCATED:
         return None
     cap = config.sampling.max_completion
@@ -104,7 +105,7 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
         newest(rows),
         f"{share:.0%} of {objective} answers hit the cap of {cap} tokens, so their reward is that of an unfinished text"
         + (": hardly any ever ends." if never_ends else "."),
-        {"objective": objective, "share": share, "cap": cap, "p95": level(rows, f"length/{objective}/p95")},
+        {"objective": objective, "share": share, "cap": cap, "p95": level(rows, keys.LENGTH_P95.of(objective))},
         f"raise sampling.max_completion from {cap} to {2 * cap}"
         + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
         + ("" if config.algorithm.mask_truncated else "; algorithm.mask_truncated=true leaves them out of the loss"),
@@ -113,7 +114,7 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 def length_collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Answers shrank to almost nothing: only the terminator, or one token before it."""
-    lengths, before = series(rows[-ENOUGH:], f"length/{objective}/p50"), start(rows, f"length/{objective}/p50")
+    lengths, before = series(rows[-ENOUGH:], keys.LENGTH_P50.of(objective)), start(rows, keys.LENGTH_P50.of(objective))
     if len(lengths) < ENOUGH or before is None:
         return None
     empty = max(lengths) <= 1
@@ -133,7 +134,7 @@ def length_collapse(rows: Rows, config: Config, objective: str) -> Finding | Non
 
 def entropy_collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Entropy fell to a tenth of this run's own start before the task was solved."""
-    now, before, right = level(rows, f"entropy/{objective}"), start(rows, f"entropy/{objective}"), None
+    now, before, right = level(rows, keys.ENTROPY.of(objective)), start(rows, keys.ENTROPY.of(objective)), None
     if now is None or before is None or now >= ENTROPY_FACTOR * before:
         return None
     right = label_level(rows, objective, "correct")
@@ -162,7 +163,7 @@ def _holds_entropy(config: Config) -> str:
 
 def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Entropy is near zero before the first update: that is SFT's doing or the sampler's, not GRPO's."""
-    before, dead = start(rows, f"entropy/{objective}"), level(rows, f"dead_groups/{objective}")
+    before, dead = start(rows, keys.ENTROPY.of(objective)), level(rows, keys.ZERO_STD_GROUPS.of(objective))
     if before is None or before >= LOW_ENTROPY or dead is None or dead < DEAD_SHARE:
         return None
     if (label_level(rows, objective, "correct") or 0) >= SOLVED:
@@ -181,7 +182,7 @@ def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | N
 
 def unscored(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Answers without a verdict: their groups drop out of the gradient."""
-    scored = level(rows, f"scored/{objective}")
+    scored = level(rows, keys.SCORED.of(objective))
     if scored is None or 1 - scored <= UNSCORED:
         return None
     return Finding(
@@ -189,7 +190,7 @@ def unscored(rows: Rows, config: Config, objective: str) -> Finding | None:
         "error" if 1 - scored > UNSCORED_BADLY else "warning",
         newest(rows),
         f"{1 - scored:.0%} of {objective} answers got no score; a group with one such answer is left out whole.",
-        {"objective": objective, "scored": scored, "groups": level(rows, f"unscored_groups/{objective}")},
+        {"objective": objective, "scored": scored, "groups": level(rows, keys.UNSCORED_GROUPS.of(objective))},
         "read `cause` in samples.jsonl: it says which reward function or judge gave none, and why",
     )
 
@@ -204,14 +205,14 @@ def unparsed(rows: Rows, config: Config, objective: str) -> Finding | None:
         "warning",
         newest(rows),
         f"{share:.0%} of {objective} answers cannot be read as an answer, so the reward mostly teaches the format.",
-        {"objective": objective, "share": share, "truncated": level(rows, f"truncation/{objective}")},
+        {"objective": objective, "share": share, "truncated": level(rows, keys.TRUNCATION.of(objective))},
         f"more sft.steps (now {config.sft.steps}) teach the format sooner; look at samples, and at truncation first",
     )
 
 
 def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     """Tokens are drawn from another distribution than the one they are scored under."""
-    values = series(rows[-WINDOW:], "sampler_gap")
+    values = series(rows[-WINDOW:], keys.SAMPLER_DIFFERENCE.mean)
     if len(values) < ENOUGH or (gap := statistics.median(values)) <= SAMPLER_GAP:
         return None
     shaped, kind = _shaping(config), config.algorithm.correction
@@ -224,8 +225,8 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     bias = (
         "the gradient is biased by that much"
         if kind == "none"
-        else f"algorithm.correction='{kind}' weighs against it (mean weight {_known(rows, 'weight/mean')}, "
-        f"{_known(rows, 'weight/zero')} of the tokens at 0)"
+        else f"algorithm.correction='{kind}' weighs against it (mean weight {_known(rows, keys.WEIGHT_MEAN)}, "
+        f"{_known(rows, keys.WEIGHT_ZERO)} of the tokens at 0)"
     )
     return Finding(
         "sampler_mismatch",
@@ -267,7 +268,7 @@ def gradient_conflict(rows: History, config: Config) -> Finding | None:
 
 def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
     """The loss reads about 0, as it must on-policy: said before anybody asks."""
-    losses, norms = series(rows[-WINDOW:], "loss"), series(rows[-WINDOW:], "grad/norm")
+    losses, norms = series(rows[-WINDOW:], keys.LOSS), series(rows[-WINDOW:], keys.GRAD_NORM)
     if not config.batch.on_policy or len(losses) < ENOUGH or max(map(abs, losses)) > NEAR_ZERO_LOSS or not any(norms):
         return None
     return Finding(
@@ -284,7 +285,7 @@ def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
 
 def memory_trend(rows: Rows, config: Config) -> Finding | None:
     """Memory grows step by step, and keeps growing: a leak, or answers that get longer."""
-    used = series(rows[max(MEMORY_WARM_UP, len(rows) - MEMORY_ROWS) :], "memory/peak_mib")
+    used = series(rows[max(MEMORY_WARM_UP, len(rows) - MEMORY_ROWS) :], keys.MEMORY_PEAK)
     if len(used) < MEMORY_ROWS:
         return None
     half = MEMORY_ROWS // 2
@@ -307,7 +308,7 @@ def reward_without_accuracy(
     rows: Rows, config: Config, objective: str, evaluations: Sequence[Mapping[str, Any]]
 ) -> Finding | None:
     """Training reward rose, held-out accuracy did not: the reward is being tricked, or the prompts learnt by heart."""
-    before, now = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
+    before, now = start(rows, keys.REWARD.of(objective)), level(rows, keys.REWARD.of(objective))
     pair = _start_and_newest(objective, evaluations)
     if before is None or now is None or pair is None:
         return None

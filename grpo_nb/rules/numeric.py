@@ -7,6 +7,7 @@ import math
 
 from grpo_nb.config import Config
 from grpo_nb.losses.rounding import Gap, broken
+from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import FIRST_STEP, Finding, Row, Rows, level, newest, number
 from grpo_nb.rules.history import ObjectiveRule
 
@@ -16,20 +17,17 @@ SAMPLER_NATS = 0.5
 """Mean |Δ log p| that only other weights, positions or another distribution explain, in any precision."""
 
 
-def beyond_rounding(row: Row, key: str) -> dict[str, tuple[float, float]]:
+def beyond_rounding(row: Row, of: keys.Difference) -> dict[str, tuple[float, float]]:
     """What of a measured gap of log-probs is more than rounding, by metric: (found, bound), in nats; `_far` a share.
 
     Nothing of a row that does not say its rounding: it was logged by an older version.
     """
-    mean, eps = number(row, key), number(row, "rounding")
+    mean, eps = number(row, of.mean), number(row, keys.ROUNDING)
     if mean is None or eps is None:
         return {}
-    tokens, temperature = number(row, "tokens"), number(row, "temperature")
-    gap = Gap(mean, number(row, f"{key}_p99"), number(row, f"{key}_far"), math.inf if tokens is None else tokens)
-    return {
-        key if name == "mean" else f"{key}_{name}": values
-        for name, values in broken(gap, eps, temperature or 1.0).items()
-    }
+    tokens, temperature = number(row, keys.TOKENS), number(row, keys.TEMPERATURE)
+    gap = Gap(mean, number(row, of.p99), number(row, of.far), math.inf if tokens is None else tokens)
+    return {getattr(of, name): values for name, values in broken(gap, eps, temperature or 1.0).items()}
 
 
 def sampler_broken(rows: Rows, config: Config) -> Finding | None:
@@ -38,10 +36,10 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
     Settings of `sampling` that shape the sampler, and a correction that expects another one, are left to
     `sampler_mismatch`.
     """
-    row, gap = rows[-1], number(rows[-1], "sampler_gap")
+    row, gap = rows[-1], number(rows[-1], keys.SAMPLER_DIFFERENCE.mean)
     if gap is None or config.sampling.changes_policy or config.algorithm.correction != "none":
         return None
-    beyond = beyond_rounding(row, "sampler_gap") if row["step"] == FIRST_STEP else {}
+    beyond = beyond_rounding(row, keys.SAMPLER_DIFFERENCE) if row["step"] == FIRST_STEP else {}
     stops = not gap <= SAMPLER_NATS
     if not stops and not beyond:
         return None
@@ -60,7 +58,7 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
 
 def advantage_clipped(rows: Rows, config: Config, objective: str) -> Finding | None:
     """`advantage_clip` cuts many advantages, so that answers of different rewards teach the same."""
-    share, bound = level(rows, f"advantage_clipped/{objective}"), config.algorithm.advantage_bound
+    share, bound = level(rows, keys.ADVANTAGE_CLIPPED.of(objective)), config.algorithm.advantage_bound
     if share is None or bound is None or share <= CLIPPED_ADVANTAGES:
         return None
     row = config.algorithm.row

@@ -12,6 +12,7 @@ from typing import Any
 
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import change
+from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import (
     WINDOW,
     Finding,
@@ -56,9 +57,10 @@ def collapse(rows: History, config: Config, objective: str) -> Finding | None:
         return None
     first = min((fall.first for fall in fallen.values()), key=lambda point: point.step)
     since, turned = first.step, _turned(past.around(first), objective)
-    words = {"reward": f"reward/{objective}", "correct": "the share of right answers"}
+    words = {"reward": keys.REWARD.of(objective), "correct": "the share of right answers"}
     what = " and ".join(f"{words[name]} fell from {fall.best:.2f} to {fall.now:.2f}" for name, fall in fallen.items())
     others = "; ".join(f"{key} from {was:.3g} to {is_now:.3g}" for key, (was, is_now) in turned.items())
+    beta = in_use(rows[-1], keys.BETA.of(objective), config.objectives[objective].beta)
     worst = max((fall.best - fall.now) / max(abs(fall.best), 1e-9) for fall in fallen.values())
     return Finding(
         "collapse",
@@ -73,9 +75,8 @@ def collapse(rows: History, config: Config, objective: str) -> Finding | None:
             "turned": {key: list(pair) for key, pair in turned.items()},
         },
         f"take the weights of a checkpoint from before step {since}; continue in a new run with half the learning rate "
-        f"({in_use(rows[-1], 'lr', config.algorithm.learning_rate):g} now) or a higher beta/{objective} "
-        f"({in_use(rows[-1], f'beta/{objective}', config.objectives[objective].beta):.3g} now), and read the samples "
-        f"around step {since}",
+        f"({in_use(rows[-1], keys.LR, config.algorithm.learning_rate):g} now) or a higher beta/{objective} "
+        f"({beta:.3g} now), and read the samples around step {since}",
     )
 
 
@@ -128,8 +129,8 @@ class Hedges:
 
 def hedges(rows: Rows, objective: str) -> Hedges | None:
     """How much an objective's answers hedge; None where no labels were counted."""
-    told = any(keys_below(row, f"label_told/{objective}/") for row in rows[-WINDOW:])
-    group = "label_told" if told else "label"
+    told = any(keys_below(row, keys.LABEL_TOLD.below(objective)) for row in rows[-WINDOW:])
+    group = keys.LABEL_TOLD if told else keys.LABEL
     shares = {label: label_level(rows, objective, label, group) for label in HEDGES}
     right = label_level(rows, objective, "correct", group)
     if right is None:
@@ -167,7 +168,7 @@ def accuracy_fell(
     metric = min(falls, key=lambda name: falls[name][0])
     value, low, high = falls[metric]
     was, is_now = (row["metrics"][metric]["value"] for row in (before, after))
-    reward = start(rows, f"reward/{objective}"), level(rows, f"reward/{objective}")
+    reward = start(rows, keys.REWARD.of(objective)), level(rows, keys.REWARD.of(objective))
     rose = None not in reward and (reward[1] or 0) > (reward[0] or 0)
     hedged = _risen(before, after, _HEDGE_METRICS)
     words = f" while the training reward rose from {reward[0]:.2f} to {reward[1]:.2f}" if rose else ""
@@ -277,13 +278,13 @@ def _turned(around: Around, objective: str) -> dict[str, tuple[float, float]]:
     """What else changed at a fall: curves by their medians before and after, settings by their last change."""
     before, after = around.before, around.after
     found = {}
-    for key in (*SETTINGS, f"beta/{objective}"):
+    for key in (*SETTINGS, keys.BETA.of(objective)):
         near = series([*before, *after[:1]], key)
         jumps = [(a, b) for a, b in pairwise(near) if _apart(a, b, TURNED_KNOB)]
         if jumps and (key in SETTINGS or _apart(*jumps[-1], TURNED)):
             found[key] = jumps[-1]
-    for name in CURVES:
-        key = name.format(objective)
+    for curve in CURVES:
+        key = curve(objective)
         was, is_now = series(before, key), series(after, key)
         if was and is_now and _apart(a := statistics.median(was), b := statistics.median(is_now), TURNED):
             found[key] = (a, b)

@@ -7,6 +7,7 @@ pairs (events of kind `sft_eval`, oldest first); `check` asks them all.
 from collections.abc import Callable, Iterator
 
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.rules import FROZEN_STEPS, SKIPS_TO_STOP
 from grpo_nb.rules.finding import BASELINE, WINDOW, Finding, Row, Rows, level, newest, number, series, spans, start
 from grpo_nb.storage.index import LogRows
@@ -21,7 +22,7 @@ RISEN_SHARE = 1.05
 
 def skipped(rows: Rows, losses: Rows, config: Config) -> Finding | None:
     """Updates were left out because their gradient was nan or infinite."""
-    steps = [row["step"] for row in _having(rows, "status", "skipped")]
+    steps = [row["step"] for row in _having(rows, keys.STATUS, "skipped")]
     if not steps:
         return None
     bad = len(steps) >= max(SKIPS_TO_STOP, SKIPPED_BADLY * len(rows))
@@ -37,7 +38,7 @@ def skipped(rows: Rows, losses: Rows, config: Config) -> Finding | None:
 
 def frozen(rows: Rows, losses: Rows, config: Config) -> Finding | None:
     """There was a gradient, but the weights did not change."""
-    steps = [row["step"] for row in _having(rows, "grad/update", 0.0) if _lost(row)]
+    steps = [row["step"] for row in _having(rows, keys.GRAD_UPDATE, 0.0) if _lost(row)]
     if len(steps) < FROZEN_STEPS:
         return None
     return Finding(
@@ -54,7 +55,7 @@ def frozen(rows: Rows, losses: Rows, config: Config) -> Finding | None:
 
 def flat(rows: Rows, losses: Rows, config: Config) -> Finding | None:
     """The training loss ended where it began."""
-    before, now = start(rows, "loss"), level(rows, "loss")
+    before, now = start(rows, keys.LOSS), level(rows, keys.LOSS)
     if len(rows) < WINDOW + BASELINE or before is None or now is None:
         return None
     if before < FLAT_LOSS or now < FLAT_SHARE * before:
@@ -77,7 +78,7 @@ def by_heart(rows: Rows, losses: Rows, config: Config) -> Finding | None:
     """The loss fell on the pairs that were trained, and rose on those that were held out."""
     first = max((i for i, row in enumerate(losses) if row.get("step") == 0), default=len(losses))
     held = series(losses[first:], "loss")
-    before, now = start(rows, "loss"), level(rows, "loss")
+    before, now = start(rows, keys.LOSS), level(rows, keys.LOSS)
     if len(held) < 2 or before is None or now is None or now >= before or held[-1] <= RISEN_SHARE * held[0]:
         return None
     return Finding(
@@ -105,8 +106,8 @@ def _having(rows: Rows, key: str, value: str | float) -> Iterator[Row]:
 
 
 def _lost(row: Row) -> bool:
-    still = number(row, "grad/update") == 0 and row.get("status") != "skipped"
-    return still and (number(row, "grad/norm") or 0) > 0 and number(row, "lr") != 0
+    still = number(row, keys.GRAD_UPDATE) == 0 and row.get(keys.STATUS) != "skipped"
+    return still and (number(row, keys.GRAD_NORM) or 0) > 0 and number(row, keys.LR) != 0
 
 
 RULES: tuple[Callable[[Rows, Rows, Config], Finding | None], ...] = (skipped, frozen, flat, by_heart)

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
+from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, to_json, write_atomically
@@ -393,7 +394,7 @@ def _initial(config: Config, by: str = "config") -> _File:
         return _Record(value=value, mode=mode, by=by, at=now)
 
     betas = {
-        f"beta/{name}": record(objective.beta, "auto" if objective.controlled else "manual")
+        keys.BETA.of(name): record(objective.beta, "auto" if objective.controlled else "manual")
         for name, objective in config.objectives.items()
     }
     others = {

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.run import dependencies_file, settings
 from grpo_nb.run.checkpoints import Checkpoints
@@ -207,7 +208,7 @@ class Run:
         self._lock = lock
 
     def log_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append one GRPO step's row; it has a `step`."""
+        """Append one GRPO step's row: a `step`, and keys of `metrics.keys` alone, else ValueError."""
         self._log("metrics", row)
 
     def log_samples(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -219,7 +220,7 @@ class Run:
         self._log("events", {"time": time.time(), "kind": kind, **data})
 
     def log_sft(self, row: Mapping[str, Any]) -> None:
-        """Append one SFT step's row; it has a `step`."""
+        """Append one SFT step's row, as `log_metrics`."""
         self._log("sft", row)
 
     def log_evaluation(self, row: Mapping[str, Any]) -> None:
@@ -348,6 +349,8 @@ class Run:
         return max((t for t in times if t is not None), default=None)
 
     def _log(self, log: Log, *rows: Mapping[str, Any]) -> None:
+        for row in rows if log in schema.STEPWISE else ():
+            keys.check(row)
         self.fence()
         self._logs[log].append(*rows)
 

@@ -12,6 +12,8 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
+from grpo_nb.metrics import keys
+
 Row = dict[str, Any]
 Check = Callable[[Row], str | None]
 """Why a row is none of its log; None where it is one."""
@@ -79,17 +81,6 @@ def reachable(step: int, size: int) -> bool:
 # Rows of a log
 
 
-_NUMBERS = tuple(
-    f"{family}/"
-    for family in (
-        "reward", "reward_std", "reward_part", "reward_part_std", "shaped_reward", "scored", "dead_groups",
-        "unscored_groups", "label", "length", "truncation", "kl", "kl_k1", "kl_clamped", "entropy", "loss", "ratio",
-        "clip", "grad", "beta", "weight", "time", "memory", "cost",
-    )
-)  # fmt: skip
-_SINGLE_NUMBERS = frozenset({"loss", "lr", "temperature", "tokens", "sampler_gap"})
-
-
 _known: dict[str, bool] = {}
 """Keys of numbers and texts met so far, and whether they may hold a text: twenty thousand rows share their keys."""
 
@@ -125,7 +116,7 @@ def _learn(row: Row) -> str | None:
     if max(map(len, row)) > LONGEST_KEY:
         return f"has a key of more than {LONGEST_KEY} characters"
     kept = _known if len(_known) < 10 * MOST_KEYS else {}
-    _known = kept | {key: key not in _SINGLE_NUMBERS and not key.startswith(_NUMBERS) for key in row}
+    _known = kept | {key: (known := keys.row_of(key)) is None or known.unit == keys.TEXT for key in row}
     return None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from grpo_nb import beta_control
 from grpo_nb.evaluation.evaluate import evaluate
+from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.knobs import KnobSnapshot
@@ -22,7 +23,7 @@ def activate(state: Training, now: KnobSnapshot) -> None:
         _measured_anew(state)
     state.knobs = now
     for name, objective in state.objectives.items():
-        key = f"beta/{name}"
+        key = keys.BETA.of(name)
         if now.modes[key] == "manual":
             objective.beta = beta_control.set_manual(objective.beta, now.values[key])
         elif objective.beta.mode == "manual":

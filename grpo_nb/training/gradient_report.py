@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from grpo_nb import combine_gradients, losses
+from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.gradients import chunks, count, micro_tokens
 from grpo_nb.training.metrics import Row
@@ -18,8 +19,8 @@ Gradients = dict[str, dict[str, Tensor]]
 
 def gradient_report(policy: Policy, batch: Experience, plan: StepPlan) -> Row:
     """Flat metrics of the first update's gradients before weights and combination, where the plan wants them:
-    `grad/norm/<objective>`, `grad/norm/<objective>/<term>` (policy, kl, entropy), and for two objectives or more
-    `grad/cosine/<a>/<b>` and the smallest of these, `grad/cosine`.
+    norms by objective and by term (policy, kl, entropy), and for two objectives or more the cosine of each pair and
+    the smallest of these.
 
     Takes one forward and backward pass a term, holds one gradient a term and objective, and leaves `.grad` alone.
     A cosine with a zero gradient, which has no direction, is None.
@@ -32,8 +33,8 @@ def gradient_report(policy: Policy, batch: Experience, plan: StepPlan) -> Row:
         terms = _by_term(policy, batch, name, rows, plan)
         of_objective[name] = combine_gradients.combine(list(terms.values()), torch.ones(len(terms)))
         own = [of_objective[name], *terms.values()]
-        keys = [f"grad/norm/{name}", *(f"grad/norm/{name}/{term}" for term in terms)]
-        report |= dict(zip(keys, combine_gradients.norms(combine_gradients.gram(own)).tolist(), strict=True))
+        names = [keys.GRAD_NORM_OF.of(name), *(keys.GRAD_NORM_TERM.of(name, term) for term in terms)]
+        report |= dict(zip(names, combine_gradients.norms(combine_gradients.gram(own)).tolist(), strict=True))
     return report | _cosines(of_objective)
 
 
@@ -56,9 +57,9 @@ def _cosines(gradients: Gradients) -> Row:
     names, gram = list(gradients), combine_gradients.gram(list(gradients.values()))
     cosine, alive = combine_gradients.cosine(gram), combine_gradients.norms(gram) > 0
     pairs: Row = {
-        f"grad/cosine/{a}/{b}": float(cosine[i, j]) if alive[i] and alive[j] else None
+        keys.GRAD_COSINE_OF.of(a, b): float(cosine[i, j]) if alive[i] and alive[j] else None
         for i, a in enumerate(names)
         for j, b in enumerate(names)
         if i < j
     }
-    return pairs | {"grad/cosine": combine_gradients.min_cosine(gram)} if pairs else pairs
+    return pairs | {keys.GRAD_COSINE: combine_gradients.min_cosine(gram)} if pairs else pairs

@@ -11,6 +11,7 @@ import torch
 
 from grpo_nb import optim
 from grpo_nb.losses import rounding
+from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import Notes, TrainerState
@@ -200,16 +201,16 @@ def apply(state: Training, plan: StepPlan) -> optim.Update:
 
 def step_row(state: Training, plan: StepPlan, batch: Experience, updates: metrics.Updates) -> metrics.Row:
     """The step's row of metrics.jsonl."""
-    row: metrics.Row = {"step": plan.step} | metrics.update_row(updates)
+    row: metrics.Row = {keys.STEP: plan.step} | metrics.update_row(updates)
     for name in state.objectives:
         row |= _objective_row(state, plan, batch, name)
     row |= {
         **metrics.sampler_row(batch, sampler_logprobs(batch.rollouts)),
-        "lr": plan.learning_rate,
-        "temperature": plan.temperature,
-        "rounding": rounding.step(state.policy.dtype, state.policy.device),
-        "tokens": sum(len(ids) for ids in batch.rollouts.completion_ids),
-        "memory/peak_mib": metrics.peak_memory_mib(state.policy.device),
+        keys.LR: plan.learning_rate,
+        keys.TEMPERATURE: plan.temperature,
+        keys.ROUNDING: rounding.step(state.policy.dtype, state.policy.device),
+        keys.TOKENS: sum(len(ids) for ids in batch.rollouts.completion_ids),
+        keys.MEMORY_PEAK: metrics.peak_memory_mib(state.policy.device),
     }
     return row
 
@@ -223,11 +224,11 @@ def _objective_row(state: Training, plan: StepPlan, batch: Experience, name: str
     if state.config.shaping.active:
         row |= metrics.shaped_row(name, batch.rewards[name])
     row |= metrics.policy_row(name, batch, plan.algorithm.log_ratio_clamp)
-    row |= {f"beta/{name}": plan.betas[name], f"beta_mode/{name}": objective.beta.mode}
+    row |= {keys.BETA.of(name): plan.betas[name], keys.BETA_MODE.of(name): objective.beta.mode}
     row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
     if objective.judge is not None:
         row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
-        row |= {f"judge/{name}/tied_groups": int(tied(own, rollouts.group_size).sum())}
+        row |= {keys.JUDGE_TIED.of(name): int(tied(own, rollouts.group_size).sum())}
     return row
 
 
@@ -248,4 +249,4 @@ def finish(state: Training, plan: StepPlan, batch: Experience, row: metrics.Row)
     state.run.log_metrics(row)
     guards.watch(state, row)
     state.step, state.torn = plan.step, False
-    return StepStats(step=plan.step, metrics=row, status=str(row["status"]))  # type: ignore[arg-type]
+    return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_nb import fingerprint, rules
+from grpo_nb.metrics import keys
 from grpo_nb.printable import Clean
 from grpo_nb.rules import sft
 from grpo_nb.rules.finding import Finding, Rows
@@ -71,7 +72,7 @@ def watch(state: Training, row: metrics.Row) -> None:
     Raises:
         TrainingError: a finding whose action is to stop.
     """
-    left_out = row["status"] == "skipped" or row["grad/skipped"]
+    left_out = row[keys.STATUS] == "skipped" or row[keys.GRAD_SKIPPED]
     state.history.append(row)
     skip = rules.before_update(state.history, state.config) if left_out else None
     found = ([skip] if skip else []) + rules.after_step(state.history, state.config)
@@ -85,7 +86,7 @@ def watch_sft(run: Run, recent: Rows) -> None:
     Raises:
         TrainingError: the updates of several steps in a row were.
     """
-    if recent[-1]["status"] == "skipped":
+    if recent[-1][keys.STATUS] == "skipped":
         found = [sft.skipped(recent[-1:], [], run.config), rules.repeated_skips(recent, run.config)]
         act_on(run, [finding for finding in found if finding])
 

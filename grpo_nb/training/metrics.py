@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.losses.rounding import FAR
+from grpo_nb.metrics import keys
 from grpo_nb.optim import Update
 from grpo_nb.training.gradients import GradientStats
 from grpo_nb.types import Experience, Rollouts, Score
@@ -40,8 +41,8 @@ class Clock:
             self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
 
     def row(self) -> Row:
-        phases: Row = {f"time/{name}": seconds for name, seconds in self.phases.items()}
-        return phases | {"time/step": time.perf_counter() - self.began}
+        phases: Row = {keys.TIME.of(name): seconds for name, seconds in self.phases.items()}
+        return phases | {keys.TIME_STEP: time.perf_counter() - self.began}
 
 
 def peak_memory_mib(device: torch.device) -> float:
@@ -58,31 +59,32 @@ def update_row(updates: Updates) -> Row:
     The status is `skipped` where no update was applied, `empty` where none had anything to learn from.
     """
     if not updates:
-        return {"status": "skipped", "loss": None, "grad/norm": None, "grad/update": 0.0, "grad/skipped": 0}
+        nothing: Row = {keys.STATUS: "skipped", keys.LOSS: None}
+        return nothing | {keys.GRAD_NORM: None, keys.GRAD_UPDATE: 0.0, keys.GRAD_SKIPPED: 0}
     first = updates[0][0]
     statuses = [u.status for _, u in updates]
     cosines = [g.cosine for g, _ in updates if g.cosine is not None]
     return {
-        "status": _status_of_all(statuses),
-        "grad/skipped": statuses.count("skipped"),
-        "loss": fmean(g.loss for g, _ in updates),
-        **{f"loss/{term}": fmean(g.terms.get(term, 0.0) for g, _ in updates) for term in first.terms},
-        "ratio/max_dev": first.ratio_deviation,
-        **gap_row("ratio/gap", torch.cat(first.log_ratios) if first.log_ratios else None),
+        keys.STATUS: _status_of_all(statuses),
+        keys.GRAD_SKIPPED: statuses.count("skipped"),
+        keys.LOSS: fmean(g.loss for g, _ in updates),
+        **{keys.LOSS_TERM.of(term): fmean(g.terms.get(term, 0.0) for g, _ in updates) for term in first.terms},
+        keys.RATIO_MAX_DEVIATION: first.ratio_deviation,
+        **difference_row(keys.RATIO_DIFFERENCE, torch.cat(first.log_ratios) if first.log_ratios else None),
         **_token_shares([g for g, _ in updates]),
-        "grad/norm": max((u.norm for _, u in updates), key=lambda n: (not math.isfinite(n), n)),
-        "grad/update": sum(u.moved for _, u in updates),
-        "grad/cosine": min(cosines) if cosines else None,
-        **{f"grad/norm/{name}": norm for name, norm in first.norms.items()},
+        keys.GRAD_NORM: max((u.norm for _, u in updates), key=lambda n: (not math.isfinite(n), n)),
+        keys.GRAD_UPDATE: sum(u.moved for _, u in updates),
+        keys.GRAD_COSINE: min(cosines) if cosines else None,
+        **{keys.GRAD_NORM_OF.of(name): norm for name, norm in first.norms.items()},
     }
 
 
 def _token_shares(gradients: Sequence[GradientStats]) -> Row:
     tokens = max(sum(g.tokens for g in gradients), 1)
     return {
-        "ratio/clamped": sum(g.clamped for g in gradients) / tokens,
-        "clip/low": sum(g.clipped_low for g in gradients) / tokens,
-        "clip/high": sum(g.clipped_high for g in gradients) / tokens,
+        keys.RATIO_CLAMPED: sum(g.clamped for g in gradients) / tokens,
+        keys.CLIP_LOW: sum(g.clipped_low for g in gradients) / tokens,
+        keys.CLIP_HIGH: sum(g.clipped_high for g in gradients) / tokens,
     }
 
 
@@ -92,15 +94,15 @@ def _status_of_all(statuses: Sequence[str]) -> str:
     return "clipped" if "clipped" in statuses else "ok"
 
 
-def gap_row(key: str, sizes: Float[Tensor, "token"] | None) -> Row:
+def difference_row(of: keys.Difference, sizes: Float[Tensor, "token"] | None) -> Row:
     """|Δ log p| over tokens, in nats: mean, 99th percentile, and the share that no rounding gives."""
     if sizes is None or not sizes.numel():
         return {}
     place = min(int(0.99 * sizes.numel()), sizes.numel() - 1)  # torch.quantile ends at 16 million
     return {
-        key: float(sizes.mean()),
-        f"{key}_p99": float(sizes.sort().values[place]),
-        f"{key}_far": float((sizes > FAR).float().mean()),
+        of.mean: float(sizes.mean()),
+        of.p99: float(sizes.sort().values[place]),
+        of.far: float((sizes > FAR).float().mean()),
     }
 
 
@@ -120,24 +122,24 @@ def reward_row(
     whole, dead = rewards[complete], ~learns.any(dim=1)[complete]
     labels = Counter(s.label for s in scores if s.label)
     return {
-        f"reward/{objective}": _mean([s.value for s in scored if s.value is not None]),
-        f"reward_std/{objective}": float(whole.std(dim=1).mean()) if len(whole) else None,
-        f"scored/{objective}": len(scored) / len(scores),
-        f"dead_groups/{objective}": float(dead.double().mean()) if len(whole) else None,
-        f"unscored_groups/{objective}": len(rewards) - len(whole),
-        **{f"reward_part/{objective}/{name}": value for name, value in _part_means(scores).items()},
-        **{f"reward_part_std/{objective}/{name}": v for name, v in _part_spreads(scores, rewards.shape[1]).items()},
-        **{f"label/{objective}/{name}": count / len(scores) for name, count in sorted(labels.items())},
+        keys.REWARD.of(objective): _mean([s.value for s in scored if s.value is not None]),
+        keys.REWARD_STD.of(objective): float(whole.std(dim=1).mean()) if len(whole) else None,
+        keys.SCORED.of(objective): len(scored) / len(scores),
+        keys.ZERO_STD_GROUPS.of(objective): float(dead.double().mean()) if len(whole) else None,
+        keys.UNSCORED_GROUPS.of(objective): len(rewards) - len(whole),
+        **{keys.REWARD_PART.of(objective, name): value for name, value in _part_means(scores).items()},
+        **{keys.REWARD_PART_STD.of(objective, name): v for name, v in _part_spreads(scores, rewards.shape[1]).items()},
+        **{keys.LABEL.of(objective, name): count / len(scores) for name, count in sorted(labels.items())},
     }
 
 
 def condition_row(objective: str, scores: Sequence[Score], told: Sequence[bool | None]) -> Row:
-    """Label shares of the answers whose item its text answers (`label_told/`), and of the others (`label_untold/`)."""
+    """Label shares of the answers whose item its text answers, and of the others."""
     row: Row = {}
-    for group, condition in (("label_told", True), ("label_untold", False)):
+    for group, condition in ((keys.LABEL_TOLD, True), (keys.LABEL_UNTOLD, False)):
         own = [s.label for s, answered in zip(scores, told, strict=True) if answered is condition]
         labels = sorted(Counter(label for label in own if label).items())
-        row |= {f"{group}/{objective}/{name}": count / len(own) for name, count in labels}
+        row |= {group.of(objective, name): count / len(own) for name, count in labels}
     return row
 
 
@@ -146,10 +148,10 @@ def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
     lengths = torch.tensor([float(len(rollouts.completion_ids[i])) for i in rows])
     truncated = sum(rollouts.stop_reasons[i] == "length" for i in rows)
     return {
-        f"length/{objective}/mean": float(lengths.mean()),
-        f"length/{objective}/p50": float(lengths.quantile(0.5)),
-        f"length/{objective}/p95": float(lengths.quantile(0.95)),
-        f"truncation/{objective}": truncated / len(rows),
+        keys.LENGTH_MEAN.of(objective): float(lengths.mean()),
+        keys.LENGTH_P50.of(objective): float(lengths.quantile(0.5)),
+        keys.LENGTH_P95.of(objective): float(lengths.quantile(0.95)),
+        keys.TRUNCATION.of(objective): truncated / len(rows),
     }
 
 
@@ -160,42 +162,43 @@ def clipped_row(objective: str, batch: Experience, bound: float | None) -> Row:
     if bound is None or not learns.any():
         return {}
     cut = (batch.advantages[rows].abs() >= batch.advantages.new_tensor(bound)).any(dim=1)
-    return {f"advantage_clipped/{objective}": float(cut[learns].double().mean())}
+    return {keys.ADVANTAGE_CLIPPED.of(objective): float(cut[learns].double().mean())}
 
 
 def shaped_row(objective: str, rewards: Float[Tensor, "prompt group"]) -> Row:
-    """Mean of the rewards as they were compared, after shaping; `reward/` is before it."""
-    return {f"shaped_reward/{objective}": _mean(rewards[~rewards.isnan()].tolist())}
+    """Mean of the rewards as they were compared, after shaping."""
+    return {keys.REWARD_SHAPED.of(objective): _mean(rewards[~rewards.isnan()].tolist())}
 
 
 def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row:
     """KL to the reference and entropy of one objective, in nats per token, before the step's first update."""
-    rows, keys = batch.kept_rows(objective), ("kl", "kl_k1", "kl_clamped", "entropy")
+    rows = batch.kept_rows(objective)
     mask = batch.mask()[rows]
+    values: dict[keys.Key, Tensor | float | None]
+    values = dict.fromkeys((keys.KL, keys.KL_K1, keys.KL_CLAMPED, keys.ENTROPY))
     if not mask.any():  # no group was scored, or every answer is masked as truncated
-        return {f"{key}/{objective}": None for key in keys}
-    values: dict[str, Tensor | float | None] = {key: None for key in keys}
-    values["entropy"] = losses.masked_mean(batch.entropy[rows], mask)
-    values["kl"] = batch.kl[objective]
+        return {key.of(objective): None for key in values}
+    values[keys.ENTROPY] = losses.masked_mean(batch.entropy[rows], mask)
+    values[keys.KL] = batch.kl[objective]
     if batch.logprobs_reference is not None:
         new, reference = batch.logprobs_old[rows], batch.logprobs_reference[rows]
-        values["kl_k1"] = losses.masked_mean(losses.kl_k1(new, reference, log_ratio_clamp, mask), mask)
-        values["kl_clamped"] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
-    return {f"{key}/{objective}": None if value is None else float(value) for key, value in values.items()}
+        values[keys.KL_K1] = losses.masked_mean(losses.kl_k1(new, reference, log_ratio_clamp, mask), mask)
+        values[keys.KL_CLAMPED] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
+    return {key.of(objective): None if value is None else float(value) for key, value in values.items()}
 
 
 def sampler_row(batch: Experience, sampled: Float[Tensor, "batch token"]) -> Row:
     """How far the sampler's log-probs are from the trainer's, in nats per trained token, and what was done about it."""
     mask = batch.mask() & batch.kept[:, None]
     if not mask.any():
-        return {"sampler_gap": None}
-    row = gap_row("sampler_gap", (batch.logprobs_old - sampled).abs()[mask])
+        return {keys.SAMPLER_DIFFERENCE.mean: None}
+    row = difference_row(keys.SAMPLER_DIFFERENCE, (batch.logprobs_old - sampled).abs()[mask])
     if batch.weights is None:
         return row
     silent = (batch.weights == 0).to(sampled.dtype)
     return row | {
-        "weight/mean": float(losses.masked_mean(batch.weights, mask)),
-        "weight/zero": float(losses.masked_mean(silent, mask)),
+        keys.WEIGHT_MEAN: float(losses.masked_mean(batch.weights, mask)),
+        keys.WEIGHT_ZERO: float(losses.masked_mean(silent, mask)),
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import Logged, Row, logged
 from grpo_nb.evaluation.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
+from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
@@ -55,7 +56,7 @@ def begin(state: Training) -> None:
 
 
 def measure(state: Training, step: int) -> metrics.Row:
-    """Evaluate the policy as it is after `step`; the row's keys `eval/<objective>/<metric>`, all that have a value.
+    """Evaluate the policy as it is after `step`; what the step's row has of it: all metrics that have a value.
 
     Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`.
     """
@@ -66,7 +67,7 @@ def measure(state: Training, step: int) -> metrics.Row:
         found = _logged(state, name, step) or _measured(state, objective, step)
         for metric, numbers in found["metrics"].items():
             if math.isfinite(numbers["value"]):
-                row[f"eval/{name}/{metric}"] = numbers["value"]
+                row[keys.EVAL.of(name, metric)] = numbers["value"]
     return row
 
 

@@ -14,6 +14,7 @@ import torch
 
 from grpo_nb import fingerprint, optim, rules, seeding
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.run import settings as frozen
@@ -224,14 +225,14 @@ def sft_step(
     moving()
     update = optim.apply(policy.parameters_by_name(), optimizer, learning_rate=rate, max_norm=settings.max_grad_norm)
     row: dict[str, Any] = {
-        "step": step,
-        "status": update.status,
-        "loss": total,
-        "lr": rate,
-        "grad/norm": update.norm,
-        "grad/update": update.moved,
-        "tokens": tokens,
-        "memory/peak_mib": metrics.peak_memory_mib(policy.device),
+        keys.STEP: step,
+        keys.STATUS: update.status,
+        keys.LOSS: total,
+        keys.LR: rate,
+        keys.GRAD_NORM: update.norm,
+        keys.GRAD_UPDATE: update.moved,
+        keys.TOKENS: tokens,
+        keys.MEMORY_PEAK: metrics.peak_memory_mib(policy.device),
     }
     return StepStats(step=step, metrics=row | clock.row(), status=update.status)
 

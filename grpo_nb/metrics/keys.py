@@ -1,0 +1,237 @@
+"""Every key of metrics.jsonl and sft.jsonl, with its unit, its meaning, and the file that computes it.
+
+A key is a name, `keys.LOSS`, or a family with fields, `keys.KL.of("fairness")`. Nothing else in the package spells one.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+
+from grpo_nb.suggest import hint
+
+TEXT = "text"
+"""Unit of what is no number."""
+
+_FIELD = re.compile(r"\{\w+\}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of the table; a name with fields in braces is a family of keys."""
+
+    name: str
+    unit: str
+    meaning: str
+    producers: tuple[str, ...]
+    """Files of the package that compute it."""
+
+    def of(self, *fields: str) -> str:
+        """The key with these fields, all of them.
+
+        >>> KL.of("fairness")
+        'kl/fairness'
+
+        Raises:
+            TypeError: too few or too many.
+        """
+        return self._format % fields
+
+    def below(self, *fields: str) -> str:
+        """What the keys with these first fields begin with.
+
+        >>> LABEL.below("fairness")
+        'label/fairness/'
+        """
+        return "%s".join(self._format.split("%s")[: len(fields) + 1]) % fields
+
+    def has(self, key: str) -> bool:
+        """Whether a key is one of this row, and of no other."""
+        return row_of(key) is self
+
+    @cached_property
+    def _format(self) -> str:
+        return _FIELD.sub("%s", self.name)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(".*".join(map(re.escape, self._format.split("%s"))), re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Keys of |Δ log p| over tokens."""
+
+    mean: str
+    p99: str
+    far: str
+
+
+_rows: dict[str, Key] = {}
+
+
+def _family(name: str, unit: str, meaning: str, *producers: str) -> Key:
+    return _rows.setdefault(name, Key(name, unit, meaning, producers))
+
+
+def _one(name: str, unit: str, meaning: str, *producers: str) -> str:
+    return _family(name, unit, meaning, *producers).name
+
+
+def _difference(name: str, what: str, *producers: str) -> Difference:
+    return Difference(
+        _one(name, "nats", f"Mean |Δ log p| per token {what}.", *producers),
+        _one(f"{name}_p99", "nats", f"99th percentile of |Δ log p| {what}.", *producers),
+        _one(f"{name}_far", "share", f"Tokens with |Δ log p| above 2, beyond any rounding, {what}.", *producers),
+    )
+
+
+_STEP, _METRICS, _SFT = "training/grpo.py", "training/metrics.py", "training/sft.py"
+_REPORT, _JUDGE = "training/gradient_report.py", "judge/tally.py"
+
+# The step
+
+STEP = _one("step", "", "Number of the step, from 1.", _STEP, _SFT)
+STATUS = _one("status", TEXT, "What became of the updates: ok, clipped, skipped, or empty.", _METRICS, _SFT)
+LR = _one("lr", "", "Learning rate of the step.", _STEP, _SFT)
+TEMPERATURE = _one("temperature", "", "Sampling temperature of the step.", _STEP)
+TOKENS = _one("tokens", "tokens", "Completion tokens of the step, stop tokens included.", _STEP, _SFT)
+ROUNDING = _one("rounding", "", "Step at 1 of the number type that the forward pass computes in.", _STEP)
+MEMORY_PEAK = _one("memory/peak_mib", "MiB", "Peak memory: GPU allocator's, or the process's on CPU.", _STEP, _SFT)
+TIME = _family("time/{phase}", "s", "Seconds in a phase: rollout, score, reference, train, eval.", _METRICS)
+TIME_STEP = _one("time/step", "s", "Seconds of the step.", _METRICS)
+
+# Loss, ratio, gradient
+
+LOSS = _one("loss", "", "Loss, mean over the step's updates; of SFT: nats per completion token.", _METRICS, _SFT)
+LOSS_TERM = _family("loss/{term}", "", "Part of the loss: policy, kl, or entropy.", _METRICS)
+RATIO_MAX_DEVIATION = _one("ratio/max_dev", "", "max |π_new / π_old - 1| at the first update.", _METRICS)
+RATIO_DIFFERENCE = _difference("ratio/gap", "between policy and old policy at the first update", _METRICS)
+RATIO_CLAMPED = _one("ratio/clamped", "share", "Tokens whose log-ratio is beyond the clamp before exp.", _METRICS)
+CLIP_LOW = _one("clip/low", "share", "Tokens clipped at the lower bound of the ratio.", _METRICS)
+CLIP_HIGH = _one("clip/high", "share", "Tokens clipped at the upper bound of the ratio.", _METRICS)
+GRAD_NORM = _one("grad/norm", "", "Largest gradient norm of the step's updates, before clipping.", _METRICS, _SFT)
+GRAD_UPDATE = _one("grad/update", "", "Relative change of the weights, ||new - old|| / ||old||.", _METRICS, _SFT)
+GRAD_SKIPPED = _one("grad/skipped", "updates", "Updates that were skipped.", _METRICS)
+GRAD_NORM_OF = _family("grad/norm/{objective}", "", "Norm of one objective's gradient.", _METRICS, _REPORT)
+GRAD_NORM_TERM = _family(
+    "grad/norm/{objective}/{term}", "", "Norm of the gradient of one term of one objective's loss.", _REPORT
+)
+GRAD_COSINE = _one("grad/cosine", "", "Smallest cosine between two objectives' gradients.", _METRICS, _REPORT)
+GRAD_COSINE_OF = _family("grad/cosine/{a}/{b}", "", "Cosine between two objectives' gradients.", _REPORT)
+SAMPLER_DIFFERENCE = _difference("sampler_gap", "between engine and training forward", _METRICS)
+WEIGHT_MEAN = _one("weight/mean", "", "Mean importance-sampling weight of the trained tokens.", _METRICS)
+WEIGHT_ZERO = _one("weight/zero", "share", "Trained tokens with importance-sampling weight 0.", _METRICS)
+
+# Each objective: rewards and answers
+
+REWARD = _family("reward/{objective}", "reward", "Mean over the scored completions, before shaping.", _METRICS)
+REWARD_STD = _family(
+    "reward_std/{objective}", "reward", "Standard deviation inside a group, mean over complete groups.", _METRICS
+)
+REWARD_SHAPED = _family("shaped_reward/{objective}", "reward", "Mean after shaping, as advantages see it.", _METRICS)
+REWARD_PART = _family("reward_part/{objective}/{part}", "reward", "Mean of one reward function.", _METRICS)
+REWARD_PART_STD = _family(
+    "reward_part_std/{objective}/{part}",
+    "reward",
+    "Standard deviation of one reward function inside a group, mean over complete groups.",
+    _METRICS,
+)
+SCORED = _family("scored/{objective}", "share", "Completions with a reward.", _METRICS)
+UNSCORED_GROUPS = _family("unscored_groups/{objective}", "groups", "Groups left out: a reward is missing.", _METRICS)
+ZERO_STD_GROUPS = _family(
+    "dead_groups/{objective}",
+    "share",
+    "Complete groups without signal: no completion has a trained token with an advantage other than 0.",
+    _METRICS,
+)
+ADVANTAGE_CLIPPED = _family(
+    "advantage_clipped/{objective}", "share", "Trained completions cut by algorithm.advantage_clip.", _METRICS
+)
+LABEL = _family("label/{objective}/{label}", "share", "Completions with this label.", _METRICS)
+LABEL_TOLD = _family(
+    "label_told/{objective}/{label}", "share", "The same, of the items whose text answers the question.", _METRICS
+)
+LABEL_UNTOLD = _family(
+    "label_untold/{objective}/{label}", "share", "The same, of the items whose text does not.", _METRICS
+)
+LENGTH_MEAN = _family("length/{objective}/mean", "tokens", "Mean completion length, stop token included.", _METRICS)
+LENGTH_P50 = _family("length/{objective}/p50", "tokens", "Median completion length.", _METRICS)
+LENGTH_P95 = _family("length/{objective}/p95", "tokens", "95th percentile of completion length.", _METRICS)
+TRUNCATION = _family("truncation/{objective}", "share", "Completions that hit the length cap.", _METRICS)
+EVAL = _family("eval/{objective}/{metric}", "", "Metric of the quick evaluation.", "training/quick_eval.py")
+USER = _family("rewards/{objective}/{name}", "", "What a reward function gave to `log_metric`.", "rewards/context.py")
+
+# Each objective: policy and reference
+
+KL = _family("kl/{objective}", "nats/token", "KL to the reference by the run's estimator, before the update.", _METRICS)
+KL_K1 = _family("kl_k1/{objective}", "nats/token", "The same by estimator k1, which has a sign.", _METRICS)
+KL_CLAMPED = _family("kl_clamped/{objective}", "share", "Tokens whose log-ratio to the reference is clamped.", _METRICS)
+ENTROPY = _family("entropy/{objective}", "nats/token", "Entropy of the policy on its own completions.", _METRICS)
+BETA = _family("beta/{objective}", "", "Weight of the KL penalty in the step; also the name of its knob.", _STEP)
+BETA_MODE = _family("beta_mode/{objective}", TEXT, "Who sets beta: auto (its controller) or manual.", _STEP)
+
+# Each objective with a judge
+
+JUDGE_SCORED = _family("judge/{objective}/scored", "completions", "Completions with a verdict.", _JUDGE)
+JUDGE_FAILED = _family("judge/{objective}/failed", "completions", "Completions without a verdict.", _JUDGE)
+JUDGE_FAILURE = _family("judge/{objective}/failure/{kind}", "completions", "The same, by kind of failure.", _JUDGE)
+JUDGE_CAUSE = _family("judge/{objective}/cause", TEXT, "Most frequent cause of a failure.", _JUDGE)
+JUDGE_UNREADABLE = _family("judge/{objective}/unreadable", "replies", "Replies that hold no verdict.", _JUDGE)
+JUDGE_DROPPED = _family(
+    "judge/{objective}/dropped_groups", "groups", "Groups that no provider judged completely.", _JUDGE
+)
+JUDGE_TIED = _family("judge/{objective}/tied_groups", "groups", "Groups of equal task score, to rounding.", _STEP)
+JUDGE_PROVIDER = _family(
+    "judge/{objective}/provider/{provider}", "completions", "Completions judged by a provider.", _JUDGE
+)
+JUDGE_FIRST = _family(
+    "judge/{objective}/first_provider", "share", "Verdicts that came from the first provider.", _JUDGE
+)
+JUDGE_LOW = _family("judge/{objective}/low", "reward", "Lowest score given.", _JUDGE)
+JUDGE_HIGH = _family("judge/{objective}/high", "reward", "Highest score given.", _JUDGE)
+JUDGE_DISTINCT = _family("judge/{objective}/distinct_per_100", "", "Distinct scores per 100 verdicts.", _JUDGE)
+JUDGE_AGREEMENT = _family(
+    "judge/{objective}/agreement", "", "Rank correlation of the judge's score with the task's.", _JUDGE
+)
+JUDGE_LENGTH = _family(
+    "judge/{objective}/length_correlation", "", "Rank correlation of the judge's score with length.", _JUDGE
+)
+JUDGE_ASKED = _family("cost/judge_asked/{objective}", "requests", "Requests sent in the step.", _JUDGE)
+JUDGE_CACHED = _family("cost/judge_cached/{objective}", "texts", "Texts whose verdict was in the cache.", _JUDGE)
+JUDGE_TOKENS = _family("cost/judge_tokens/{objective}", "tokens", "Tokens spent since the run began.", _JUDGE)
+JUDGE_USD = _family("cost/judge_usd/{objective}", "USD", "Money spent since the run began.", _JUDGE)
+TIME_JUDGE = _family("time/judge/{objective}", "s", "Seconds that the step waited for the judge.", _JUDGE)
+TIME_JUDGE_P50 = _family("time/judge_p50/{objective}", "s", "Median of a request.", _JUDGE)
+TIME_JUDGE_P95 = _family("time/judge_p95/{objective}", "s", "95th percentile of a request.", _JUDGE)
+
+TABLE: Mapping[str, Key] = _rows
+"""All rows by name, in the order in which the documentation lists them."""
+
+
+@lru_cache(maxsize=20_000)
+def row_of(key: str) -> Key | None:
+    """The row of the table that a key belongs to: of several, the one that spells most of it."""
+    found = [row for row in _by_head().get(key.partition("/")[0], ()) if row._pattern.fullmatch(key)]
+    return max(found, key=lambda row: len(row._format), default=None)
+
+
+@cache
+def _by_head() -> Mapping[str, list[Key]]:
+    rows: dict[str, list[Key]] = {}
+    for row in TABLE.values():
+        rows.setdefault(row.name.partition("/")[0], []).append(row)
+    return rows
+
+
+def check(row: Iterable[str]) -> None:
+    """Refuse a row with a key that is not in the table.
+
+    Raises:
+        ValueError: names the first such key.
+    """
+    if unknown := [key for key in row if row_of(key) is None]:
+        raise ValueError(
+            f"metric '{unknown[0]}' is not in the table of grpo_nb/metrics/keys.py; log a key of the table, numbers "
+            f"of your own as '{USER.name}'{hint(unknown[0], TABLE)}"
+        )
