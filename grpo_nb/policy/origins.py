@@ -27,6 +27,8 @@ TOKENIZER_BESIDES = ("tokenizer_config.json", "special_tokens_map.json", "added_
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MADE_BY = ("transformers_version", "_name_or_path", "_commit_hash", "_from_model_config", "chat_template")
 """Keys of a settings file that say who wrote it or where; the chat template has a digest of its own."""
+PLACES = ("base_model_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file")
+"""Keys that say where other files lie, whose content has digests of its own. Earlier versions counted them in."""
 PROBES = (
     "Who was late? The old man; 12,5 % -- isn't it?",
     "  two\n\tlines ",
@@ -123,7 +125,12 @@ def part_of(path: Path, stamp: Stamp | None = None) -> Part:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
         return by_bytes
-    return digests.of_json(path.name, _settings(values)) if isinstance(values, dict) else by_bytes
+    if not isinstance(values, dict):
+        return by_bytes
+    counted = _settings(values)
+    part = digests.of_json(path.name, {key: value for key, value in counted.items() if key not in PLACES})
+    earlier = digests.of_json(path.name, counted).digest
+    return part if earlier == part.digest else part.model_copy(update={"earlier": earlier})
 
 
 @dataclass

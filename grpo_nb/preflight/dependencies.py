@@ -239,7 +239,7 @@ def _incomparable(before: Found, found: Found) -> set[str]:
 
 
 def _differs(before: Entry | None, now: Entry) -> bool:
-    return before is not None and before.digest != now.digest
+    return before is not None and not now.is_as(before)
 
 
 def _heard(key: str, compared: Collection[str]) -> bool:

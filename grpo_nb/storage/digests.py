@@ -47,6 +47,8 @@ class Part(BaseModel):
     """Short hashes of equal blocks of its lines or examples, one after the other."""
     names: tuple[str, ...] = Field(default=(), exclude=True)
     """Ids of its examples, while they are in memory."""
+    earlier: str = Field(default="", exclude=True)
+    """The digest that earlier versions gave it, where that is another."""
 
 
 class Entry(BaseModel):
@@ -59,6 +61,12 @@ class Entry(BaseModel):
     revision: str = Field(default="", max_length=256)
     """Of the hub."""
     parts: tuple[Part, ...] = ()
+    earlier: str = Field(default="", exclude=True)
+    """As of a part."""
+
+    def is_as(self, before: "Entry") -> bool:
+        """Whether the content is what it was, by this version's digest or by an earlier one's."""
+        return before.digest in (self.digest, self.earlier)
 
 
 class Changed(RunError):
@@ -68,8 +76,13 @@ class Changed(RunError):
 def entry(parts: Iterable[Part], source: str = "", revision: str = "") -> Entry:
     """The entry of parts: their digests in their order, whatever their names and places."""
     parts = tuple(parts)
-    total = hashlib.sha256("\n".join(part.digest for part in parts).encode())
-    return Entry(digest=total.hexdigest(), source=source, revision=revision, parts=parts)
+    earlier = _total(part.earlier or part.digest for part in parts) if any(part.earlier for part in parts) else ""
+    total = _total(part.digest for part in parts)
+    return Entry(digest=total, source=source, revision=revision, parts=parts, earlier=earlier)
+
+
+def _total(each: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(each).encode()).hexdigest()
 
 
 def of_text(name: str, text: str) -> Part:

@@ -22,6 +22,7 @@ from grpo_nb.evaluation.evaluate import evaluate, load_best, restore_policy
 from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.jupyter.session import start
 from grpo_nb.policy.model import load_policy
+from grpo_nb.policy.origins import part_of
 from grpo_nb.preflight import dependencies
 from grpo_nb.preflight.dependencies import DependencyChanged
 from grpo_nb.run import dependencies_file
@@ -211,6 +212,31 @@ def test_what_was_only_touched_or_moved_is_not_refused(at: Run) -> None:
     assert not {"dependency_refused", "dependencies"} & set(kinds(at)[before:])
     base.unlink()
     shutil.move(at.path.parent / "elsewhere", base)
+
+
+def test_an_adapter_whose_base_moved_is_the_same_for_runs_of_earlier_versions_too(tmp_path: Path) -> None:
+    run, file = Run.create(tmp_path / "run", presets.demo()), tmp_path / "adapter_config.json"
+    run.log_metrics({"step": 1})
+    settings = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "/models/base"}
+    weights = digests.of_text("adapter_model.safetensors", "weights")
+
+    def held_to(part: digests.Part) -> str:
+        dependencies.check(run, {"weights/adapter": digests.entry([part, weights])}, (), "train")
+        kept = dependencies_file.read(run.path)
+        assert kept is not None
+        return kept.entries["weights/adapter"].digest
+
+    def found(**changes: Any) -> digests.Part:
+        file.write_text(json.dumps(settings | changes))
+        return part_of(file)
+
+    earlier = held_to(digests.of_json(file.name, settings))
+    now = held_to(found())
+    assert now != earlier and held_to(found(base_model_name_or_path="/elsewhere/base")) == now
+    with pytest.raises(DependencyChanged):
+        held_to(found(r=8))
+    with pytest.raises(DependencyChanged):
+        held_to(digests.of_json(file.name, settings | {"r": 8}))
 
 
 def test_an_own_tasks_examples_count(at: Run) -> None:
