@@ -11,6 +11,7 @@ from grpo_nb import __version__, presets
 from grpo_nb.config import Config
 from grpo_nb.printable import Clean
 from grpo_nb.run.dependencies_file import KINDS
+from grpo_nb.storage.vocabulary import Command
 
 
 class UsageError(Clean):
@@ -121,7 +122,7 @@ def _tell(commands: Any) -> None:
         "grpo-nb tell runs/demo pause\ngrpo-nb tell runs/demo evaluate",
     )
     _run(command)
-    words = ("pause", "resume", "stop", "step", "save", "evaluate")
+    words = [command.label for command in Command]
     command.add_argument("what", choices=words, metavar="WHAT", help=", ".join(words))
 
 

@@ -12,6 +12,7 @@ from grpo_nb.cli.setting_keys import settings
 from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
 from grpo_nb.storage.files import write_atomically
+from grpo_nb.storage.vocabulary import Command
 
 DONE, FAILED = 0, 1
 PROSE = 100
@@ -48,17 +49,14 @@ def report_command(arguments: Namespace) -> int:
 
 
 def tell_command(arguments: Namespace) -> int:
-    """Pause, let go on, stop, or order something of whoever trains the run; 1 if nobody does."""
+    """Request a command of whoever trains the run; 1 if nobody does."""
     run = existing_run(arguments.run)
     status = run.status()
-    if status.state not in ("running", "paused"):
+    if not status.state.is_live:
         say(f"{run.shown}: {status.state}, nothing trains it; grpo-nb train {run.shown}")
         return FAILED
-    words = {"pause": "pause", "resume": "run", "stop": "stop"}
-    if arguments.what in words:
-        run.knobs.request(words[arguments.what], by="the command line")
-    else:
-        run.knobs.order(arguments.what, by="the command line")
+    command = next(command for command in Command if command.label == arguments.what)
+    run.knobs.request(command, by="the command line")
     say(f"{run.shown}: asked {status.owner} to {arguments.what}")
     return DONE
 

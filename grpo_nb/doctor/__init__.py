@@ -25,6 +25,7 @@ from grpo_nb.storage.index.packing import Floats
 from grpo_nb.storage.journal import Journal
 from grpo_nb.storage.safe_open import Irregular, opened
 from grpo_nb.storage.schema import LONGEST_LINE
+from grpo_nb.storage.vocabulary import RunState
 
 __all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
 
@@ -67,7 +68,7 @@ def _measured(run: Run, rows: Rows) -> list[Finding]:
 def _ending(run: Run, status: RunStatus, events: LogRows) -> Iterator[Finding]:
     """How training ended, where it did not end well."""
     where, newest = _progress(run, status)
-    if status.state == "dead":
+    if status.state is RunState.DEAD:
         yield Finding(
             "dead_owner",
             "warning",
@@ -78,7 +79,7 @@ def _ending(run: Run, status: RunStatus, events: LogRows) -> Iterator[Finding]:
             "machine's memory",
         )
     failures = events.places("kind", {"failed"})
-    if status.state == "failed" and len(failures):
+    if status.state is RunState.FAILED and len(failures):
         failure = events[int(failures[-1])]
         text = str(failure.get("error", "an error that was not recorded"))
         yield Finding(
@@ -175,7 +176,7 @@ def _logs(run: Run, status: RunStatus, quick: bool) -> Iterator[Finding]:
                 "only an editor writes such lines, or two trainers on a disk without file locks; restore them from a "
                 "copy if they matter",
             )
-        if status.state not in ("running", "paused") and _torn(path):
+        if not status.state.is_live and _torn(path):
             yield Finding(
                 "log_torn",
                 "info",

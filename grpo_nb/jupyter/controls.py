@@ -18,6 +18,7 @@ from grpo_nb.optim import warmup
 from grpo_nb.report.markup import html
 from grpo_nb.run.knobs import Knob, KnobSnapshot
 from grpo_nb.run.run import RunError
+from grpo_nb.storage.vocabulary import Command, RunState
 
 Row = Mapping[str, Any]
 Say = Callable[[str], None]
@@ -125,28 +126,30 @@ class KnobControl:
 
 
 @dataclass(frozen=True)
-class Command:
-    """A button: the session's method that it calls, and the states in which it makes sense."""
+class Button:
+    """A command's button: the session's method that it calls, and the states in which it makes sense."""
 
-    name: str
+    command: Command
     method: str
     icon: str
     does: str
-    states: tuple[str, ...]
+    states: tuple[RunState, ...]
 
     @property
     def label(self) -> str:
-        return self.name.capitalize()
+        return self.command.label.capitalize()
 
 
-COMMANDS = (
-    Command("pause", "pause", "pause", "hold before the next step", ("starting", "running")),
-    Command("step", "step_once", "step-forward", "train one step, then hold", ("running", "paused")),
-    Command("resume", "resume", "play", "go on from where it stands", ("paused", "stopped", "dead", "failed")),
-    Command("stop", "stop", "stop", "finish this step, save, end", ("starting", "running", "paused")),
-    Command("save", "save_now", "save", "write a checkpoint at the next step boundary", ("running", "paused")),
-    Command("evaluate", "evaluate_now", "check", "measure held-out examples at the boundary", ("running", "paused")),
-)  # fmt: skip
+LIVE = tuple(state for state in RunState if state.is_live)
+RESUMABLE = (RunState.PAUSED, RunState.STOPPED, RunState.DEAD, RunState.FAILED)
+BUTTONS = (
+    Button(Command.PAUSE, "pause", "pause", "hold before the next step", (RunState.STARTING, RunState.RUNNING)),
+    Button(Command.STEP, "step_once", "step-forward", "train one step, then hold", LIVE),
+    Button(Command.RUN, "resume", "play", "go on from where it stands", RESUMABLE),
+    Button(Command.STOP, "stop", "stop", "finish this step, save, end", (RunState.STARTING, *LIVE)),
+    Button(Command.SAVE, "save_now", "save", "write a checkpoint at the next step boundary", LIVE),
+    Button(Command.EVALUATE, "evaluate_now", "check", "measure held-out examples at the boundary", LIVE),
+)
 
 
 class Controls:
@@ -167,11 +170,11 @@ class Controls:
         self.knobs["learning_rate"] = rate_control(knobs["learning_rate"], config.algorithm.learning_rate, say)
         for control in self.knobs.values():
             control.turned = turned
-        self.buttons = {command.name: self._button(command) for command in COMMANDS}
+        self.buttons = {button.command: self._button(button) for button in BUTTONS}
         buttons = w.HBox(list(self.buttons.values()), layout=w.Layout(margin="4px 0 0 0", flex_flow="row wrap"))
         self.widget = w.VBox([control.widget for control in self.knobs.values()] + [buttons])
 
-    def follow(self, state: str, row: Row) -> None:
+    def follow(self, state: RunState, row: Row) -> None:
         """Show the knobs as the files have them and allow the commands that `state` allows."""
         asked: KnobSnapshot = self._session.knobs.snapshot()
         for name, control in self.knobs.items():
@@ -183,8 +186,8 @@ class Controls:
         if asked.problem or self._problem:
             self._say(asked.problem or "")  # and it goes when the file is whole again
         self._problem = asked.problem
-        for command in COMMANDS:
-            self.buttons[command.name].disabled = state not in command.states
+        for button in BUTTONS:
+            self.buttons[button.command].disabled = state not in button.states
 
     def _used(self, name: str, row: Row, asked_automatic: bool) -> tuple[Setting | None, str]:
         """The knob in the newest row; the learning rate without its warm-up, which the note tells of."""
@@ -197,20 +200,20 @@ class Controls:
         mode = row.get(name.replace("/", "_mode/", 1))
         return Setting(value, mode == "auto" if isinstance(mode, str) else asked_automatic), ""
 
-    def _button(self, command: Command) -> w.Button:
+    def _button(self, described: Button) -> w.Button:
         button = w.Button(
-            description=command.label,
-            icon=command.icon,
-            tooltip=f"{command.label}: {command.does}",
+            description=described.label,
+            icon=described.icon,
+            tooltip=f"{described.label}: {described.does}",
             layout=w.Layout(width="100px"),
         )
 
         def pressed(_: object) -> None:
             self._say("")
             try:
-                getattr(self._session, command.method)()
+                getattr(self._session, described.method)()
             except (RunError, OSError, RuntimeError) as error:
-                self._say(f"{command.label}: {error}")
+                self._say(f"{described.label}: {error}")
             self._turned()
 
         button.on_click(pressed)

@@ -29,6 +29,7 @@ from grpo_nb.report import report
 from grpo_nb.report.markup import html
 from grpo_nb.run.run import Log, RunError
 from grpo_nb.storage.journal import Row
+from grpo_nb.storage.vocabulary import RunState
 
 log = clean_logger(__name__)
 
@@ -145,13 +146,13 @@ class Dashboard:
             self._draw(drawn[1])
             self._drawn = drawn
 
-    def _refresh_words(self) -> str:
+    def _refresh_words(self) -> RunState:
         """All but the picture and the samples; the session's state."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest not in (None, self._read):
             self._followed.read()
             self._read = newest
-        state: str = self.session.state
+        state: RunState = self.session.state
         rows = self._followed.newest()
         last = rows[-1] if rows else {}
         step = int(last.get("step", 0))
@@ -163,9 +164,9 @@ class Dashboard:
             self.controls.follow(state, last)
         return state
 
-    def _is_due(self, state: str) -> bool:
+    def _is_due(self, state: RunState) -> bool:
         """Also at once where it takes nothing from a training, or where the picture shows no step yet."""
-        return state == "paused" or not self._pictured or time.monotonic() >= self._next_drawing
+        return state is RunState.PAUSED or not self._pictured or time.monotonic() >= self._next_drawing
 
     def _draw(self, page: str) -> None:
         self._pictured = bool(self._followed.newest())
@@ -197,7 +198,7 @@ class Dashboard:
             stood = self._standing()
             active = self.session.followed  # before drawing, so that the last picture has the last row
             try:
-                self.refresh(draw_now=not active and stood[0] not in notices.ACTIVE)
+                self.refresh(draw_now=not (active or stood[0].is_active))
             except Exception as error:  # a picture that fails must not end the watching, and never the training
                 log.exception("the dashboard of %s could not be drawn", self.session.run.name)
                 self.say(f"the picture could not be drawn ({error}); training is not affected")
@@ -215,12 +216,12 @@ class Dashboard:
                 return
         self.resting.clear()
 
-    def _standing(self) -> tuple[str, int, object]:
+    def _standing(self) -> tuple[RunState, int, object]:
         """Changes when a process takes the run up, goes on with it, or ends."""
         try:
             status = self.session.run.status()
         except (OSError, RunError):
-            return "unreadable", 0, None
+            return RunState.UNREADABLE, 0, None
         return status.state, status.step, status.owner and status.owner.token
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def _figure(session: Any, followed: Followed, page: str) -> Any:
     return report.picture(session.run, rows, page, events)
 
 
-def _notices(session: Any, state: str, step: int) -> str:
+def _notices(session: Any, state: RunState, step: int) -> str:
     return notices.told(notices.notices(session, state, step))
 
 
@@ -273,13 +274,13 @@ def _signature(folder: os.PathLike[str]) -> object:
         return None
 
 
-def _status_line(session: Any, state: str, rows: Sequence[Row]) -> str:
+def _status_line(session: Any, state: RunState, rows: Sequence[Row]) -> str:
     step = int(rows[-1]["step"]) if rows else 0
-    elsewhere = state in notices.ACTIVE and session.run.status().owner is not None
+    elsewhere = state.is_active and session.run.status().owner is not None
     where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
     parts = [
         f"step {step} of {session.steps}",
-        *_pace(rows, session.steps - step if state in notices.ACTIVE else 0),
+        *_pace(rows, session.steps - step if state.is_active else 0),
         f"as of {datetime.now():%H:%M:%S}",
     ]
     name, ground = session.run.name, notices.colour(state)

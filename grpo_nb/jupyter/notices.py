@@ -9,22 +9,22 @@ from grpo_nb.doctor.errors import explain_text
 from grpo_nb.jupyter.workers import LAST_WORDS, LOG, WorkerFailed
 from grpo_nb.report.markup import html
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.storage.vocabulary import Command, RunState
 
 Severity = Literal["error", "warning", "info", "good"]
 
 LOW_DISK = 64 * 2**20
 """Bytes free under which a checkpoint of the smallest runs may not fit."""
 FULL_DISK = 2**20
-ACTIVE = ("starting", "running", "paused", "stopping")
 BADGES: dict[Severity, str] = {"error": "#B3261E", "warning": "#8A5A00", "info": "#0B5CAD", "good": "#1A7F37"}
 """White on these is readable, and the badge brings its own ground: light and dark themes show the same."""
-_STATES: dict[str, Severity] = {
-    "starting": "good",
-    "running": "good",
-    "paused": "warning",
-    "stopping": "warning",
-    "failed": "error",
-    "dead": "error",
+_STATES: dict[RunState, Severity] = {
+    RunState.STARTING: "good",
+    RunState.RUNNING: "good",
+    RunState.PAUSED: "warning",
+    RunState.STOPPING: "warning",
+    RunState.FAILED: "error",
+    RunState.DEAD: "error",
 }
 
 
@@ -38,7 +38,7 @@ class Notice:
     """Why it came and what to change, where that is known."""
 
 
-def colour(state: str) -> str:
+def colour(state: RunState) -> str:
     """The ground of the badge of a state."""
     return BADGES[_STATES.get(state, "info")]
 
@@ -48,43 +48,43 @@ def told(notices: Sequence[Notice], rest: str = "") -> str:
     return str(html("notices", notices=notices, colours=BADGES, rest=rest))
 
 
-def notices(session: Any, state: str, step: int) -> list[Notice]:
+def notices(session: Any, state: RunState, step: int) -> list[Notice]:
     """What is to be said of the run in this state; the worst first."""
     disk, about = _disk(session.run, state, step), _about(session, state, step)
-    ended = disk is not None and disk.severity == "error" and state in ("failed", "dead")  # the disk is why
+    ended = disk is not None and disk.severity == "error" and state.has_crashed  # the disk is why
     return [notice for notice in (disk, None if ended else about) if notice]
 
 
-def _about(session: Any, state: str, step: int) -> Notice | None:
+def _about(session: Any, state: RunState, step: int) -> Notice | None:
     run: Run = session.run
-    if state == "failed":
+    if state is RunState.FAILED:
         cause = _cause(session)
         return Notice("error", f"failed after step {step}: {cause}", explain_text(cause) or "")
-    if state == "dead":
+    if state is RunState.DEAD:
         owner = run.status().owner
         return Notice(
             "error",
             f"the trainer ({owner}) died after step {step} without saying why, as when a kernel is killed or memory "
             f"runs out. {_saved(run)}",
         )
-    if state in ACTIVE and not session.live and (owner := run.status().owner) is not None:
+    if state.is_active and not session.live and (owner := run.status().owner) is not None:
         return Notice(
             "info",
             f"trained by process {owner.pid} on {owner.host}, not by this kernel: this is a view of its files; "
             "knobs and buttons reach it.",
         )
-    if state == "running" and run.knobs.command in ("pause", "stop"):
+    if state is RunState.RUNNING and run.knobs.command is not Command.RUN:
         return Notice("info", f"{run.knobs.command} asked for: it takes effect when the step in progress is done.")
-    if state == "paused":
+    if state is RunState.PAUSED:
         return Notice("info", f"holding before step {step + 1}; the model stays in memory. Resume goes on.")
-    if state == "continued":
+    if state is RunState.CONTINUED:
         return Notice("info", "a later start goes on with this run: its own view shows it.")
     return _empty(run, state) if step == 0 else None
 
 
-def _empty(run: Run, state: str) -> Notice | None:
+def _empty(run: Run, state: RunState) -> Notice | None:
     """Nothing is in the log yet, and why."""
-    if state in ("starting", "running"):
+    if state in (RunState.STARTING, RunState.RUNNING):
         return Notice("info", "nothing logged yet: the model is being loaded, or the first step is under way.")
     return Notice("info", f"nothing logged yet: train it with grpo_nb.start('{run.shown}').")
 
@@ -108,7 +108,7 @@ def _saved(run: Run) -> str:
     return f"Resume goes on from the newest checkpoint, step {steps[-1]}."
 
 
-def _disk(run: Run, state: str, step: int) -> Notice | None:
+def _disk(run: Run, state: RunState, step: int) -> Notice | None:
     try:
         free = shutil.disk_usage(run.path).free
     except OSError as error:
@@ -117,5 +117,5 @@ def _disk(run: Run, state: str, step: int) -> Notice | None:
         return None
     if free >= FULL_DISK:
         return Notice("warning", f"the disk of {run.shown} is nearly full: {free / 2**20:.0f} MiB are free.")
-    ended = f"training ended after step {step}" if state in ("failed", "dead") else "nothing can be logged or saved"
+    ended = f"training ended after step {step}" if state.has_crashed else "nothing can be logged or saved"
     return Notice("error", f"the disk of {run.shown} is full: {ended}. Free some space, then Resume.")

@@ -11,6 +11,7 @@ from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.status import RunSummary
+from grpo_nb.storage.vocabulary import RunState
 
 if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
     from grpo_nb.report.tables import Table
@@ -94,8 +95,8 @@ def _finished(run: Run) -> bool:
 
 def _next(summary: RunSummary) -> str:
     """What to do with a run: a line that can be pasted into a cell of this folder."""
-    state = "warmed up" if summary.state == "new" and _warmed_up(summary.path) else summary.state
-    if state == "unreadable":
+    state = "warmed up" if summary.state is RunState.NEW and _warmed_up(summary.path) else summary.state
+    if summary.state is RunState.UNREADABLE:
         return summary.problem or "it cannot be read"
     return _NEXT.get(state, "").format(repr(os.path.relpath(summary.path)))
 
@@ -107,14 +108,14 @@ def _warmed_up(path: Path) -> bool:
 
 
 _NEXT = {
-    "new": "02_sft, then 03_grpo",
+    RunState.NEW: "02_sft, then 03_grpo",
     "warmed up": "03_grpo",
-    "running": "look at it: grpo_nb.attach({})",
-    "paused": "look at it: grpo_nb.attach({})",
-    "stopped": "resume: grpo_nb.start({})",
-    "dead": "its kernel is gone; resume: grpo_nb.start({})",
-    "failed": "read 04_diagnostics, then resume: grpo_nb.start({})",
-    "done": "04_diagnostics",
+    RunState.RUNNING: "look at it: grpo_nb.attach({})",
+    RunState.PAUSED: "look at it: grpo_nb.attach({})",
+    RunState.STOPPED: "resume: grpo_nb.start({})",
+    RunState.DEAD: "its kernel is gone; resume: grpo_nb.start({})",
+    RunState.FAILED: "read 04_diagnostics, then resume: grpo_nb.start({})",
+    RunState.DONE: "04_diagnostics",
 }
 
 

@@ -16,7 +16,6 @@ from grpo_nb import fingerprint
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.jupyter import kernel
 from grpo_nb.jupyter.workers import (
-    LIVE,
     LOG,
     Job,
     Rewards,
@@ -29,8 +28,9 @@ from grpo_nb.jupyter.workers import (
 )
 from grpo_nb.printable import Clean, printable
 from grpo_nb.run.dependencies_file import accepted_kinds
-from grpo_nb.run.knobs import Knobs, Order
+from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.storage.vocabulary import Command, RunState
 from grpo_nb.suggest import hint
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
@@ -76,7 +76,7 @@ class Session:
     @property
     def followed(self) -> bool:
         """Whether there is more to come: of this kernel's training, or of the run's where this is a view of it."""
-        return self.live if self._worker is not None else self.run.status().state in LIVE
+        return self.live if self._worker is not None else self.run.status().state.is_live
 
     @property
     def stage(self) -> Stage:
@@ -86,7 +86,7 @@ class Session:
     @property
     def where(self) -> Where:
         """Where it trains now, else where `resume` trains: `thread`, `foreground` or `process`."""
-        elsewhere = self._worker is None and self.run.status().state in LIVE
+        elsewhere = self._worker is None and self.run.status().state.is_live
         return "process" if elsewhere else self._job.where
 
     @property
@@ -99,18 +99,18 @@ class Session:
         return self._worker.error
 
     @property
-    def state(self) -> str:
-        """new, starting, running, paused, stopping, stopped, done, failed, dead; continued: by a later start."""
+    def state(self) -> RunState:
+        """What the run is doing, as this session sees it."""
         if self._worker is not None and self._worker.is_alive():
             if self._worker.asked_to_stop.is_set():
-                return "stopping"
+                return RunState.STOPPING
             recorded = self.run.status().state
-            return recorded if recorded in LIVE else "starting"
+            return recorded if recorded.is_live else RunState.STARTING
         if self._worker is not None and self._worker.error is not None:
-            return "failed"
+            return RunState.FAILED
         recorded = self.run.status().state
-        if recorded in LIVE:
-            return recorded if self._worker is None else "continued"
+        if recorded.is_live:
+            return recorded if self._worker is None else RunState.CONTINUED
         return recorded if self.stage == "grpo" else self._sft_state()
 
     @property
@@ -142,8 +142,8 @@ class Session:
         Raises:
             RunError: nothing trains now.
         """
-        self._refuse_idle("pause")
-        self.run.knobs.request("pause")
+        self._refuse_idle(Command.PAUSE)
+        self.run.knobs.request(Command.PAUSE)
 
     def step_once(self) -> None:
         """Do one step, then hold.
@@ -151,7 +151,7 @@ class Session:
         Raises:
             RunError: GRPO does not train now.
         """
-        self._order("step")
+        self._request_once(Command.STEP)
 
     def save_now(self) -> None:
         """Write a checkpoint at the next step boundary.
@@ -159,7 +159,7 @@ class Session:
         Raises:
             RunError: GRPO does not train now.
         """
-        self._order("save")
+        self._request_once(Command.SAVE)
 
     def evaluate_now(self) -> None:
         """Measure on held-out examples at the next step boundary; the result is `run.evaluations()`'s newest.
@@ -167,7 +167,7 @@ class Session:
         Raises:
             RunError: GRPO does not train now.
         """
-        self._order("evaluate")
+        self._request_once(Command.EVALUATE)
 
     def stop(self) -> None:
         """Finish this step, save, end. Where nothing trains, it says so and does nothing.
@@ -181,7 +181,7 @@ class Session:
             kernel.say(f"{self.run.name}: {self.state}, nothing trains it that could stop")
             return
         try:
-            self.run.knobs.request("stop")
+            self.run.knobs.request(Command.STOP)
         except RunError:
             if not self.live:  # in this kernel the worker has been told already
                 raise
@@ -195,11 +195,11 @@ class Session:
         Raises:
             RunError: the run trains elsewhere and is not paused.
         """
-        if self.live or self.run.status().state == "paused":
+        if self.live or self.run.status().state is RunState.PAUSED:
             if self._worker is not None:
                 self._worker.asked_to_stop.clear()
                 self._worker.overdue.clear()
-            self.run.knobs.request("run")
+            self.run.knobs.request(Command.RUN)
         else:
             self._job = replace(self._job, accept_changed=accepted_kinds(accept_changed))
             self._begin()
@@ -307,23 +307,23 @@ class Session:
             finally:
                 still.refresh(now=True)
 
-    def _order(self, name: Order) -> None:
-        self._refuse_idle(name, " with GRPO", idle=self.stage == "sft")
-        self.run.knobs.order(name)
+    def _request_once(self, command: Command) -> None:
+        self._refuse_idle(command, " with GRPO", idle=self.stage == "sft")
+        self.run.knobs.request(command)
 
-    def _refuse_idle(self, verb: str, how: str = "", idle: bool = False) -> None:
+    def _refuse_idle(self, command: Command, how: str = "", idle: bool = False) -> None:
         if idle or not self._trains():
-            raise RunError(f"nothing trains {self.run.name}{how} now that could {verb}; start or resume it first")
+            raise RunError(f"nothing trains {self.run.name}{how} now that could {command}; start or resume it first")
 
     def _trains(self) -> bool:
         """Here or elsewhere."""
-        return self.live or self.run.status().state in LIVE
+        return self.live or self.run.status().state.is_live
 
-    def _sft_state(self) -> str:
+    def _sft_state(self) -> RunState:
         """The run's own state speaks of GRPO."""
         if self.step == 0:
-            return "new"
-        return "done" if self.step >= self.steps else "stopped"
+            return RunState.NEW
+        return RunState.DONE if self.step >= self.steps else RunState.STOPPED
 
     def _block(self, step: int | None, meanwhile: Callable[[], None]) -> None:
         try:

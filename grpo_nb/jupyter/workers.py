@@ -23,6 +23,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run.lock import LOCK, release_here
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import safe_open
+from grpo_nb.storage.vocabulary import Command, RunState
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
     from grpo_nb.rewards.rubric import RewardFunction
@@ -45,8 +46,6 @@ HANG_SECONDS = 30.0
 """After a stop is requested, a step may take so long before the session says what it waits for."""
 HEAD_START = 0.3
 """Seconds that a cell has to end before a thread trains beside it: the first imports would hold it up."""
-LIVE = ("running", "paused")
-"""States of a run that somebody trains."""
 ENDED_WELL = (0, 130)
 """Exit status of `grpo-nb`: done, or interrupted and saved."""
 
@@ -224,7 +223,7 @@ class ThreadWorker(Worker):
         if self.job.stage == "sft":
             return False
         try:
-            self.job.run.knobs.request("stop")
+            self.job.run.knobs.request(Command.STOP)
         except RunError as error:
             log.warning("%s: %s is closed instead", error, self.job.run.name)
             return False
@@ -281,7 +280,7 @@ def refuse_if_live(run: Run) -> None:
     """
     refuse_if_here(run.path)
     status = run.status()
-    if status.state in LIVE:
+    if status.state.is_live:
         raise AlreadyTraining(
             f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
             f"stop it with `grpo_nb.attach('{run.shown}')`, wait until it ends, or train a run of another name"
@@ -330,7 +329,7 @@ def live_session(path: Path) -> Any | None:
 def recorded_failure(run: Run) -> WorkerFailed | None:
     """What ended a run that failed, from its files: the logged error, and the process's last words if it had any."""
     newest = run.milestone()
-    if newest.get("kind") != "failed" or run.status().state != "failed":
+    if newest.get("kind") != "failed" or run.status().state is not RunState.FAILED:
         return None
     return WorkerFailed(str(newest.get("error")) + _last_words(run, since=float(newest.get("time", 0.0))))
 

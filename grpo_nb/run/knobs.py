@@ -1,4 +1,4 @@
-"""Live settings of a run: each beta, temperature, learning rate, whether to run, pause or stop, and orders.
+"""Live settings of a run: each beta, temperature, learning rate, and what is asked of the trainer.
 
 Whoever turns a knob replaces `knobs.json`; the trainer takes one snapshot a step. So a knob is requested
 here, and what is in use is in the metrics row of each step.
@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.metrics import keys
@@ -20,17 +20,23 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
+from grpo_nb.storage.vocabulary import Command
 from grpo_nb.suggest import near
 
 log = clean_logger(__name__)
 
 Mode = Literal["manual", "auto"]
-Command = Literal["run", "pause", "stop"]
-Order = Literal["step", "save", "evaluate"]
-"""Done once, at the next step boundary: one step and then a pause, a checkpoint, an evaluation."""
-
 BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
 """What each kind of knob may be set to, ends included."""
+
+
+def _is_once(once: bool) -> AfterValidator:
+    def check(command: Command) -> Command:
+        if command.once is not once:
+            raise ValueError(f"'{command}' cannot stand here")
+        return command
+
+    return AfterValidator(check)
 
 
 class _Record(BaseModel):
@@ -45,7 +51,7 @@ class _Record(BaseModel):
 class _Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    value: Command
+    value: Annotated[Command, _is_once(False)]
     by: schema.Name
     at: schema.Seconds
 
@@ -65,7 +71,7 @@ class _File(BaseModel):
     version: int = Field(ge=0, lt=2**53)
     command: _Request
     knobs: dict[str, _Record]
-    orders: dict[Order, _Order] = {}
+    orders: dict[Annotated[Command, _is_once(True)], _Order] = {}
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,8 @@ class KnobSnapshot:
     """When, in seconds since 1970; `command` and orders too."""
     problem: str | None = None
     """Why knobs.json could not be used and the last good values stand in; None when all is well."""
-    orders: list[Order] = field(default_factory=list)
-    """What was ordered and is not done yet."""
+    orders: list[Command] = field(default_factory=list)
+    """Commands that are done once, and are not done yet."""
 
     def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
         """What was turned: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}` each."""
@@ -191,50 +197,36 @@ class Knobs(Mapping[str, Knob]):
 
     @property
     def command(self) -> Command:
-        """What is asked of the trainer: `run`, `pause` or `stop`."""
+        """What the trainer is asked to do until told otherwise: run, pause or stop."""
         return self.snapshot().command
 
     def request(self, command: str, by: str = "user") -> None:
-        """Ask the trainer to `run`, `pause` or `stop` at the next step boundary; it stays so until asked otherwise.
+        """Ask the trainer for a `Command` at the next step boundary.
 
-        A stop must reach the trainer: where knobs.json is broken, that file is set aside and the last good values
-        are written with the request.
+        `run`, `pause` and `stop` hold until another of them comes; `step`, `save` and `evaluate` are done once. A stop
+        must reach the trainer: where knobs.json is broken, that file is set aside and the last good values are written
+        with the request.
 
         Raises:
-            RunError: another word; or knobs.json is broken and a stop is not what is asked for.
+            RunError: an unknown command; or knobs.json is broken and the command is not `stop`.
         """
-        if command not in get_args(Command):
-            raise RunError(f"unknown command '{command}'; needs one of {', '.join(get_args(Command))}")
+        if command not in list(Command):
+            raise RunError(f"unknown command '{command}'; needs one of {', '.join(Command)}")
+        command, now = Command(command), time.time()
 
         def change(file: _File) -> _File:
-            if file.command.value == command:
+            if command.once:
+                held = {"command": _Request(value=Command.PAUSE, by=by, at=now)} if command is Command.STEP else {}
+                return file.model_copy(update={"orders": file.orders | {command: _Order(by=by, at=now)}, **held})
+            if file.command.value is command:
                 return file
-            asked = {"value": command, "by": by, "at": time.time()}
-            orders = {name: order for name, order in file.orders.items() if name != "step"}  # it ends in a pause
-            return file.model_copy(update={"command": _Request.model_validate(asked), "orders": orders})
+            orders = {name: order for name, order in file.orders.items() if name is not Command.STEP}  # ends in a pause
+            return file.model_copy(update={"command": _Request(value=command, by=by, at=now), "orders": orders})
 
-        self._update(change, mend=command == "stop")
+        self._update(change, mend=command is Command.STOP)
 
-    def order(self, name: str, by: str = "user") -> None:
-        """Have the trainer do something once at the next step boundary, also while it holds; see `Order`.
-
-        Raises:
-            RunError: another word.
-        """
-        if name not in get_args(Order):
-            raise RunError(f"unknown order '{name}'; needs one of {', '.join(get_args(Order))}")
-
-        def change(file: _File) -> _File:
-            orders = file.orders | {name: _Order(by=by, at=time.time())}
-            update: dict[str, Any] = {"orders": orders}
-            if name == "step":
-                update["command"] = _Request(value="pause", by=by, at=time.time())
-            return file.model_copy(update=update)
-
-        self._update(change)
-
-    def done(self, name: Order, at: float) -> None:
-        """Strike out the order that was given `at` that time; one given since stays.
+    def done(self, name: Command, at: float) -> None:
+        """Strike out a command of those done once that was given `at` that time; one given since stays.
 
         Where knobs.json is broken, this object takes the order for done when the file is whole again.
         """
@@ -401,7 +393,7 @@ def _initial(config: Config, by: str = "config") -> _File:
         "temperature": record(config.sampling.temperature),
         "learning_rate": record(config.algorithm.learning_rate),
     }
-    return _File(version=0, command=_Request(value="run", by=by, at=now), knobs=betas | others)
+    return _File(version=0, command=_Request(value=Command.RUN, by=by, at=now), knobs=betas | others)
 
 
 def _snapshot(file: _File) -> KnobSnapshot:

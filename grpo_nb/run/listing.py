@@ -6,6 +6,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.settings import CONFIG, run_folders
 from grpo_nb.run.status import RunSummary, modified
+from grpo_nb.storage.vocabulary import RunState
 
 logger = clean_logger(__name__)
 
@@ -30,7 +31,7 @@ def _summary(path: Path) -> RunSummary:
             logger.info("%s cannot be read", path, exc_info=True)
         problem = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         return RunSummary(
-            path.name, path, "unreadable", updated=modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
+            path.name, path, RunState.UNREADABLE, updated=modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
         )
     updated = status.updated or modified(path / CONFIG)
     return RunSummary(path.name, path, status.state, status.step, status.steps, updated)

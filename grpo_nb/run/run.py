@@ -34,12 +34,12 @@ from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.settings import CONFIG
 from grpo_nb.run.status import PAUSES, Milestones, modified, standing_of
 from grpo_nb.run.status import RunStatus as RunStatus
-from grpo_nb.run.status import State as State
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError as RunError
 from grpo_nb.storage.files import clear_errors, from_json
 from grpo_nb.storage.journal import Follower, Journal, Row
 from grpo_nb.storage.lock import exclusive
+from grpo_nb.storage.vocabulary import Command, RunState
 from grpo_nb.suggest import near
 
 if TYPE_CHECKING:
@@ -330,19 +330,20 @@ class Run:
     def _goal(self, step: int, milestone: Row) -> int:
         return max(self.config.run.steps, step, milestone.get("goal") or 0)
 
-    def _active(self, seen: Milestones) -> State:
+    def _active(self, seen: Milestones) -> RunState:
         # asked to pause is not yet paused, and asked to go on is no longer
-        return "paused" if seen.pause.get("kind") in PAUSES and self.knobs.command == "pause" else "running"
+        paused = seen.pause.get("kind") in PAUSES and self.knobs.command is Command.PAUSE
+        return RunState.PAUSED if paused else RunState.RUNNING
 
-    def _ended(self, step: int, seen: Milestones, died: bool) -> State:
+    def _ended(self, step: int, seen: Milestones, died: bool) -> RunState:
         milestone = seen.newest.get("kind")
         if milestone == "failed":
-            return "failed"
+            return RunState.FAILED
         if milestone == "done" or (milestone is None and step > 0):
-            return "done" if step >= self.config.run.steps else "stopped"
+            return RunState.DONE if step >= self.config.run.steps else RunState.STOPPED
         if died and milestone != "stopped":
-            return "dead"
-        return "new" if milestone is None else "stopped"
+            return RunState.DEAD
+        return RunState.NEW if milestone is None else RunState.STOPPED
 
     def _updated(self) -> float | None:
         times = [modified(self.path / f"{log}.jsonl") for log in ("metrics", "sft", "events")]

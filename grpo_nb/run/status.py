@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from grpo_nb.run.lock import Owner
 from grpo_nb.storage.journal import Journal, Row, Unread
 from grpo_nb.storage.lines import Place, settled
 from grpo_nb.storage.safe_open import RunError
 from grpo_nb.storage.schema import STEPWISE
+from grpo_nb.storage.vocabulary import RunState
 
 Known = TypeVar("Known")
 
@@ -21,18 +22,12 @@ PAUSES = frozenset({"paused", "sft_paused"})
 _MARK = re.compile(rb'"kind"\s*:\s*"(?:%s)"' % "|".join(sorted(MILESTONES | PAUSES)).encode())
 _LETTER = re.compile(rb"\\u00[4-7]")
 
-State = Literal["new", "running", "paused", "stopped", "done", "dead", "failed", "unreadable"]
-
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands, from its files alone.
+    """Where a run stands, from its files alone."""
 
-    `dead`: its owner vanished without saying so (a killed kernel); it can be resumed. `stopped`: it ended
-    before its last step, in good order.
-    """
-
-    state: State
+    state: RunState
     step: int
     """Newest GRPO step in the log; 0 before the first."""
     steps: int
@@ -49,7 +44,7 @@ class RunSummary:
 
     name: str
     path: Path
-    state: State
+    state: RunState
     step: int = 0
     steps: int = 0
     updated: float | None = None

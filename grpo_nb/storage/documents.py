@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 from typing_extensions import TypedDict
 
 from grpo_nb.storage.schema import LARGEST_INT, LONGEST_KEY, OPEN, Count, Name, Number, Seconds, Step, loads
+from grpo_nb.storage.vocabulary import Command
 
 
 @with_config(OPEN)
@@ -41,6 +42,7 @@ class LockContent(TypedDict):
 _CLOSED = ConfigDict(strict=True, extra="forbid")
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Mode = Literal["manual", "auto"]
+_Command = Annotated[Command, Field(strict=False)]
 
 
 @with_config(_CLOSED)
@@ -64,12 +66,12 @@ class _Moments(TypedDict, total=False):
 class _Knobs(TypedDict, total=False):
     values: Required[dict[Name, _Finite]]
     modes: Required[dict[Name, _Mode]]
-    command: Required[Literal["run", "pause", "stop"]]
+    command: Required[_Command]
     version: Required[Count]
     by: Required[dict[Name, Name]]
     at: Required[dict[Name, Seconds]]
     problem: str | None
-    orders: list[Name]
+    orders: list[_Command]
 
 
 @with_config(OPEN)

@@ -21,6 +21,7 @@ from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
+from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told
 from grpo_nb.training import commands, guards, loop, metrics, quick_eval, resume, samples
 from grpo_nb.training import state as training
@@ -65,7 +66,7 @@ def grpo(
     built = engine_of(engine)
     with run.lock() as lock:
         run.check_settings()
-        run.knobs.request("run")  # before the model loads: what is asked meanwhile is not forgotten
+        run.knobs.request(Command.RUN)  # before the model loads: what is asked meanwhile is not forgotten
         state = resume.prepare(run, built, goal, resume.Given(policy, tasks, rewards, accept_changed))
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
@@ -129,9 +130,9 @@ class Grpo(loop.Stage):
 
     def serve(self, knobs: KnobSnapshot) -> None:
         super().serve(knobs)
-        if "evaluate" in knobs.orders:
+        if Command.EVALUATE in knobs.orders:
             commands.measure(self.state)
-            loop.done(self, "evaluate", knobs)
+            loop.done(self, Command.EVALUATE, knobs)
 
     def accept(self, knobs: KnobSnapshot) -> None:
         commands.activate(self.state, knobs)

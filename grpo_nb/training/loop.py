@@ -6,9 +6,10 @@ from typing import Literal, Protocol
 
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
-from grpo_nb.run.knobs import KnobSnapshot, Order
+from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run
+from grpo_nb.storage.vocabulary import Command
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Steps, StepStats
 
@@ -62,10 +63,10 @@ class Stage(ABC):
         """Make the knobs those of the next step."""
 
     def serve(self, knobs: KnobSnapshot) -> None:
-        """Carry out the orders that are due between two steps; called while the training holds, too."""
-        if "save" in knobs.orders:
+        """Carry out the commands that are done once between two steps; called while the training is paused, too."""
+        if Command.SAVE in knobs.orders:
             save(self)
-            done(self, "save", knobs)
+            done(self, Command.SAVE, knobs)
 
     @abstractmethod
     def advance(self) -> StepStats:
@@ -93,7 +94,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             lock.check()
             stage.check()
             knobs = _obey(stage)
-            if knobs.command == "stop":
+            if knobs.command is Command.STOP:
                 _leave(stage, "stopped")
                 break
             stats = stage.advance()
@@ -132,11 +133,11 @@ def save(stage: Stage) -> None:
         ) from error
 
 
-def done(stage: Stage, order: Order, knobs: KnobSnapshot) -> None:
-    """Strike out an order that was carried out; that knobs.json is broken by now is logged, and ends nothing."""
+def done(stage: Stage, command: Command, knobs: KnobSnapshot) -> None:
+    """Strike out a command that was carried out; that knobs.json is broken by now is logged, and ends nothing."""
     run = stage.progress.run
     run.fence()
-    run.knobs.done(order, knobs.at[order])
+    run.knobs.done(command, knobs.at[command])
     _note_problem(stage, run.knobs.snapshot())
 
 
@@ -177,10 +178,10 @@ def _obey(stage: Stage) -> KnobSnapshot:
         now = run.knobs.snapshot()
         _note_problem(stage, now)
         stage.serve(now)
-        if now.command != "pause":
+        if now.command is not Command.PAUSE:
             break
-        if "step" in now.orders:
-            done(stage, "step", now)
+        if Command.STEP in now.orders:
+            done(stage, Command.STEP, now)
             _log(stage, "stepping")
             break
         if not paused:

@@ -128,7 +128,7 @@ def _knobs_of(newest: Checkpoint, state: State, now: KnobSnapshot) -> KnobSnapsh
     Raises:
         RunError: it lacks some that the run has now.
     """
-    knobs = KnobSnapshot(**state["knobs"])  # type: ignore[arg-type]
+    knobs = KnobSnapshot(**state["knobs"])
     for has in (knobs.values, knobs.modes, knobs.by, knobs.at):
         if missing := sorted(now.values.keys() - has.keys()):
             raise RunError(f"{newest.path} has no knob '{missing[0]}'; restore the checkpoint from a copy")

@@ -22,6 +22,7 @@ from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import file_stamps
+from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
 from grpo_nb.training import guards, loop, metrics, resume
 from grpo_nb.training import state as training
@@ -69,7 +70,7 @@ def sft(
         )
     with run.lock() as lock:
         run.check_settings()
-        run.knobs.request("run")
+        run.knobs.request(Command.RUN)
         newest = resume.newest_whole(run, run.sft_checkpoints)
         policy = policy or load_policy(config.model, config.run.seed)
         policy.set_date(run.started)

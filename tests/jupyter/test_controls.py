@@ -10,6 +10,7 @@ from grpo_nb.jupyter.controls import Controls
 from grpo_nb.jupyter.dashboard import Dashboard
 from grpo_nb.jupyter.session import attach
 from grpo_nb.run.run import Run
+from grpo_nb.storage.vocabulary import RunState
 from tests.support.stage import row, until
 from tests.support.tiny import tiny_run
 from tests.support.tokens import names
@@ -27,7 +28,7 @@ def controls(run: Run, said: list[str]) -> Controls:
 
 @pytest.mark.ux(21, at="unit")
 def test_beta_is_shown_exactly(controls: Controls) -> None:
-    controls.follow("new", {})
+    controls.follow(RunState.NEW, {})
     control = controls.knobs["beta/fairness"]
     assert control.entry.value == 0.04 and control.slider.value == pytest.approx(0.04)
     assert not control.slider.readout, "its readout rounds"
@@ -48,7 +49,7 @@ def test_moving_a_slider_requests_the_knob(controls: Controls, run: Run) -> None
 def test_typed_beta_is_taken_exactly(controls: Controls, run: Run, typed: float) -> None:
     controls.knobs["beta/fairness"].entry.value = typed
     assert run.knobs["beta/fairness"].value == typed
-    controls.follow("running", {"beta/fairness": 0.04})
+    controls.follow(RunState.RUNNING, {"beta/fairness": 0.04})
     assert controls.knobs["beta/fairness"].entry.value == typed
 
 
@@ -79,9 +80,9 @@ def test_requested_and_in_use_are_told_apart(controls: Controls) -> None:
     for name, value, old in (("beta/fairness", 0.1, 0.04), ("temperature", 0.7, 1.0)):
         control = controls.knobs[name]
         control.entry.value = value
-        controls.follow("running", {name: old})
+        controls.follow(RunState.RUNNING, {name: old})
         assert names(control.label.value, "requested", f"<b>{value:g}</b>", f"{old:g}")
-        controls.follow("running", {name: value})
+        controls.follow(RunState.RUNNING, {name: value})
         assert names(control.label.value, f"<b>{value:g}</b>", "dashboard")
 
 
@@ -90,12 +91,12 @@ def test_beta_of_the_controller_is_in_use_until_the_step_that_took_it_over(contr
     control = controls.knobs["beta/fairness"]
     row = {"step": 3, "beta/fairness": 0.0523, "beta_mode/fairness": "auto"}
     control.entry.value = 0.0523
-    controls.follow("running", row)
+    controls.follow(RunState.RUNNING, row)
     assert names(control.label.value, "requested", "<b>0.0523</b>", "(auto)")
-    controls.follow("running", row | {"beta_mode/fairness": "manual"})
+    controls.follow(RunState.RUNNING, row | {"beta_mode/fairness": "manual"})
     assert names(control.label.value, "<b>0.0523</b>", "dashboard") and "auto" not in control.label.value
     run.knobs["beta/fairness"].set_auto()
-    controls.follow("running", row | {"beta_mode/fairness": "manual"})
+    controls.follow(RunState.RUNNING, row | {"beta_mode/fairness": "manual"})
     assert names(control.label.value, "requested", "<b>auto</b>", 0.0523)
 
 
@@ -104,17 +105,17 @@ def test_learning_rate_in_use_is_told_without_its_warm_up(tmp_path: Path, said: 
     controls = Controls(attach(run), said.append)
     control = controls.knobs["learning_rate"]
     assert control.entry.value == control.slider.value == 3e-4
-    controls.follow("running", {"step": 2, "lr": 6e-5})
+    controls.follow(RunState.RUNNING, {"step": 2, "lr": 6e-5})
     assert names(control.label.value, "<b>0.0003</b>", "20%")
     control.entry.value = 1e-5
-    controls.follow("running", {"step": 10, "lr": 3e-4})
+    controls.follow(RunState.RUNNING, {"step": 10, "lr": 3e-4})
     assert names(control.label.value, "requested", "<b>1e-05</b>", 0.0003)
     assert run.knobs["learning_rate"].value == 1e-5
 
 
 def test_name_of_who_turned_a_knob_is_data(controls: Controls, run: Run) -> None:
     run.knobs["temperature"].set(0.8, by="<img>")
-    controls.follow("running", {"temperature": 0.8})
+    controls.follow(RunState.RUNNING, {"temperature": 0.8})
     assert names(controls.knobs["temperature"].label.value, "&lt;img&gt;")
 
 
@@ -132,7 +133,7 @@ def test_every_control_has_a_name_and_the_keys_move_it(controls: Controls) -> No
 @pytest.mark.ux(23, at="unit")
 def test_automatic_slider_follows_the_controller_and_writes_nothing(controls: Controls, run: Run) -> None:
     before = run.knobs.snapshot()
-    controls.follow("running", {"beta/fairness": 0.0523})
+    controls.follow(RunState.RUNNING, {"beta/fairness": 0.0523})
     control = controls.knobs["beta/fairness"]
     assert control.slider.value == pytest.approx(0.0523) and control.entry.value == 0.0523
     assert names(control.label.value, "<b>0.0523</b>", "(auto)") and "requested" not in control.label.value
@@ -150,7 +151,7 @@ def test_auto_button_gives_the_knob_back(controls: Controls, run: Run) -> None:
 
 def test_knob_turned_elsewhere_moves_the_slider(controls: Controls, run: Run) -> None:
     Run.open(run.path).knobs["temperature"].set(0.73, by="the command line")
-    controls.follow("running", {"temperature": 1.0})
+    controls.follow(RunState.RUNNING, {"temperature": 1.0})
     control = controls.knobs["temperature"]
     assert control.slider.value == 0.73 and control.entry.value == 0.73
     assert run.knobs.snapshot().by["temperature"] == "the command line"
@@ -174,17 +175,17 @@ def test_knob_that_cannot_be_written_is_said(controls: Controls, run: Run, said:
     ("state", "allowed"),
     [
         ("running", "pause step stop save evaluate"),
-        ("paused", "step resume stop save evaluate"),
-        ("stopped", "resume"),
-        ("dead", "resume"),
-        ("failed", "resume"),
+        ("paused", "step run stop save evaluate"),
+        ("stopped", "run"),
+        ("dead", "run"),
+        ("failed", "run"),
         ("stopping", ""),
         ("continued", ""),
         ("done", ""),
     ],
 )
 def test_buttons_allow_what_makes_sense(controls: Controls, state: str, allowed: str) -> None:
-    controls.follow(state, {})
+    controls.follow(RunState(state), {})
     assert " ".join(name for name, button in controls.buttons.items() if not button.disabled) == allowed
 
 
@@ -196,7 +197,7 @@ def test_every_command_reaches_the_session(
         monkeypatch.setattr(session.Session, method, lambda self, method=method: asked.append(method))
     for button in controls.buttons.values():
         button.click()
-    assert list(controls.buttons) == ["pause", "step", "resume", "stop", "save", "evaluate"]
+    assert list(controls.buttons) == ["pause", "step", "run", "stop", "save", "evaluate"]
     assert asked == ["pause", "step_once", "resume", "stop", "save_now"]
     assert names(said[-1], "Evaluate", "tiny"), "what is refused is said"
 

@@ -16,6 +16,7 @@ from grpo_nb.jupyter import notices, session
 from grpo_nb.jupyter.controls import Controls
 from grpo_nb.jupyter.session import attach, start
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.storage.vocabulary import RunState
 from tests.conftest import ROOT
 from tests.support.stage import FOREVER, Stage, row, until
 from tests.support.tokens import names
@@ -103,7 +104,7 @@ def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
     assert told(seen).count("step 1") == 2, "where it died, and where Resume continues from"
     controls = Controls(seen, lambda text: None)
     controls.follow(seen.state, {})
-    assert not controls.buttons["resume"].disabled and controls.buttons["stop"].disabled
+    assert not controls.buttons["run"].disabled and controls.buttons["stop"].disabled
 
 
 @pytest.mark.ux(37, at="unit")
@@ -121,12 +122,14 @@ def test_run_of_another_process_names_its_owner(run: Run) -> None:
 )
 def test_full_disk_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, free: int, severity: str, said: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    first = notices.notices(attach(run), "running", 1)[0]
+    first = notices.notices(attach(run), RunState.RUNNING, 1)[0]
     assert first.severity == severity and re.search(said, first.text)
 
 
-@pytest.mark.parametrize("state", ["failed", "dead"])
-def test_trainer_that_a_full_disk_ended_has_one_notice(run: Run, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.DEAD])
+def test_trainer_that_a_full_disk_ended_has_one_notice(
+    run: Run, monkeypatch: pytest.MonkeyPatch, state: RunState
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     (notice,) = notices.notices(attach(run), state, 3)
     assert names(notice.text, "full", 3)
@@ -137,7 +140,7 @@ def test_folder_that_is_gone_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(2, "No such file or directory")
 
     monkeypatch.setattr(shutil, "disk_usage", gone)
-    assert "(No such file" in notices.notices(attach(run), "done", 6)[0].text
+    assert "(No such file" in notices.notices(attach(run), RunState.DONE, 6)[0].text
 
 
 def test_what_was_asked_of_a_running_step_is_said(stage: Stage, run: Run) -> None:

@@ -17,9 +17,10 @@ from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.run import knobs as module
 from grpo_nb.run.knobs import Knobs, KnobSnapshot, check_start
-from grpo_nb.storage import files
+from grpo_nb.storage import documents, files
 from grpo_nb.storage.files import RunError
 from grpo_nb.storage.lock import exclusive
+from grpo_nb.storage.vocabulary import Command
 from tests.support.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
 
@@ -135,7 +136,7 @@ def test_commands(knobs: Knobs) -> None:
     knobs.request("stop")
     knobs.request("run")
     assert knobs.command == "run" and knobs.snapshot().version == 3
-    with pytest.raises(RunError, match=pattern("'halt'", "run", "pause", "stop")):
+    with pytest.raises(RunError, match=pattern("'halt'", *Command)):
         knobs.request("halt")
 
 
@@ -150,8 +151,10 @@ def test_asking_for_what_is_there_changes_nothing(knobs: Knobs) -> None:
 
 def test_a_snapshot_is_plain_json(knobs: Knobs) -> None:
     knobs["temperature"].set(0.9)
+    knobs.request("step")
     snapshot = knobs.snapshot()
-    assert KnobSnapshot(**json.loads(json.dumps(asdict(snapshot)))) == snapshot
+    state = documents.state({"knobs": json.loads(json.dumps(asdict(snapshot)))})
+    assert KnobSnapshot(**state["knobs"]) == snapshot and state["knobs"]["command"] is Command.PAUSE
 
 
 # ---- refusals
@@ -414,28 +417,47 @@ def test_bounds_are_known_for_every_knob(knobs: Knobs) -> None:
 
 
 def test_order_stands_until_it_is_done(knobs: Knobs) -> None:
-    knobs.order("save", by="panel")
+    knobs.request("save", by="panel")
     asked = Knobs(knobs.path, CONFIG).snapshot()
     assert (asked.orders, asked.by["save"], asked.command) == (["save"], "panel", "run")
-    knobs.order("save")  # given again while the first is carried out
-    knobs.done("save", asked.at["save"])
+    knobs.request("save")  # given again while the first is carried out
+    knobs.done(Command.SAVE, asked.at["save"])
     again = knobs.snapshot()
     assert again.orders == ["save"], "the second one is still to be done"
-    knobs.done("save", again.at["save"])
+    knobs.done(Command.SAVE, again.at["save"])
     assert knobs.snapshot().orders == []
 
 
 def test_one_step_is_a_pause_that_lets_one_through(knobs: Knobs) -> None:
-    knobs.order("step")
+    knobs.request("step")
     assert (knobs.command, knobs.snapshot().orders) == ("pause", ["step"])
-    knobs.order("evaluate")
+    knobs.request("evaluate")
     knobs.request("run")
     assert knobs.snapshot().orders == ["evaluate"], "who lets it run wants no pause after a step"
 
 
-def test_unknown_order_is_refused(knobs: Knobs) -> None:
-    with pytest.raises(RunError, match=pattern("'dance'", "step", "save", "evaluate")):
-        knobs.order("dance")
+def test_the_file_holds_the_words(knobs: Knobs) -> None:
+    knobs.request("step")
+    content = json.loads(knobs.path.read_text())
+    assert content["command"]["value"] == "pause" and list(content["orders"]) == ["step"]
+    now = Knobs(knobs.path, CONFIG).snapshot()
+    assert now.command is Command.PAUSE and now.orders == [Command.STEP]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"command": {"value": "save", "by": "me", "at": 1.0}},
+        {"command": {"value": "halt", "by": "me", "at": 1.0}},
+        {"orders": {"pause": {"by": "me", "at": 1.0}}},
+        {"orders": {"dance": {"by": "me", "at": 1.0}}},
+    ],
+    ids=["once", "unknown", "held", "unknown once"],
+)
+def test_a_command_stands_where_its_kind_does(knobs: Knobs, change: dict[str, Any]) -> None:
+    knobs.path.write_text(json.dumps(json.loads(knobs.path.read_text()) | change))
+    now = knobs.snapshot()
+    assert now.problem and names(now.problem, "knobs.json", *change) and (now.command, now.orders) == ("run", [])
 
 
 def test_knobs_written_before_there_were_orders_are_read(knobs: Knobs) -> None:

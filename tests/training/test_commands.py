@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from grpo_nb.jupyter.session import Session, attach, start
-from grpo_nb.run.knobs import Order
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.storage.vocabulary import Command
 from grpo_nb.training import commands, loop
 from grpo_nb.training.grpo import grpo
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run
@@ -39,8 +39,8 @@ def test_save_and_evaluation_come_between_steps_and_change_no_bit(tmp_path: Path
     run = tiny_run(tmp_path, run__steps=3, run__checkpoint_every=50)
     walk = train(run)
     steps = [next(walk)]
-    run.knobs.order("evaluate")
-    run.knobs.order("save")
+    run.knobs.request("evaluate")
+    run.knobs.request("save")
     steps.append(next(walk))
     assert run.checkpoints.steps() == [0, 1] and run.knobs.snapshot().orders == []
     measured = run.evaluations()
@@ -56,7 +56,7 @@ def test_evaluation_that_fails_is_logged_and_training_goes_on(
 ) -> None:
     monkeypatch.setattr(f"grpo_nb.training.commands.{broken}", lambda *_, **__: 1 / 0)
     run = tiny_run(tmp_path, run__steps=2)
-    run.knobs.order("evaluate")
+    run.knobs.request("evaluate")
     assert len(list(train(run))) == 2
     assert run.events().set_index("kind").loc["evaluation_failed", "error"].startswith("ZeroDivisionError")
     assert names(caplog.text, "evaluation", "step 0") and run.knobs.snapshot().orders == []
@@ -65,14 +65,14 @@ def test_evaluation_that_fails_is_logged_and_training_goes_on(
 JUNK = b'{"version": 1, "command": "\x00'
 
 
-@pytest.mark.parametrize(("order", "quick_every"), [("save", 0), ("evaluate", 2)])
+@pytest.mark.parametrize(("order", "quick_every"), [(Command.SAVE, 0), (Command.EVALUATE, 2)])
 def test_junk_in_the_knobs_while_an_order_is_carried_out_ends_nothing(
-    order: Order, quick_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    order: Command, quick_every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tiny_run(tmp_path, run__steps=3, run__quick_eval_every=quick_every)
     run.knobs["temperature"].set(0.9)
-    run.knobs.order(order)
-    carry_out = {"save": (loop, "save"), "evaluate": (commands, "evaluate")}[order]
+    run.knobs.request(order)
+    carry_out = {Command.SAVE: (loop, "save"), Command.EVALUATE: (commands, "evaluate")}[order]
     kept = []
 
     def spoilt(*_: Any, **__: Any) -> None:
