@@ -165,13 +165,13 @@ class TokenStats:
 class StepStats:
     """One training step as the log has it.
 
-    >>> StepStats(step=3, metrics={"reward/fairness": 0.7}, status="ok")["reward/fairness"]
+    >>> StepStats(step=3, metrics={"kl/fairness": 0.7}, status="ok")["kl/fairness"]
     0.7
     """
 
     step: int
     metrics: Mapping[str, float | int | str | None]
-    """Flat keys `group/name` or `group/name/objective`, exactly the row in metrics.jsonl."""
+    """The row of metrics.jsonl; its keys are those of `metrics.keys`."""
     status: Literal["ok", "clipped", "skipped", "empty"] = "ok"
     """`skipped`: no update was applied; `empty`: there was nothing to learn from, the gradient was exactly 0."""
 

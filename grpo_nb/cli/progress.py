@@ -64,8 +64,8 @@ def follow(steps: Any, name: str, start: int, total: int) -> tuple[int, bool]:
 def summary(row: Mapping[str, Any]) -> str:
     """The few numbers of a step worth a line.
 
-    >>> summary({"loss": 0.5, "reward/fairness": 0.25, "kl/fairness": 0.031, "status": "clipped"})
-    'loss 0.500  reward/fairness 0.250  kl/fairness 0.031  gradient clipped'
+    >>> summary({"loss": 0.5, "reward/fairness/mean": 0.25, "kl/fairness": 0.031, "status": "clipped"})
+    'loss 0.500  reward/fairness/mean 0.250  kl/fairness 0.031  gradient clipped'
     """
     curves = [key for key in row if keys.REWARD.has(key) or keys.KL.has(key)]
     shown = [key for key in (keys.LOSS, *curves) if isinstance(row.get(key), int | float)]

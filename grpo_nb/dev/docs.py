@@ -21,12 +21,18 @@ from grpo_nb.cli.arguments import commands
 from grpo_nb.cli.setting_keys import settings
 from grpo_nb.config import Config
 from grpo_nb.dev import render
+from grpo_nb.metrics import keys
 from grpo_nb.report.markup import Markup, html
 
 
 def pages() -> dict[str, str]:
     """Markdown by file name."""
-    return {"settings": _settings_page(), "presets": _presets_page(), "commands": _commands_page()}
+    return {
+        "settings": _settings_page(),
+        "metrics": _metrics_page(),
+        "presets": _presets_page(),
+        "commands": _commands_page(),
+    }
 
 
 def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
@@ -75,10 +81,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _settings_page() -> str:
-    cells = [(f"`{s.key}`", f"`{s.text}`", s.meaning.replace("|", r"\|")) for s in settings(Config())]
-    rows = ["| " + " | ".join(cell) + " |" for cell in cells]
-    intro = "Defaults of `Config()`; a preset starts from its own numbers (`grpo-nb settings --preset NAME`).\n"
-    return "\n".join(["# Settings", "", intro, "| key | default | meaning |", "| --- | --- | --- |", *rows])
+    cells = [(f"`{s.key}`", f"`{s.text}`", s.meaning) for s in settings(Config())]
+    intro = "Defaults of `Config()`; a preset starts from its own numbers (`grpo-nb settings --preset NAME`)."
+    return _page("Settings", intro, ("key", "default", "meaning"), cells)
+
+
+def _metrics_page() -> str:
+    cells = [(f"`{k.name}`", k.unit, k.meaning, ", ".join(k.producers)) for k in keys.TABLE.values()]
+    intro = "Keys of `metrics.jsonl` and `sft.jsonl`. A name in braces stands for each objective, label and so on."
+    return _page("Metrics", intro, ("key", "unit", "meaning", "computed in"), cells)
+
+
+def _page(title: str, intro: str, head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A page that is one table."""
+    escaped = ([cell.replace("|", r"\|") for cell in row] for row in cells)
+    rows = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *escaped)]
+    return "\n".join([f"# {title}", "", intro, "", *rows])
 
 
 def _presets_page() -> str:

@@ -113,7 +113,12 @@ def metric_row(step: int, steps: int, noise: list[float]) -> dict[str, Any]:
     """A healthy step in numbers."""
     done = step / steps
     row: dict[str, Any] = {keys.STEP: step, keys.STATUS: "ok", keys.GRAD_SKIPPED: 0, keys.LOSS: 0.01 * noise[0]}
-    row |= {keys.RATIO_MAX_DEVIATION: 0.0, keys.RATIO_CLAMPED: 0.0, keys.CLIP_LOW: 0.0, keys.CLIP_HIGH: 0.01 * noise[1]}
+    row |= {
+        keys.RATIO_MAX_DEVIATION: 0.0,
+        keys.RATIO_CLAMPED: 0.0,
+        keys.CLIP_RATIO_LOW: 0.0,
+        keys.CLIP_RATIO_HIGH: 0.01 * noise[1],
+    }
     row |= {keys.GRAD_NORM: 0.3 + 0.1 * noise[2], keys.GRAD_UPDATE: 1e-4 * (1 + noise[3])}
     row |= {keys.GRAD_COSINE: noise[4] - 0.4, keys.LR: 3e-4, keys.TEMPERATURE: 1.0, keys.TOKENS: 900}
     row |= {keys.SAMPLER_DIFFERENCE.mean: 1e-7 * noise[5], keys.MEMORY_PEAK: 850.0}
@@ -123,7 +128,7 @@ def metric_row(step: int, steps: int, noise: list[float]) -> dict[str, Any]:
         correct = 0.5 + 0.3 * done + 0.05 * noise[10 + n]
         row |= {keys.REWARD.of(name): correct, keys.REWARD_STD.of(name): 0.3 - 0.1 * done + 0.01 * noise[12 + n]}
         row |= {keys.REWARD_PART.of(name, "task"): correct, keys.SCORED.of(name): 1.0, keys.UNSCORED_GROUPS.of(name): 0}
-        row |= {keys.ZERO_STD_GROUPS.of(name): 0.2 + 0.1 * noise[14 + n], keys.LABEL.of(name, "correct"): correct}
+        row |= {keys.FRAC_REWARD_ZERO_STD.of(name): 0.2 + 0.1 * noise[14 + n], keys.LABEL.of(name, "correct"): correct}
         row |= {keys.LABEL.of(name, "wrong"): 0.98 - correct, keys.LABEL.of(name, "unparsed"): 0.02}
         row |= {keys.KL.of(name): 0.0 if step == 1 else 0.05 + 0.01 * noise[16 + n]}
         row |= {keys.KL_K1.of(name): 0.05 * noise[18 + n], keys.BETA.of(name): 0.04, keys.BETA_MODE.of(name): "auto"}

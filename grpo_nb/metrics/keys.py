@@ -105,11 +105,11 @@ TIME_STEP = _one("time/step", "s", "Seconds of the step.", _METRICS)
 
 LOSS = _one("loss", "", "Loss, mean over the step's updates; of SFT: nats per completion token.", _METRICS, _SFT)
 LOSS_TERM = _family("loss/{term}", "", "Part of the loss: policy, kl, or entropy.", _METRICS)
-RATIO_MAX_DEVIATION = _one("ratio/max_dev", "", "max |π_new / π_old - 1| at the first update.", _METRICS)
-RATIO_DIFFERENCE = _difference("ratio/gap", "between policy and old policy at the first update", _METRICS)
+RATIO_MAX_DEVIATION = _one("ratio/max_deviation", "", "max |π_new / π_old - 1| at the first update.", _METRICS)
+RATIO_DIFFERENCE = _difference("ratio/logp_difference", "between policy and old policy at the first update", _METRICS)
 RATIO_CLAMPED = _one("ratio/clamped", "share", "Tokens whose log-ratio is beyond the clamp before exp.", _METRICS)
-CLIP_LOW = _one("clip/low", "share", "Tokens clipped at the lower bound of the ratio.", _METRICS)
-CLIP_HIGH = _one("clip/high", "share", "Tokens clipped at the upper bound of the ratio.", _METRICS)
+CLIP_RATIO_LOW = _one("clip_ratio/low", "share", "Tokens clipped at the lower bound of the ratio.", _METRICS)
+CLIP_RATIO_HIGH = _one("clip_ratio/high", "share", "Tokens clipped at the upper bound of the ratio.", _METRICS)
 GRAD_NORM = _one("grad/norm", "", "Largest gradient norm of the step's updates, before clipping.", _METRICS, _SFT)
 GRAD_UPDATE = _one("grad/update", "", "Relative change of the weights, ||new - old|| / ||old||.", _METRICS, _SFT)
 GRAD_SKIPPED = _one("grad/skipped", "updates", "Updates that were skipped.", _METRICS)
@@ -119,48 +119,48 @@ GRAD_NORM_TERM = _family(
 )
 GRAD_COSINE = _one("grad/cosine", "", "Smallest cosine between two objectives' gradients.", _METRICS, _REPORT)
 GRAD_COSINE_OF = _family("grad/cosine/{a}/{b}", "", "Cosine between two objectives' gradients.", _REPORT)
-SAMPLER_DIFFERENCE = _difference("sampler_gap", "between engine and training forward", _METRICS)
-WEIGHT_MEAN = _one("weight/mean", "", "Mean importance-sampling weight of the trained tokens.", _METRICS)
-WEIGHT_ZERO = _one("weight/zero", "share", "Trained tokens with importance-sampling weight 0.", _METRICS)
+SAMPLER_DIFFERENCE = _difference("sampler_logp_difference", "between engine and training forward", _METRICS)
+IMPORTANCE_WEIGHT_MEAN = _one("importance_weight/mean", "", "Mean weight of the trained tokens.", _METRICS)
+IMPORTANCE_WEIGHT_ZERO = _one("importance_weight/zero", "share", "Trained tokens of weight 0.", _METRICS)
 
 # Each objective: rewards and answers
 
-REWARD = _family("reward/{objective}", "reward", "Mean over the scored completions, before shaping.", _METRICS)
+REWARD = _family("reward/{objective}/mean", "reward", "Mean over the scored completions, before shaping.", _METRICS)
 REWARD_STD = _family(
-    "reward_std/{objective}", "reward", "Standard deviation inside a group, mean over complete groups.", _METRICS
+    "reward/{objective}/std", "reward", "Standard deviation inside a group, mean over complete groups.", _METRICS
 )
-REWARD_SHAPED = _family("shaped_reward/{objective}", "reward", "Mean after shaping, as advantages see it.", _METRICS)
-REWARD_PART = _family("reward_part/{objective}/{part}", "reward", "Mean of one reward function.", _METRICS)
+REWARD_SHAPED = _family("reward/{objective}/shaped", "reward", "Mean after shaping, as advantages see it.", _METRICS)
+REWARD_PART = _family("reward/{objective}/part/{part}", "reward", "Mean of one reward function.", _METRICS)
 REWARD_PART_STD = _family(
-    "reward_part_std/{objective}/{part}",
+    "reward/{objective}/part_std/{part}",
     "reward",
     "Standard deviation of one reward function inside a group, mean over complete groups.",
     _METRICS,
 )
 SCORED = _family("scored/{objective}", "share", "Completions with a reward.", _METRICS)
 UNSCORED_GROUPS = _family("unscored_groups/{objective}", "groups", "Groups left out: a reward is missing.", _METRICS)
-ZERO_STD_GROUPS = _family(
-    "dead_groups/{objective}",
+FRAC_REWARD_ZERO_STD = _family(
+    "frac_reward_zero_std/{objective}",
     "share",
-    "Complete groups without signal: no completion has a trained token with an advantage other than 0.",
+    "Groups without signal, of those with all rewards: no completion has a trained token whose advantage is not 0.",
     _METRICS,
 )
 ADVANTAGE_CLIPPED = _family(
     "advantage_clipped/{objective}", "share", "Trained completions cut by algorithm.advantage_clip.", _METRICS
 )
 LABEL = _family("label/{objective}/{label}", "share", "Completions with this label.", _METRICS)
-LABEL_TOLD = _family(
-    "label_told/{objective}/{label}", "share", "The same, of the items whose text answers the question.", _METRICS
+LABEL_ANSWERABLE = _family(
+    "label_answerable/{objective}/{label}", "share", "The same, of the items whose text answers the question.", _METRICS
 )
-LABEL_UNTOLD = _family(
-    "label_untold/{objective}/{label}", "share", "The same, of the items whose text does not.", _METRICS
+LABEL_UNANSWERABLE = _family(
+    "label_unanswerable/{objective}/{label}", "share", "The same, of the items whose text does not.", _METRICS
 )
 LENGTH_MEAN = _family("length/{objective}/mean", "tokens", "Mean completion length, stop token included.", _METRICS)
 LENGTH_P50 = _family("length/{objective}/p50", "tokens", "Median completion length.", _METRICS)
 LENGTH_P95 = _family("length/{objective}/p95", "tokens", "95th percentile of completion length.", _METRICS)
 TRUNCATION = _family("truncation/{objective}", "share", "Completions that hit the length cap.", _METRICS)
 EVAL = _family("eval/{objective}/{metric}", "", "Metric of the quick evaluation.", "training/quick_eval.py")
-USER = _family("rewards/{objective}/{name}", "", "What a reward function gave to `log_metric`.", "rewards/context.py")
+USER = _family("user/{objective}/{name}", "", "What a reward function gave to `log_metric`.", "rewards/context.py")
 
 # Each objective: policy and reference
 

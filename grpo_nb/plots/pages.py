@@ -121,7 +121,7 @@ def entropy(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame
 def clipped(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Share of tokens whose gradient the clip took away."""
     title(axis, "Clipped tokens", "share; solid: at the upper bound, dashed: at the lower")
-    high, low = column(rows, keys.CLIP_HIGH), column(rows, keys.CLIP_LOW)
+    high, low = column(rows, keys.CLIP_RATIO_HIGH), column(rows, keys.CLIP_RATIO_LOW)
     axis.plot(rows["step"], smooth(high), color=INK, linewidth=2)
     axis.plot(rows["step"], smooth(low), color=MUTED, linewidth=1.3, linestyle=SHORT_DASHES)
     for values, colour in ((high, INK), (low, MUTED)):

@@ -98,7 +98,7 @@ def lost(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     title(axis, "Cut answers and dead groups", "solid: cut at the cap; dashed: groups of equal reward")
     for name, colour in colours(config.objectives).items():
         line(axis, rows, column(rows, keys.TRUNCATION.of(name)), colour)
-        dashed(axis, rows, column(rows, keys.ZERO_STD_GROUPS.of(name)), colour)
+        dashed(axis, rows, column(rows, keys.FRAC_REWARD_ZERO_STD.of(name)), colour)
     percent_axis(axis)
 
 

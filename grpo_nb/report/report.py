@@ -131,7 +131,7 @@ _HEADLINES = {
     "β": keys.BETA,
     "length, tokens": keys.LENGTH_MEAN,
     "share cut at the cap": keys.TRUNCATION,
-    "share of groups without a signal": keys.ZERO_STD_GROUPS,
+    "share of groups without a signal": keys.FRAC_REWARD_ZERO_STD,
 }
 
 

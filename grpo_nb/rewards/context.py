@@ -1,7 +1,7 @@
 """What TRL also hands to a reward function: where training stands, and two calls that note what was seen.
 
 def f(completions, trainer_state, log_metric, log_extra, **columns):
-    log_metric("long", 0.25)                  # the step's row: `rewards/<objective>/long`
+    log_metric("long", 0.25)                  # the step's row: `user/<objective>/long`
     log_extra("words", [3, 7, ...])           # one a completion: samples.jsonl, under `extra`
     return [1.0 if trainer_state.global_step < 10 else 0.5 for _ in completions]
 """

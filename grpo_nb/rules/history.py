@@ -42,7 +42,7 @@ CURVES: tuple[Callable[[str], str], ...] = (
     keys.ENTROPY.of,
     keys.LENGTH_MEAN.of,
     keys.TRUNCATION.of,
-    keys.ZERO_STD_GROUPS.of,
+    keys.FRAC_REWARD_ZERO_STD.of,
     lambda objective: keys.LABEL.of(objective, "unparsed"),
     lambda objective: keys.GRAD_NORM,
     lambda objective: keys.SAMPLER_DIFFERENCE.mean,

@@ -60,7 +60,7 @@ def _always_hedges(rows: Rows, objective: str) -> Hedges | None:
 
 def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most groups have no spread of reward, so they give no gradient; split by why."""
-    dead, right = level(rows, keys.ZERO_STD_GROUPS.of(objective)), label_level(rows, objective, "correct")
+    dead, right = level(rows, keys.FRAC_REWARD_ZERO_STD.of(objective)), label_level(rows, objective, "correct")
     if dead is None or dead < DEAD_SHARE:
         return None
     solved, failed = right is not None and right >= SOLVED, right is not None and right <= FAILED
@@ -163,7 +163,7 @@ def _holds_entropy(config: Config) -> str:
 
 def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Entropy is near zero before the first update: that is SFT's doing or the sampler's, not GRPO's."""
-    before, dead = start(rows, keys.ENTROPY.of(objective)), level(rows, keys.ZERO_STD_GROUPS.of(objective))
+    before, dead = start(rows, keys.ENTROPY.of(objective)), level(rows, keys.FRAC_REWARD_ZERO_STD.of(objective))
     if before is None or before >= LOW_ENTROPY or dead is None or dead < DEAD_SHARE:
         return None
     if (label_level(rows, objective, "correct") or 0) >= SOLVED:
@@ -225,8 +225,8 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     bias = (
         "the gradient is biased by that much"
         if kind == "none"
-        else f"algorithm.correction='{kind}' weighs against it (mean weight {_known(rows, keys.WEIGHT_MEAN)}, "
-        f"{_known(rows, keys.WEIGHT_ZERO)} of the tokens at 0)"
+        else f"algorithm.correction='{kind}' weighs against it (mean weight "
+        f"{_known(rows, keys.IMPORTANCE_WEIGHT_MEAN)}, {_known(rows, keys.IMPORTANCE_WEIGHT_ZERO)} of the tokens at 0)"
     )
     return Finding(
         "sampler_mismatch",

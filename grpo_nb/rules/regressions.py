@@ -129,8 +129,8 @@ class Hedges:
 
 def hedges(rows: Rows, objective: str) -> Hedges | None:
     """How much an objective's answers hedge; None where no labels were counted."""
-    told = any(keys_below(row, keys.LABEL_TOLD.below(objective)) for row in rows[-WINDOW:])
-    group = keys.LABEL_TOLD if told else keys.LABEL
+    told = any(keys_below(row, keys.LABEL_ANSWERABLE.below(objective)) for row in rows[-WINDOW:])
+    group = keys.LABEL_ANSWERABLE if told else keys.LABEL
     shares = {label: label_level(rows, objective, label, group) for label in HEDGES}
     right = label_level(rows, objective, "correct", group)
     if right is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grpo_nb.printable import clean_logger
-from grpo_nb.storage import lines, schema
+from grpo_nb.storage import former_names, lines, schema
 from grpo_nb.storage.files import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
 from grpo_nb.storage.lines import Place, Sought, Span
 from grpo_nb.storage.safe_open import RunError, opened, refuse_irregular
@@ -56,6 +56,7 @@ class Journal:
         self._reading = threading.Lock()
         self._index: Index | None = None
         self._seen = _Seen()
+        self._stepwise = path.name.partition(".")[0] in schema.STEPWISE
         self._ends: tuple[tuple[int, ...], int] = ((), 0)
         """A state of the file, and where its last complete line ends: what follows that may be long."""
 
@@ -180,6 +181,7 @@ class Journal:
         row = _parse(line)
         if row is None:
             return None, "is no JSON object"
+        row = former_names.metrics(row) if self._stepwise else row
         why = schema.problem(self.path.name, row, end)
         return (row, None) if why is None else (None, why)
 

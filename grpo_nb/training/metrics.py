@@ -83,8 +83,8 @@ def _token_shares(gradients: Sequence[GradientStats]) -> Row:
     tokens = max(sum(g.tokens for g in gradients), 1)
     return {
         keys.RATIO_CLAMPED: sum(g.clamped for g in gradients) / tokens,
-        keys.CLIP_LOW: sum(g.clipped_low for g in gradients) / tokens,
-        keys.CLIP_HIGH: sum(g.clipped_high for g in gradients) / tokens,
+        keys.CLIP_RATIO_LOW: sum(g.clipped_low for g in gradients) / tokens,
+        keys.CLIP_RATIO_HIGH: sum(g.clipped_high for g in gradients) / tokens,
     }
 
 
@@ -125,7 +125,7 @@ def reward_row(
         keys.REWARD.of(objective): _mean([s.value for s in scored if s.value is not None]),
         keys.REWARD_STD.of(objective): float(whole.std(dim=1).mean()) if len(whole) else None,
         keys.SCORED.of(objective): len(scored) / len(scores),
-        keys.ZERO_STD_GROUPS.of(objective): float(dead.double().mean()) if len(whole) else None,
+        keys.FRAC_REWARD_ZERO_STD.of(objective): float(dead.double().mean()) if len(whole) else None,
         keys.UNSCORED_GROUPS.of(objective): len(rewards) - len(whole),
         **{keys.REWARD_PART.of(objective, name): value for name, value in _part_means(scores).items()},
         **{keys.REWARD_PART_STD.of(objective, name): v for name, v in _part_spreads(scores, rewards.shape[1]).items()},
@@ -136,7 +136,7 @@ def reward_row(
 def condition_row(objective: str, scores: Sequence[Score], told: Sequence[bool | None]) -> Row:
     """Label shares of the answers whose item its text answers, and of the others."""
     row: Row = {}
-    for group, condition in ((keys.LABEL_TOLD, True), (keys.LABEL_UNTOLD, False)):
+    for group, condition in ((keys.LABEL_ANSWERABLE, True), (keys.LABEL_UNANSWERABLE, False)):
         own = [s.label for s, answered in zip(scores, told, strict=True) if answered is condition]
         labels = sorted(Counter(label for label in own if label).items())
         row |= {group.of(objective, name): count / len(own) for name, count in labels}
@@ -197,8 +197,8 @@ def sampler_row(batch: Experience, sampled: Float[Tensor, "batch token"]) -> Row
         return row
     silent = (batch.weights == 0).to(sampled.dtype)
     return row | {
-        keys.WEIGHT_MEAN: float(losses.masked_mean(batch.weights, mask)),
-        keys.WEIGHT_ZERO: float(losses.masked_mean(silent, mask)),
+        keys.IMPORTANCE_WEIGHT_MEAN: float(losses.masked_mean(batch.weights, mask)),
+        keys.IMPORTANCE_WEIGHT_ZERO: float(losses.masked_mean(silent, mask)),
     }
 
 

@@ -27,7 +27,7 @@ def test_train_goes_to_its_steps_and_says_what_is_next(run: Run, capsys: pytest.
     assert status == 0
     assert names(out.splitlines()[0], run.path, "GRPO", 4)
     assert names(out.splitlines()[-1], run.path, "done", 4, f"grpo-nb eval {run.path}", f"grpo-nb diagnose {run.path}")
-    assert "GRPO step 4/4  loss 0.500  reward/fairness 0.250  kl/fairness 0.010" in err
+    assert "GRPO step 4/4  loss 0.500  reward/fairness/mean 0.250  kl/fairness 0.010" in err
 
 
 def test_train_resumes_and_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from grpo_nb.dev import docs
+from grpo_nb.metrics import keys
 from tests.conftest import ROOT
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
@@ -98,3 +99,10 @@ def test_docs_fail_where_a_notebook_does(tmp_path: Path) -> None:
 def test_what_a_page_would_fetch_is_seen(text: str) -> None:
     assert loads(text)
     assert not loads('<a href="https://a.example">link</a><img src="data:image/png;base64,QUJD">')
+
+
+def test_every_metric_is_listed_with_its_unit_and_meaning() -> None:
+    lines = docs.pages()["metrics"].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `")]
+    wanted = [[f"`{row.name}`", row.unit, row.meaning, ", ".join(row.producers)] for row in keys.TABLE.values()]
+    assert [[cell.replace(r"\|", "|") for cell in row] for row in rows] == wanted

@@ -135,8 +135,8 @@ def test_the_judge_moves_the_weights_and_two_runs_are_equal(tmp_path: Path, serv
     assert first == second
     plain = tiny_run(tmp_path, "plain", sft__steps=0, run__steps=2)
     assert (
-        rows(list(grpo(plain, tasks=small_tasks(), rewards=REWARDS)))[0]["reward/fairness"]
-        != first[0]["reward/fairness"]
+        rows(list(grpo(plain, tasks=small_tasks(), rewards=REWARDS)))[0]["reward/fairness/mean"]
+        != first[0]["reward/fairness/mean"]
     )
     same = [weights(run) for run in (*runs, plain)]
     assert all((same[0][k] == same[1][k]).all() for k in same[0])
@@ -213,7 +213,7 @@ def test_where_the_task_ties_the_judge_moves_weights_only_if_it_may(
     (row,) = [dict(step.metrics) for step in grpo(run, tasks=tasks)]
     assert len({grade for _, grade in server.given}) > 2
     assert [row[f"judge/{name}/tied_groups"] for name in (H, F)] == [2, 2]
-    assert [row[f"dead_groups/{name}"] < 1 for name in (H, F)] == [decides, decides]
+    assert [row[f"frac_reward_zero_std/{name}"] < 1 for name in (H, F)] == [decides, decides]
     assert (row["grad/update"] > 0) == decides
 
 
@@ -247,7 +247,7 @@ def test_a_judge_that_always_fails_ends_the_run_saved(tmp_path: Path, server: Ju
         trained(run)
     newest, _ = run.checkpoints.latest()
     assert newest is not None and int(newest.state()["step"]) == 3
-    assert all(row[f"reward_part/{H}/judge"] is None for row in run.metric_rows())
+    assert all(row[f"reward/{H}/part/judge"] is None for row in run.metric_rows())
     assert {row["score"] for row in map(json.loads, (run.path / FILE).read_text().splitlines())} == {None}
 
 

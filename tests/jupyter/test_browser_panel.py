@@ -98,7 +98,7 @@ def test_warnings_and_the_word_about_the_loss_are_there(desk: Desk, tmp_path: Pa
 
     run = tiny_run(tmp_path, "ill")
     rows: list[dict[str, Any]] = []
-    for row in made_rows.ill(lambda row: {"truncation/fairness": 0.6, "dead_groups/hallucination": 0.97}, 40):
+    for row in made_rows.ill(lambda row: {"truncation/fairness": 0.6, "frac_reward_zero_std/hallucination": 0.97}, 40):
         rows.append(row)
         run.log_metrics(row)
         guards.act_on(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])

@@ -161,7 +161,7 @@ def test_warnings_are_shown_as_they_come_and_remarks_are_not(run: Run) -> None:
     ("change", "said"),
     [
         ({"truncation/fairness": 0.6}, "max_completion"),
-        ({"dead_groups/fairness": 1.0}, "signal"),
+        ({"frac_reward_zero_std/fairness": 1.0}, "signal"),
     ],
 )
 def test_findings_of_the_guards_reach_the_panel(run: Run, change: dict[str, Any], said: str) -> None:

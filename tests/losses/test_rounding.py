@@ -10,7 +10,8 @@ from torch import Tensor
 
 from grpo_nb import presets, rules
 from grpo_nb.losses.rounding import Gap, broken
-from grpo_nb.training.metrics import gap_row
+from grpo_nb.metrics import keys
+from grpo_nb.training.metrics import difference_row
 from tests.support import tiny_models as tiny
 from tests.support.made_rows import healthy
 
@@ -29,8 +30,12 @@ def logits(tokens: int, seed: int = 1) -> Tensor:
     return 3.0 * torch.randn(tokens, 500, generator=torch.Generator().manual_seed(seed))
 
 
+def named(name: str) -> keys.Difference:
+    return keys.Difference(name, f"{name}_p99", f"{name}_far")
+
+
 def gaps(sizes: Tensor) -> Gap:
-    row: dict[str, Any] = gap_row("gap", sizes)
+    row: dict[str, Any] = difference_row(named("gap"), sizes)
     return Gap(row["gap"], row["gap_p99"], row["gap_far"], sizes.numel())
 
 
@@ -69,22 +74,22 @@ def test_a_gap_that_is_no_number_is_no_rounding() -> None:
 
 
 def row(sizes: Tensor, key: str, eps: float = BFLOAT16) -> dict[str, Any]:
-    return healthy(1)[0] | {"rounding": eps, "tokens": sizes.numel()} | gap_row(key, sizes)
+    return healthy(1)[0] | {"rounding": eps, "tokens": sizes.numel()} | difference_row(named(key), sizes)
 
 
 def test_step_one_bears_rounding_and_stops_at_more() -> None:
-    assert rules.after_step([row(noise(4096), "ratio/gap") | {"ratio/max_dev": 0.28}], CONFIG) == []
-    (stop,) = rules.after_step([row(noise(4096) + 0.1, "ratio/gap")], CONFIG)
+    assert rules.after_step([row(noise(4096), "ratio/logp_difference") | {"ratio/max_deviation": 0.28}], CONFIG) == []
+    (stop,) = rules.after_step([row(noise(4096) + 0.1, "ratio/logp_difference")], CONFIG)
     assert (stop.rule, stop.severity, stop.action) == ("step_one", "error", "stop")
-    assert stop.evidence["values"]["ratio/gap"] > 0.1
-    (fine,) = rules.after_step([row(noise(4096), "ratio/gap", FLOAT32)], CONFIG)
+    assert stop.evidence["values"]["ratio/logp_difference"] > 0.1
+    (fine,) = rules.after_step([row(noise(4096), "ratio/logp_difference", FLOAT32)], CONFIG)
     assert fine.action == "stop", "what is rounding in bfloat16 is none in float32"
 
 
 @pytest.mark.parametrize(("extra", "action"), [(0.1, "warn"), (1.0, "stop")])
 def test_a_sampler_that_is_not_the_trainer(extra: float, action: str) -> None:
-    assert rules.after_step([row(noise(4096), "sampler_gap")], CONFIG) == []
-    found = row(noise(4096) + extra, "sampler_gap")
+    assert rules.after_step([row(noise(4096), "sampler_logp_difference")], CONFIG) == []
+    found = row(noise(4096) + extra, "sampler_logp_difference")
     (finding,) = [f for f in rules.after_step([found], CONFIG) if f.rule == "sampler_broken"]
     assert (finding.severity, finding.action) == ("error", action)
     for change in ({"sampling.top_p": 0.9}, {"algorithm.correction": "tis"}):
@@ -92,7 +97,7 @@ def test_a_sampler_that_is_not_the_trainer(extra: float, action: str) -> None:
 
 
 def test_a_sampler_of_other_weights_stops_a_later_step() -> None:
-    rows = [*healthy(3), healthy(4)[3] | {"sampler_gap": 2.0}]
+    rows = [*healthy(3), healthy(4)[3] | {"sampler_logp_difference": 2.0}]
     assert [f.action for f in rules.after_step(rows, CONFIG) if f.rule == "sampler_broken"] == ["stop"]
 
 

@@ -74,8 +74,8 @@ def reported() -> pd.DataFrame:
     def more(row: dict[str, Any]) -> dict[str, Any]:
         seconds = {"score": 0.00047, "reference": 0.1, "train": 0.25, "judge": 12.5, "evaluate": 3.25}
         phases = {f"time/{phase}": share for phase, share in seconds.items()}
-        parts = {f"reward_part/{o}/brevity": 0.1 * i - 0.1 for i, o in enumerate((F, H))}
-        spread = {f"reward_part_std/{o}/{part}": 0.2 for o in (F, H) for part in ("task", "brevity")}
+        parts = {f"reward/{o}/part/brevity": 0.1 * i - 0.1 for i, o in enumerate((F, H))}
+        spread = {f"reward/{o}/part_std/{part}": 0.2 for o in (F, H) for part in ("task", "brevity")}
         return phases | parts | spread | (report() if row["step"] % 5 == 0 else {})
 
     def report() -> dict[str, Any]:
@@ -418,10 +418,10 @@ def test_a_long_line_is_smoothed_over_its_faint_raw_values() -> None:
     axis = panel(dashboard(frame(47)), "Reward")
     widths = sorted(line.get_linewidth() for line in axis.lines if line.get_color() == canvas.PALETTE[0])
     assert widths.count(2) == 1 and widths.count(0.8) == 3
-    raw, bold = frame(47)[f"reward/{F}"], curve(axis, canvas.PALETTE[0]).get_ydata()
+    raw, bold = frame(47)[f"reward/{F}/mean"], curve(axis, canvas.PALETTE[0]).get_ydata()
     assert np.diff(bold).std() < 0.5 * np.diff(raw).std()
     short = panel(dashboard(frame(10)), "Reward")
-    assert list(curve(short, canvas.PALETTE[0]).get_ydata()) == pytest.approx(list(frame(10)[f"reward/{F}"]))
+    assert list(curve(short, canvas.PALETTE[0]).get_ydata()) == pytest.approx(list(frame(10)[f"reward/{F}/mean"]))
 
 
 def test_thousands_of_steps_are_thinned_but_keep_the_newest_and_the_skipped() -> None:
@@ -463,7 +463,7 @@ def test_the_change_is_bold_where_it_is_sure() -> None:
 
 
 def test_labels_at_the_end_of_the_curves_keep_apart_and_in_order() -> None:
-    same = {f"reward/{F}": 0.8, f"reward/{H}": 0.801}
+    same = {f"reward/{F}/mean": 0.8, f"reward/{H}/mean": 0.801}
     figure = plots.reward_curves(frame(40, lambda row: same), CONFIG)
     heights = {t.get_text().split("\n")[0]: t.get_position()[1] for t in figure.axes[0].texts if "\n" in t.get_text()}
     assert heights[H] - heights[F] >= 0.14 - 1e-9

@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_report_needs_no_kernel(run: Run) -> None:
     for step in range(1, 4):
-        run.log_metrics(row(run, step) | {"reward/fairness": step / 10})
+        run.log_metrics(row(run, step) | {"reward/fairness/mean": step / 10})
     shown = report.report(run)
     assert shown.bundle()["image/png"].startswith("iVBORw0KGgo") and "0.2" in repr(shown)
     assert names(shown.bundle()["text/plain"], "tiny", "stopped", 3, 6)

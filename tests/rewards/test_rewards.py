@@ -414,7 +414,7 @@ def test_what_trl_also_hands_over_goes_to_whoever_names_it() -> None:
     found = score(Rubric(Fixed(), [by_name, by_keywords, neither]), Completions(EXAMPLES, TEXTS, IDS, notes=notes))
     assert [verdict.parts["by_name"] for verdict in found] == [0.5, 0.5]
     assert {"trainer_state", "log_metric", "log_extra"} <= seen.keys() and seen["trainer_state"] is notes.state
-    assert notes.row("fairness") == {"rewards/fairness/share": 0.5, "rewards/fairness/size": 2.0}
+    assert notes.row("fairness") == {"user/fairness/share": 0.5, "user/fairness/size": 2.0}
     assert notes.sample(0) == {"extra": {"words": 2, "golden": "a"}}
     assert notes.sample(1) == {"extra": {"words": None, "golden": "b"}}
     assert Notes(1).sample(0) == {} and Notes(1).row("fairness") == {}

@@ -19,7 +19,7 @@ from tests.support.made_rows import OBJECTIVES, Row, healthy
 
 CONFIG = presets.demo().replace(**{f"objectives.{name}.kl_band": (0.01, 0.05) for name in OBJECTIVES})
 KEYS = [key for key in healthy(1)[0] if key not in ("step", "status")]
-FALLS = ("reward/fairness", "reward/hallucination", "label/fairness/correct", "kl/fairness", "grad/cosine")
+FALLS = ("reward/fairness/mean", "reward/hallucination/mean", "label/fairness/correct", "kl/fairness", "grad/cosine")
 
 
 SEEDS = (5, 7)
@@ -97,8 +97,8 @@ def test_running_figures_are_those_of_all_rows(seed: int, monkeypatch: pytest.Mo
         for name, past in kept.objectives.items():
             kls = series(rows[:n], f"kl/{name}")
             assert (past.kl_count, past.kl_above) == (len(kls), sum(kl > 0.05 for kl in kls))
-            assert past.spread.median() == statistics.median(series(rows[:n], f"reward_std/{name}")[-40:] or [0.0])
-            for curve, key in ((past.reward, f"reward/{name}"), (past.correct, f"label/{name}/correct")):
+            assert past.spread.median() == statistics.median(series(rows[:n], f"reward/{name}/std")[-40:] or [0.0])
+            for curve, key in ((past.reward, f"reward/{name}/mean"), (past.correct, f"label/{name}/correct")):
                 found = curve.fall()
                 assert (found and (found.best, found.now, found.since)) == plain_fall(rows[:n], key)
                 if found:
@@ -111,7 +111,7 @@ def test_running_figures_are_those_of_all_rows(seed: int, monkeypatch: pytest.Mo
 def test_what_changed_at_a_fall_is_known_of_a_reward_that_is_measured_now_and_then() -> None:
     kept, rows = History(CONFIG), healthy(900)
     for row in rows:
-        row["reward/fairness"] = (0.9 if row["step"] < 500 else 0.1) if row["step"] % 60 == 0 else None
+        row["reward/fairness/mean"] = (0.9 if row["step"] < 500 else 0.1) if row["step"] % 60 == 0 else None
         kept.append(row)
     past = kept.objectives["fairness"]
     found = past.reward.fall()

@@ -23,7 +23,7 @@ Curve = Callable[[int], float]
 
 
 def rows_of(steps: int, noise: float = 0.0, seed: int = 0, **curves: Curve) -> list[Row]:
-    """The healthy run with curves of its own, `reward_fairness=...` for reward/fairness, and noise about each."""
+    """The healthy run with curves of its own, `kl__fairness=...` for kl/fairness, and noise about each."""
     random = np.random.default_rng(seed)
     keys = {name: name.replace("__", "/") for name in curves}
     return [
@@ -53,7 +53,7 @@ def test_a_fall_of_reward_and_accuracy_is_found_with_its_beginning(
     steps: int, since: int, over: int, noise: float
 ) -> None:
     curve = falling(0.87, 0.1, since, over)
-    rows = rows_of(steps, noise, reward__fairness=curve, label__fairness__correct=falling(0.9, 0.05, since, over))
+    rows = rows_of(steps, noise, reward__fairness__mean=curve, label__fairness__correct=falling(0.9, 0.05, since, over))
     (finding,) = found(rows).values()
     assert finding.key == ("collapse", F) and finding.severity == "error"
     assert set(finding.evidence["fell"]) == {"reward", "correct"}
@@ -62,14 +62,16 @@ def test_a_fall_of_reward_and_accuracy_is_found_with_its_beginning(
         assert finding.evidence["since"] >= since + over // 4, "the middle of a slow fall"
 
 
-@pytest.mark.parametrize("key", ["reward__fairness", "label__fairness__correct"])
+@pytest.mark.parametrize("key", ["reward__fairness__mean", "label__fairness__correct"])
 def test_one_of_the_two_is_enough(key: str) -> None:
     ((name, finding),) = found(rows_of(60, 0.03, **{key: falling(0.8, 0.4, 40)})).items()
     assert name == ("collapse", F) and len(finding.evidence["fell"]) == 1
 
 
 def test_both_objectives_have_their_own() -> None:
-    rows = rows_of(60, 0.02, reward__fairness=falling(0.8, 0.2, 40), reward__hallucination=falling(0.8, 0.3, 20))
+    rows = rows_of(
+        60, 0.02, reward__fairness__mean=falling(0.8, 0.2, 40), reward__hallucination__mean=falling(0.8, 0.3, 20)
+    )
     since = {f.evidence["objective"]: f.evidence["since"] for f in found(rows).values()}
     assert since == {F: 40, H: 20}
 
@@ -79,40 +81,41 @@ def test_both_objectives_have_their_own() -> None:
 def test_rewards_of_any_scale(scale: float, offset: float) -> None:
     def curves(*levels: float) -> list[Row]:
         high, low = ((level + offset) * scale for level in levels)
-        rows = rows_of(60, 0.03 * scale, reward__fairness=falling(high, low, 40))
-        return [row | {f"reward_std/{F}": 0.3 * scale} for row in rows]
+        rows = rows_of(60, 0.03 * scale, reward__fairness__mean=falling(high, low, 40))
+        return [row | {f"reward/{F}/std": 0.3 * scale} for row in rows]
 
     assert ("collapse", F) in found(curves(0.8, 0.1))
     assert found(curves(0.8, 0.78)) == {}
 
 
 def test_what_turned_then_is_named() -> None:
-    rows = rows_of(60, 0.02, reward__fairness=falling(0.8, 0.1, 40))
+    rows = rows_of(60, 0.02, reward__fairness__mean=falling(0.8, 0.1, 40))
     turns = {f"kl/{F}": 0.9, f"entropy/{F}": 2.0, f"length/{F}/mean": 40.0, "lr": 3e-3}
     rows = [row | (turns if row["step"] >= 40 else {}) for row in rows]
     turned = found(rows)["collapse", F].evidence["turned"]
     assert turned["lr"] == [3e-4, 3e-3] and set(turned) == set(turns)
     assert (
-        set(found(rows_of(60, 0.02, reward__fairness=falling(0.8, 0.1, 40)))["collapse", F].evidence["turned"]) == set()
+        set(found(rows_of(60, 0.02, reward__fairness__mean=falling(0.8, 0.1, 40)))["collapse", F].evidence["turned"])
+        == set()
     )
 
 
 def test_rewards_that_are_missing_or_nan_are_no_fall() -> None:
-    gaps = rows_of(60, 0.02, reward__fairness=falling(0.8, 0.1, 40))
+    gaps = rows_of(60, 0.02, reward__fairness__mean=falling(0.8, 0.1, 40))
     for row in gaps[::3]:
-        row[f"reward/{F}"] = "NaN"
+        row[f"reward/{F}/mean"] = "NaN"
     assert ("collapse", F) in found(gaps)
-    dead = [row | ({f"reward/{F}": None} if row["step"] > 40 else {}) for row in healthy(60)]
+    dead = [row | ({f"reward/{F}/mean": None} if row["step"] > 40 else {}) for row in healthy(60)]
     assert found(dead) == {}
-    bare = [{"step": row["step"], f"reward/{F}": 0.8 if row["step"] < 30 else 0.1} for row in dead]
+    bare = [{"step": row["step"], f"reward/{F}/mean": 0.8 if row["step"] < 30 else 0.1} for row in dead]
     assert list(found(bare)) == [("collapse", F)], "all that a log of another version may have"
 
 
 def test_two_bad_batches_and_a_fall_that_was_made_good_are_none() -> None:
     dip: Curve = lambda step: 0.1 if step in (57, 58) else 0.8  # noqa: E731
-    assert found(rows_of(60, 0.03, reward__fairness=dip, label__fairness__correct=dip)) == {}
+    assert found(rows_of(60, 0.03, reward__fairness__mean=dip, label__fairness__correct=dip)) == {}
     back: Curve = lambda step: 0.1 if 20 <= step < 35 else 0.8  # noqa: E731
-    assert found(rows_of(60, 0.03, reward__fairness=back, label__fairness__correct=back)) == {}
+    assert found(rows_of(60, 0.03, reward__fairness__mean=back, label__fairness__correct=back)) == {}
 
 
 @pytest.mark.parametrize("steps", [3, 8, 15, 60, 200])
@@ -123,15 +126,15 @@ def test_a_healthy_run_has_none_of_them(steps: int, noise: float) -> None:
         flat: Curve = lambda step: 0.5  # noqa: E731
         gone: Curve = lambda step: max(0.0, 0.2 - 0.2 * step / steps)  # noqa: E731
         rows = rows_of(
-            steps, noise, seed, reward__fairness=rising, label__fairness__correct=rising, reward__hallucination=flat,
-            label__hallucination__correct=flat,
+            steps, noise, seed, reward__fairness__mean=rising, label__fairness__correct=rising,
+            reward__hallucination__mean=flat, label__hallucination__correct=flat,
         )  # fmt: skip
         rows = [row | {f"label/{F}/unknown": gone(row["step"])} for row in rows]
         assert found(rows) == {}, (steps, noise, seed)
 
 
 def test_the_live_view_has_it_as_the_log_has() -> None:
-    rows = rows_of(60, 0.02, reward__fairness=falling(0.8, 0.1, 40))
+    rows = rows_of(60, 0.02, reward__fairness__mean=falling(0.8, 0.1, 40))
     news = [n for n in range(1, 61) if any(f.rule == "collapse" for f in rules.after_step(rows[:n], CONFIG))]
     assert news == [42], "when three of the newest five rows are low, and once"
 
@@ -150,8 +153,13 @@ def hedged(label: str, share: Curve, correct: Curve, objective: str = F, group: 
 
 @pytest.mark.parametrize("dead", [1.0, 0.6])
 def test_unknown_to_everything_is_found_and_no_temperature_advised(dead: float) -> None:
-    change = {f"dead_groups/{F}": dead, f"label/{F}/correct": 0.5, f"label/{F}/unknown": 0.45, f"label/{F}/wrong": 0.05}
-    rows = [row | (change | {f"reward/{F}": 0.65} if row["step"] >= 45 else {}) for row in healthy(60)]
+    change = {
+        f"frac_reward_zero_std/{F}": dead,
+        f"label/{F}/correct": 0.5,
+        f"label/{F}/unknown": 0.45,
+        f"label/{F}/wrong": 0.05,
+    }
+    rows = [row | (change | {f"reward/{F}/mean": 0.65} if row["step"] >= 45 else {}) for row in healthy(60)]
     findings = {f.rule: f for f in rules.post_mortem(rows, CONFIG)}
     assert findings["hedging"].evidence["always"] and findings["hedging"].severity == "error"
     assert ("dead_groups" in findings) == (dead == 1.0)
@@ -168,7 +176,7 @@ def test_abstaining_from_everything_is_found(since: int) -> None:
 @pytest.mark.parametrize(
     ("label", "group", "hedge", "right"),
     [
-        ("unknown", "label_told", 0.26, (0.5, 0.32)),  # SmolLM2-135M on BBQ, where the text tells
+        ("unknown", "label_answerable", 0.26, (0.5, 0.32)),  # SmolLM2-135M on BBQ, where the text tells
         ("abstained", "label", 0.26, (0.18, 0.15)),  # and on HaluEval
         ("unknown", "label", 0.13, (0.56, 0.65)),  # the first without the share by condition
     ],
@@ -194,7 +202,7 @@ def test_moving_towards_hedges_is_found(
         ((0.25, 0.25), (0.6, 0.6)),  # hedges that are no more than before, and not all that is left
     ],
 )
-@pytest.mark.parametrize("group", ["label", "label_told"])
+@pytest.mark.parametrize("group", ["label", "label_answerable"])
 def test_hedges_that_are_no_trouble(hedge: tuple[float, float], right: tuple[float, float], group: str) -> None:
     assert hedged("unknown", falling(*hedge, 10, 40), falling(*right, 10, 40), group=group) is None
 
@@ -281,6 +289,8 @@ def test_label_shares_are_counted_by_condition() -> None:
     row = metrics.condition_row(F, scores, [True, True, True, False, None])
     third = pytest.approx(1 / 3)
     assert row == {
-        f"label_told/{F}/correct": third, f"label_told/{F}/undecided": third, f"label_told/{F}/unknown": third,
-        f"label_untold/{F}/correct": 1.0,
-    }  # fmt: skip
+        f"label_answerable/{F}/correct": third,
+        f"label_answerable/{F}/undecided": third,
+        f"label_answerable/{F}/unknown": third,
+        f"label_unanswerable/{F}/correct": 1.0,
+    }

@@ -109,9 +109,9 @@ def test_weights_may_stand_still_for_a_reason(reason: Row) -> None:
 @pytest.mark.parametrize(
     ("change", "severity", "action"),
     [
-        ({"ratio/max_dev": 0.5}, "error", "stop"),
-        ({"ratio/max_dev": 0.01}, "warning", "warn"),
-        ({"ratio/max_dev": math.nan}, "error", "stop"),
+        ({"ratio/max_deviation": 0.5}, "error", "stop"),
+        ({"ratio/max_deviation": 0.01}, "warning", "warn"),
+        ({"ratio/max_deviation": math.nan}, "error", "stop"),
         ({"kl/fairness": 1.007}, "error", "stop"),
         ({"kl/hallucination": 0.005}, "warning", "warn"),
         ({"grad/update": 0.0}, "error", "stop"),
@@ -186,7 +186,7 @@ def test_beta_is_not_pinned_inside_the_band_or_by_hand(excuse: Row) -> None:
 
 
 def test_a_policy_that_hardly_moves() -> None:
-    still = {f"kl/{o}": 1e-5 for o in (F, H)} | {f"reward/{o}": 0.5 for o in (F, H)}
+    still = {f"kl/{o}": 1e-5 for o in (F, H)} | {f"reward/{o}/mean": 0.5 for o in (F, H)}
     assert "five-fold" in only(ill(lambda row: still, steps=40), "policy_static").advice
     assert "policy_static" not in found(ill(lambda row: still, steps=20))
     assert "policy_static" not in found(ill(lambda row: still | {f"kl/{H}": 0.02}, steps=40))
@@ -205,20 +205,20 @@ def labels(correct: float, unparsed: float = 0.0) -> Row:
     [(0.97, "info", "97%"), (0.02, "warning", "2%"), (0.5, "warning", "90%")],
 )
 def test_dead_groups_are_told_apart_by_their_labels(correct: float, severity: str, word: str) -> None:
-    finding = only(ill(lambda row: {f"dead_groups/{F}": 0.9} | labels(correct)), "dead_groups")
+    finding = only(ill(lambda row: {f"frac_reward_zero_std/{F}": 0.9} | labels(correct)), "dead_groups")
     assert finding.severity == severity and names(finding.message, word, "90%")
     assert finding.evidence["correct_share"] == pytest.approx(correct)
 
 
 @pytest.mark.ux(18, at="unit")
 def test_all_groups_dead_is_an_error_unless_solved() -> None:
-    assert found(ill(lambda row: {f"dead_groups/{F}": 1.0} | labels(0.5)))["dead_groups"].severity == "error"
-    assert found(ill(lambda row: {f"dead_groups/{F}": 1.0} | labels(1.0)))["dead_groups"].severity == "info"
+    assert found(ill(lambda row: {f"frac_reward_zero_std/{F}": 1.0} | labels(0.5)))["dead_groups"].severity == "error"
+    assert found(ill(lambda row: {f"frac_reward_zero_std/{F}": 1.0} | labels(1.0)))["dead_groups"].severity == "info"
 
 
 def test_a_label_nobody_got_counts_as_zero() -> None:
     rows = [{k: v for k, v in row.items() if k != f"label/{F}/correct"} for row in healthy(20)]
-    finding = found([row | {f"dead_groups/{F}": 0.9} for row in rows])["dead_groups"]
+    finding = found([row | {f"frac_reward_zero_std/{F}": 0.9} for row in rows])["dead_groups"]
     assert finding.evidence["correct_share"] == 0.0
 
 
@@ -254,16 +254,16 @@ def test_entropy_is_compared_with_the_runs_own_start() -> None:
 
 
 def test_low_entropy_from_the_start_is_put_down_to_sft() -> None:
-    rows = ill(lambda row: {f"entropy/{F}": 0.03, f"dead_groups/{F}": 0.8} | labels(0.5))
+    rows = ill(lambda row: {f"entropy/{F}": 0.03, f"frac_reward_zero_std/{F}": 0.8} | labels(0.5))
     assert "sft.steps" in found(rows)["low_entropy_start"].advice
     assert "low_entropy_start" not in found(ill(lambda row: {f"entropy/{F}": 0.03}))
 
 
 def test_sampler_mismatch_names_the_settings() -> None:
     config = CONFIG.replace(**{"sampling.top_p": 0.9, "sampling.top_k": 50})
-    finding = only(ill(lambda row: {"sampler_gap": 0.2}), "sampler_mismatch", config)
+    finding = only(ill(lambda row: {"sampler_logp_difference": 0.2}), "sampler_mismatch", config)
     assert finding.severity == "warning" and finding.evidence["settings"] == ["sampling.top_p=0.9", "sampling.top_k=50"]
-    stale = only(ill(lambda row: {"sampler_gap": 0.2}), "sampler_mismatch")
+    stale = only(ill(lambda row: {"sampler_logp_difference": 0.2}), "sampler_mismatch")
     assert stale.severity == "error" and stale.evidence["settings"] == []
 
 
@@ -350,8 +350,10 @@ def test_guards_and_post_mortem_agree_whatever_the_length_of_the_log() -> None:
 
 
 def test_every_finding_reads_as_a_sentence_with_numbers_and_advice() -> None:
-    sick = {f"{k}/{F}": v for k, v in {"truncation": 0.9, "kl": 3.0, "dead_groups": 1.0, "scored": 0.1}.items()}
-    findings = rules.post_mortem(ill(lambda row: sick | {"sampler_gap": 1.0, "grad/cosine": -1.0}), CONFIG)
+    sick = {
+        f"{k}/{F}": v for k, v in {"truncation": 0.9, "kl": 3.0, "frac_reward_zero_std": 1.0, "scored": 0.1}.items()
+    }
+    findings = rules.post_mortem(ill(lambda row: sick | {"sampler_logp_difference": 1.0, "grad/cosine": -1.0}), CONFIG)
     assert len(findings) > 6
     for finding in findings:
         assert re.search(r"\d", finding.message) and finding.advice, finding
@@ -376,7 +378,7 @@ def test_a_beta_of_0_is_named_as_the_cause() -> None:
 
 
 def test_a_learning_rate_of_0_is_named_as_the_cause() -> None:
-    still = {f"kl/{o}": 1e-5 for o in CONFIG.objectives} | {f"reward/{o}": 0.5 for o in CONFIG.objectives}
+    still = {f"kl/{o}": 1e-5 for o in CONFIG.objectives} | {f"reward/{o}/mean": 0.5 for o in CONFIG.objectives}
     rows = ill(lambda row: still | {"lr": 0.0})
     assert names(found(rows)["policy_static"].advice, "learning rate", 0)
 
@@ -389,7 +391,9 @@ def test_a_conflict_is_seen_in_reports_every_few_steps() -> None:
 
 def test_a_correction_is_known_to_the_mismatch() -> None:
     config = CONFIG.replace(**{"algorithm.correction": "tis"})
-    rows = ill(lambda row: {"sampler_gap": 0.08, "weight/mean": 0.97, "weight/zero": 0.0})
+    rows = ill(
+        lambda row: {"sampler_logp_difference": 0.08, "importance_weight/mean": 0.97, "importance_weight/zero": 0.0}
+    )
     finding = found(rows, config)["sampler_mismatch"]
     assert finding.severity == "info" and names(finding.message, "correction='tis'", 0.97)
     assert names(found(rows)["sampler_mismatch"].advice, "algorithm.correction='tis'")

@@ -286,7 +286,7 @@ BAD_LINES: tuple[bytes, ...] = (
     b"\xff\xfe",
     b"x" * (2 << 16),
     b'{"step": 3, "loss": "<b>"}',
-    b'{"step": 3, "reward/fairness": "<b>"}',
+    b'{"step": 3, "reward/fairness/mean": "<b>"}',
     b'{"step": 3, "kl/fairness": {"a": 1}}',
     b'{"step": 3, "kl/fairness": 1' + b"0" * 400 + b"}",
 )
@@ -353,7 +353,7 @@ def test_half_of_a_surrogate_pair_reaches_no_table(run: Run) -> None:
 
 
 def test_rows_of_a_diverged_run_keep_what_shows_it(run: Run) -> None:
-    worst = {"step": 3, "loss": math.nan, "kl/fairness": math.inf, "grad/norm": -math.inf, "reward/fairness": None}
+    worst = {"step": 3, "loss": math.nan, "kl/fairness": math.inf, "grad/norm": -math.inf, "reward/fairness/mean": None}
     run.log_metrics(worst)
     last = run.rows("metrics")[-1]
     assert math.isnan(last["loss"]) and last["kl/fairness"] == math.inf and last["grad/norm"] == -math.inf

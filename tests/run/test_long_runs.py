@@ -51,7 +51,7 @@ def kl_high(row: Row) -> Row:
 
 def reward_lost(row: Row) -> Row:
     labels = {f"label/{F}/correct": 0.1, f"label/{F}/wrong": 0.9}
-    return {f"reward/{F}": 0.1, "lr": 9e-4, **labels}
+    return {f"reward/{F}/mean": 0.1, "lr": 9e-4, **labels}
 
 
 def no_label_correct(row: Row) -> Row:
@@ -67,12 +67,12 @@ FAULTS: dict[str, Callable[[Row], Row]] = {
     "kl above": kl_high,
     "lost": reward_lost,
     "unlabelled": no_label_correct,
-    "dead": lambda row: {f"dead_groups/{F}": 1.0},
+    "dead": lambda row: {f"frac_reward_zero_std/{F}": 1.0},
     "cut": lambda row: {f"truncation/{H}": 0.9},
-    "gap": lambda row: {"sampler_gap": math.nan if row["step"] % 2 else 0.8},
+    "gap": lambda row: {"sampler_logp_difference": math.nan if row["step"] % 2 else 0.8},
     "conflict": lambda row: {"grad/cosine": -0.9 if row["step"] % 3 == 0 else None},
     "memory": lambda row: {"memory/peak_mib": 800.0 + 5 * row["step"]},
-    "step one": lambda row: {f"kl/{F}": 0.5, "ratio/max_dev": 0.9} if row["step"] == 1 else {},
+    "step one": lambda row: {f"kl/{F}": 0.5, "ratio/max_deviation": 0.9} if row["step"] == 1 else {},
 }
 
 
@@ -255,9 +255,11 @@ def test_points_keep_every_extreme_and_the_ends(tmp_path: Path, monkeypatch: pyt
         assert points["max:kl/fairness"].max() == 9.0 and points["min:kl/fairness"].min() == 0.0
         assert list(points[points["status"] == "skipped"]["step"]) == [501]
         assert points["grad/norm"][points["status"] != "skipped"].max() < 2
-        assert points["reward/fairness"].tail(10).mean() == pytest.approx(table["reward/fairness"].tail(10).mean())
+        assert points["reward/fairness/mean"].tail(10).mean() == pytest.approx(
+            table["reward/fairness/mean"].tail(10).mean()
+        )
         inner = points[(points["step"] > 5) & (points["step"] < 891)]
-        assert inner["reward/fairness"].mean() == pytest.approx(table["reward/fairness"].mean(), abs=0.02)
+        assert inner["reward/fairness/mean"].mean() == pytest.approx(reward.mean(), abs=0.02)
         assert set(points["beta_mode/fairness"]) == {"auto"}
 
 

@@ -201,7 +201,7 @@ def test_a_folder_without_the_right_to_write_is_watched_and_not_written() -> Non
 
 def test_rows_become_tables(run: Run) -> None:
     run.log_metrics({"step": 1, "loss": 0.5, "kl/fairness": float("nan")})
-    run.log_metrics({"step": 2, "loss": float("inf"), "status": "ok", "clip/low": None})
+    run.log_metrics({"step": 2, "loss": float("inf"), "status": "ok", "clip_ratio/low": None})
     run.log_samples([{"step": 1, "prompt": [{"role": "user", "content": "NaN"}], "completion": "Infinity"}])
     run.log_samples([])
     run.log_event("knob", step=2, key="temperature", old=1.0, new=0.7, by="dashboard")
@@ -209,7 +209,7 @@ def test_rows_become_tables(run: Run) -> None:
     run.log_evaluation({"stage": "base", "rows": [1, 2]})
     metrics = run.metrics()
     assert list(metrics["step"]) == [1, 2] and metrics["loss"][1] == float("inf")
-    assert metrics["kl/fairness"].isna().all() and metrics["clip/low"].isna().all()
+    assert metrics["kl/fairness"].isna().all() and metrics["clip_ratio/low"].isna().all()
     assert metrics["loss"].dtype == float
     assert run.samples()["completion"][0] == "Infinity" and run.samples()["prompt"][0][0]["content"] == "NaN"
     event = run.events().iloc[0]

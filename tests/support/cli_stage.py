@@ -20,7 +20,9 @@ def mine(folder: Path) -> Run:
 
 
 def stats(step: int) -> StepStats:
-    return StepStats(step, {"step": step, "loss": 0.5, "reward/fairness": 0.25, "kl/fairness": 0.01, "status": "ok"})
+    return StepStats(
+        step, {"step": step, "loss": 0.5, "reward/fairness/mean": 0.25, "kl/fairness": 0.01, "status": "ok"}
+    )
 
 
 def save(run: Run, step: int, sft: bool = False) -> None:

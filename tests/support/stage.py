@@ -60,7 +60,13 @@ class Stage:
 def row(run: Run, step: int) -> dict[str, Any]:
     knobs = run.knobs.snapshot()
     betas = {name: value for name, value in knobs.values.items() if name.startswith("beta/")}
-    return {"step": step, "status": "ok", "reward/fairness": 0.5, "temperature": knobs.values["temperature"], **betas}
+    return {
+        "step": step,
+        "status": "ok",
+        "reward/fairness/mean": 0.5,
+        "temperature": knobs.values["temperature"],
+        **betas,
+    }
 
 
 def workers() -> list[threading.Thread]:

@@ -61,7 +61,7 @@ def strangers_run(folder: Path) -> Run:
     (path / "config.json").write_text(json.dumps(settings.model_dump(mode="json")))
     first, second = settings.objectives
     metrics = [_renamed(row, first, second) for row in healthy(6)]
-    metrics += variants(metrics[-1] | {"step": 7, f"label/{first}/{MARKUP}": 0.5, f"reward_part/{first}/{MARKUP}": 0.1})
+    metrics += variants(metrics[-1] | {"step": 7, f"label/{first}/{MARKUP}": 0.5, f"reward/{first}/part/{MARKUP}": 0.1})
     write(path / "metrics.jsonl", metrics)
     write(
         path / "sft.jsonl", [{"step": 1, "loss": 2.0}, *variants({"step": 2, "loss": 2.0, "lr": 1e-4, "status": "ok"})]

@@ -114,9 +114,9 @@ def test_kl_in_the_reward_acts_through_the_advantage(tmp_path: Path, loss: str) 
 def test_what_was_done_about_the_sampler_is_logged(tmp_path: Path) -> None:
     _, plain = trained(tmp_path, "a")
     _, masked = trained(tmp_path, "b", algorithm__correction="mis", algorithm__correction_bounds=[0.9, 1.1])
-    assert plain[0]["sampler_gap"] == pytest.approx(1 / 3, abs=0.05)
-    assert "weight/zero" not in plain[0]
-    assert masked[0]["weight/zero"] == pytest.approx(2 / 3, abs=0.05)
+    assert plain[0]["sampler_logp_difference"] == pytest.approx(1 / 3, abs=0.05)
+    assert "importance_weight/zero" not in plain[0]
+    assert masked[0]["importance_weight/zero"] == pytest.approx(2 / 3, abs=0.05)
 
 
 # ---- rewards before they are compared
@@ -185,17 +185,17 @@ def test_normalising_for_nothing_is_said_in_the_log(tmp_path: Path, loss: str, s
 def test_the_log_has_rewards_as_given_and_as_compared(tmp_path: Path) -> None:
     _, plain = trained(tmp_path, "a", run__steps=1)
     _, clipped = trained(tmp_path, "b", run__steps=1, shaping__clip=0.01)
-    assert clipped[0]["reward/fairness"] == plain[0]["reward/fairness"]
-    assert abs(clipped[0]["shaped_reward/fairness"]) <= 0.01 < plain[0]["reward/fairness"]
-    assert "shaped_reward/fairness" not in plain[0]
+    assert clipped[0]["reward/fairness/mean"] == plain[0]["reward/fairness/mean"]
+    assert abs(clipped[0]["reward/fairness/shaped"]) <= 0.01 < plain[0]["reward/fairness/mean"]
+    assert "reward/fairness/shaped" not in plain[0]
 
 
 def test_a_group_is_dead_by_what_was_compared(tmp_path: Path) -> None:
     """A clip below every reward makes them all alike, and the log says that nothing can be learnt from them."""
     _, plain = trained(tmp_path, "a", run__steps=1)
     _, flat = trained(tmp_path, "b", run__steps=1, shaping__clip=1e-13)
-    assert plain[0]["dead_groups/fairness"] < 1
-    assert flat[0]["dead_groups/fairness"] == flat[0]["dead_groups/hallucination"] == 1
+    assert plain[0]["frac_reward_zero_std/fairness"] < 1
+    assert flat[0]["frac_reward_zero_std/fairness"] == flat[0]["frac_reward_zero_std/hallucination"] == 1
 
 
 def alike(completions: list[Any], **columns: Any) -> list[float]:
@@ -215,7 +215,7 @@ def test_equal_rewards_teach_nothing_however_large(tmp_path: Path, function: Any
     run = tiny_run(tmp_path, run__steps=2, shaping__normalise=True, algorithm__loss=loss, **changes)
     tasks = {name: OneReward() for name in run.config.objectives}
     steps = rows(list(grpo(run, tasks=tasks, rewards={name: [(function, 1.0)] for name in tasks})))
-    assert [row["dead_groups/fairness"] for row in steps] == [1, 1]
+    assert [row["frac_reward_zero_std/fairness"] for row in steps] == [1, 1]
     assert [row["loss/policy"] for row in steps] == [0, 0]
 
 
@@ -240,7 +240,7 @@ def test_masked_answers_teach_nothing_and_their_groups_are_dead(tmp_path: Path) 
     run = tiny_run(tmp_path, run__steps=1, **changes)
     (step,) = rows(list(grpo(run, rewards=REWARDS, tasks=small_tasks())))
     assert step["truncation/fairness"] == 1 and step["status"] == "empty" and step["grad/update"] == 0
-    assert step["dead_groups/fairness"] == 1
+    assert step["frac_reward_zero_std/fairness"] == 1
 
 
 class OneReward:
@@ -260,7 +260,7 @@ def test_a_group_of_equal_rewards_lives_where_answers_meet_the_whole_batch(tmp_p
     own = {"rewards": {"fairness": [(by_prompt, 1.0)]}, "tasks": small_tasks() | {"fairness": OneReward()}}
     for loss, dead in (("dapo", 1), ("reinforce_pp", 0)):
         run = tiny_run(tmp_path, loss, run__steps=1, algorithm__loss=loss)
-        assert rows(list(grpo(run, **own)))[0]["dead_groups/fairness"] == dead
+        assert rows(list(grpo(run, **own)))[0]["frac_reward_zero_std/fairness"] == dead
 
 
 def by_prompt(completions: list[Any], **columns: Any) -> list[float]:

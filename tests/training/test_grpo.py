@@ -163,8 +163,8 @@ def test_a_damaged_checkpoint_of_the_start_is_no_matter_of_taking_another(tmp_pa
 
 def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
     first = next(iter(grpo(tiny_run(tmp_path))))
-    assert first["ratio/max_dev"] < 1e-4  # type: ignore[operator]
-    assert first["sampler_gap"] < 1e-4  # type: ignore[operator]
+    assert first["ratio/max_deviation"] < 1e-4  # type: ignore[operator]
+    assert first["sampler_logp_difference"] < 1e-4  # type: ignore[operator]
     assert first["grad/update"] > 0  # type: ignore[operator]
 
 
@@ -319,8 +319,8 @@ def test_one_objective_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, batch__inner_epochs=3, algorithm__learning_rate=3e-3, algorithm__clip_low=0.01)
     steps = list(grpo(run))
-    assert steps[1]["ratio/max_dev"] < 1e-4  # type: ignore[operator]
-    assert max(step["clip/low"] + step["clip/high"] for step in steps) > 0  # type: ignore[operator]
+    assert steps[1]["ratio/max_deviation"] < 1e-4  # type: ignore[operator]
+    assert max(step["clip_ratio/low"] + step["clip_ratio/high"] for step in steps) > 0  # type: ignore[operator]
     assert run.config.batch.updates_per_rollout == 3
 
 
@@ -419,8 +419,8 @@ def test_own_reward_functions_with_trl_signature_add_to_the_task(tmp_path: Path)
         return [-float(len(c[0]["content"].split())) for c in completions]
 
     steps = list(grpo(tiny_run(tmp_path), rewards={"fairness": [(brevity, 0.1)]}))
-    assert steps[0]["reward_part/fairness/brevity"] < 0  # type: ignore[operator]
-    assert "reward_part/hallucination/brevity" not in steps[0].metrics
+    assert steps[0]["reward/fairness/part/brevity"] < 0  # type: ignore[operator]
+    assert "reward/hallucination/part/brevity" not in steps[0].metrics
 
 
 def test_a_reward_function_that_uses_all_that_trl_hands_over_trains_unchanged(tmp_path: Path) -> None:
@@ -433,9 +433,9 @@ def test_a_reward_function_that_uses_all_that_trl_hands_over_trains_unchanged(tm
     run = tiny_run(tmp_path)
     count = len(small_tasks()["fairness"].examples("train"))
     steps = list(grpo(run, tasks=small_tasks(), rewards={"fairness": [told]}, steps=2))
-    assert [step["rewards/fairness/step"] for step in steps] == [0, 1]
-    assert [step["rewards/fairness/left"] for step in steps] == [2, 1]
-    assert [step["reward_part/fairness/told"] for step in steps] == [0, run.config.prompts_per_objective / count]
+    assert [step["user/fairness/step"] for step in steps] == [0, 1]
+    assert [step["user/fairness/left"] for step in steps] == [2, 1]
+    assert [step["reward/fairness/part/told"] for step in steps] == [0, run.config.prompts_per_objective / count]
     rows = [row for row in run.rows("samples") if row["step"] == 2]
     assert [row["extra"]["place"] for row in rows if row["objective"] == "fairness"] == [0, 1, 2, 3]
     assert not any("extra" in row for row in rows if row["objective"] == "hallucination")
@@ -447,8 +447,8 @@ def test_each_reward_function_has_a_spread_inside_its_groups() -> None:
 
     rewards = torch.zeros(3, 2)
     row = metrics.reward_row("a", scored(0.0, 2.0, 5.0, 5.0, None, 9.0), rewards, torch.ones(3, 2, dtype=torch.bool))
-    assert row["reward_part_std/a/own"] == pytest.approx(2**0.5 / 2)  # of the two whole groups
-    assert row["reward_part/a/own"] == pytest.approx(21 / 5) and row["reward_part_std/a/task"] == 0
+    assert row["reward/a/part_std/own"] == pytest.approx(2**0.5 / 2)  # of the two whole groups
+    assert row["reward/a/part/own"] == pytest.approx(21 / 5) and row["reward/a/part_std/task"] == 0
 
 
 @pytest.mark.parametrize("bad", [[1.0], [float("inf")] * 8, ["one"] * 8])
@@ -624,10 +624,10 @@ def test_an_objective_that_is_misspelt_is_told_the_nearest(tmp_path: Path) -> No
 
 
 def test_a_key_that_a_step_lacks_is_told_the_nearest() -> None:
-    step = StepStats(3, {"reward/fairness": 0.5, "kl/fairness": 0.1, "loss": 0.0})
-    with pytest.raises(KeyError, match=pattern("'reward/fairnes'", 3, "reward/fairness", "kl/fairness")):
-        step["reward/fairnes"]
-    with pytest.raises(KeyError, match=pattern("'zzz'", 3, "reward/fairness", "kl/fairness", "loss")):
+    step = StepStats(3, {"reward/fairness/mean": 0.5, "kl/fairness": 0.1, "loss": 0.0})
+    with pytest.raises(KeyError, match=pattern("'reward/fairnes/mean'", 3, "reward/fairness/mean", "kl/fairness")):
+        step["reward/fairnes/mean"]
+    with pytest.raises(KeyError, match=pattern("'zzz'", 3, "reward/fairness/mean", "kl/fairness", "loss")):
         step["zzz"]
 
 

@@ -51,7 +51,7 @@ def store(run: Run, stage: str) -> checkpoints.Checkpoints:
 def bits(run: Run, stage: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     newest, _ = store(run, stage).latest()
     assert newest is not None
-    keep = {"loss", "grad/norm", "step", "reward/fairness"}
+    keep = {"loss", "grad/norm", "step", "reward/fairness/mean"}
     logged = [{k: v for k, v in row.items() if k in keep} for row in run.rows("sft" if stage == "sft" else "metrics")]
     return logged, newest.tensors("policy") | newest.tensors("optimizer")
 

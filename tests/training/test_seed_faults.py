@@ -115,7 +115,7 @@ def test_the_first_update_of_a_run_sees_a_ratio_of_one_whatever_the_reference(tm
     run = tiny_run(tmp_path, run__steps=3, algorithm__learning_rate=3e-3)
     steps = list(grpo(run, rewards=REWARDS, tasks=small_tasks()))
     assert steps[2]["kl/fairness"] > 1e-5  # type: ignore[operator]
-    assert steps[2]["ratio/max_dev"] < 1e-5  # type: ignore[operator]
+    assert steps[2]["ratio/max_deviation"] < 1e-5  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("reduction", losses.REDUCTIONS)

@@ -218,7 +218,7 @@ def our_trace(model: Path, folder: Path, beta: float, **changes: Any) -> Trace:
     for step in grpo(run, policy=policy, engine=ScriptedEngine(), **options):
         trace.weights.append(policy.state())
         trace.losses.append(float(step["loss"]))  # type: ignore[arg-type]
-        trace.clipped.append(float(step["clip/low"]) + float(step["clip/high"]))  # type: ignore[arg-type]
+        trace.clipped.append(float(step["clip_ratio/low"]) + float(step["clip_ratio/high"]))  # type: ignore[arg-type]
     return trace
 
 

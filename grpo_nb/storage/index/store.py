@@ -23,7 +23,7 @@ from grpo_nb.storage.safe_open import Irregular, RunError, refuse_for_writing
 
 logger = clean_logger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of what the files hold; part of their names."""
 KEPT_DAYS = 30
 WAIT_SECONDS = 60.0
