@@ -95,7 +95,7 @@ report.selfchecks(tasks)
 # %%
 example = tasks[next(iter(tasks))].examples("train")[0]
 print(policy.tokenizer.decode(policy.encode(example.prompt)))
-print(policy.tokenizer.decode(policy.encode_target(example.target or "", example.prompt)))
+print(policy.tokenizer.decode(policy.encode_completion(example.target or "", example.prompt)))
 
 # %% [markdown]
 # How answers are judged. *Look at* the order: right before "I do not know" before wrong before unreadable. Each class

@@ -70,7 +70,7 @@ KNOWN = (
     Known(
         r"does not require grad and does not have a grad_fn",
         "The loss hangs on no trainable parameter: everything is frozen, or the forward pass ran under no_grad.",
-        "Look at policy.describe()['trainable'], and take the loss outside of policy.scoring()",
+        "Look at policy.describe()['trainable'], and take the loss outside of policy.eval_mode()",
     ),
     Known(
         r"modified by an inplace operation",

@@ -148,9 +148,9 @@ def _target_of_another(task: Task, example: Example) -> str | None:
 def _known(objective: Objective, examples: Sequence[Example], policy: Policy) -> Iterator[Answer]:
     for example in examples:
         if example.target is not None:
-            yield Answer(example, GOLD, "", example.target, policy.encode_target(example.target, ""))
+            yield Answer(example, GOLD, "", example.target, policy.encode_completion(example.target, ""))
         for what, text in known_bad(objective.rubric.task, example):
-            yield Answer(example, BAD, what, text, policy.encode_target(text, ""))
+            yield Answer(example, BAD, what, text, policy.encode_completion(text, ""))
 
 
 def _sampled(
@@ -161,7 +161,7 @@ def _sampled(
     generator = seeding.generator(config.run.seed, 0, f"workbench/{objective.name}")
     drawn = torch.rand(len(examples) * group, sampling.max_completion, dtype=torch.float64, generator=generator)
     prompts = [policy.encode(example.prompt) for example in examples]
-    with policy.scoring():
+    with policy.eval_mode():
         rollouts = engine.generate(policy, Request(prompts, group, sampling, drawn))
     for i, text in enumerate(rollouts.texts):
         cut = rollouts.stop_reasons[i] == "length"

@@ -117,7 +117,7 @@ def ask(
     """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest."""
     check_model(policy, draws=isinstance(engine, EagerEngine))
     prompts = [policy.encode(example.prompt) for example in examples]
-    with policy.scoring():
+    with policy.eval_mode():
         return engine.generate(policy, Request(prompts, 1, sampling, uniforms, uniforms is None, progress))
 
 

@@ -101,7 +101,7 @@ class Reference(Protocol):
     def state(self) -> dict[str, Tensor]:
         """The reference weights by the trainable parameters' names; live tensors, not copies."""
 
-    def switched_in(self) -> contextlib.AbstractContextManager[None]:
+    def active(self) -> contextlib.AbstractContextManager[None]:
         """The model computes with the reference weights inside the block, with its own again after it."""
 
 
@@ -110,8 +110,8 @@ class AdapterReference:
 
     def __init__(self, model: PeftModel, trainable: Mapping[str, Parameter]) -> None:
         self.model = model
-        self.active = model.active_adapters[0]
-        settings: Any = copy.deepcopy(model.peft_config[self.active])
+        self.trained = model.active_adapters[0]
+        settings: Any = copy.deepcopy(model.peft_config[self.trained])
         settings.inference_mode, settings.lora_dropout = True, 0.0
         settings.init_lora_weights = True  # other ways (PiSSA, OLoRA) would change the base weights once more
         with self._flags_kept(), seeding.seeded(0, 0, "lora"), quietly():
@@ -132,13 +132,13 @@ class AdapterReference:
         return {name: weight.data for name, weight in self.weights.items()}
 
     @contextlib.contextmanager
-    def switched_in(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         with self._flags_kept():
             try:
                 self.model.set_adapter(REFERENCE, inference_mode=True)
                 yield
             finally:
-                self.model.set_adapter(self.active)
+                self.model.set_adapter(self.trained)
 
     @contextlib.contextmanager
     def _flags_kept(self) -> Iterator[None]:
@@ -151,7 +151,7 @@ class AdapterReference:
                 parameter.requires_grad_(flag)
 
     def _name(self, trainable: str) -> str:
-        return ".".join(REFERENCE if part == self.active else part for part in trainable.split("."))
+        return ".".join(REFERENCE if part == self.trained else part for part in trainable.split("."))
 
 
 class CopiedReference:
@@ -165,7 +165,7 @@ class CopiedReference:
         return self.weights
 
     @contextlib.contextmanager
-    def switched_in(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         own = {name: parameter.data for name, parameter in self.trainable.items()}
         try:
             for name, parameter in self.trainable.items():

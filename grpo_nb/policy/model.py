@@ -18,7 +18,7 @@ from grpo_nb.policy import adapter_files, adapters, chat_template, loading, temp
 from grpo_nb.policy.eval_mode import as_it_came, silence
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
-from grpo_nb.policy.tokenization import Codec
+from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.printable import clean_logger
 from grpo_nb.types import Batch, Prompt, TokenStats
 
@@ -92,7 +92,9 @@ class Policy:
         self.checked: set[str] = set()
         """What `rollout.selfcheck` has found to agree."""
         self._reference: adapters.Reference | None = None
-        self.codec = Codec(tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs)
+        self.tokenization = TokenizerAdapter(
+            tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs
+        )
 
     @property
     def device(self) -> torch.device:
@@ -104,14 +106,14 @@ class Policy:
         return _embedding(self.model).dtype
 
     @property
-    def terminators(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a completion, sorted."""
-        return self.codec.terminators
+        return self.tokenization.stop_token_ids
 
     @property
     def pad_id(self) -> int:
         """Filler of masked positions; never a terminator."""
-        return self.codec.pad_id
+        return self.tokenization.pad_id
 
     @property
     def context(self) -> int:
@@ -126,36 +128,36 @@ class Policy:
     # text
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt up to where the completion starts; see `Codec.encode`."""
-        return self.codec.encode(prompt)
+        """Token ids of a prompt up to where the completion starts; see `TokenizerAdapter.encode`."""
+        return self.tokenization.encode(prompt)
 
-    def encode_target(self, text: str, prompt: Prompt | None = None) -> list[int]:
-        """Token ids of a completion to learn, ending in one terminator; see `Codec.encode_target`."""
-        return self.codec.encode_target(text, prompt)
+    def encode_completion(self, text: str, prompt: Prompt | None = None) -> list[int]:
+        """Token ids of a completion to learn, ending in one terminator; see `TokenizerAdapter.encode_completion`."""
+        return self.tokenization.encode_completion(text, prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion without special tokens."""
-        return self.codec.decode(ids)
+        return self.tokenization.decode(ids)
 
     def decode_marked(self, ids: Sequence[int]) -> str:
-        """The text of a completion with the marks of thinking; see `Codec.decode_marked`."""
-        return self.codec.decode_marked(ids)
+        """The text of a completion with the marks of thinking; see `TokenizerAdapter.decode_marked`."""
+        return self.tokenization.decode_marked(ids)
 
     def left_open(self, prompt_ids: Sequence[int]) -> str:
-        """The mark of a thinking block that a prompt leaves open; see `Codec.left_open`."""
-        return self.codec.left_open(prompt_ids)
+        """The mark of a thinking block that a prompt leaves open; see `TokenizerAdapter.left_open`."""
+        return self.tokenization.left_open(prompt_ids)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds, special tokens too."""
-        return self.codec.pieces(ids)
+        return self.tokenization.token_texts(ids)
 
     def set_chat_template(self, template: str) -> None:
         """Give the tokenizer this Jinja chat template; the terminators are found anew."""
-        self.codec.set_chat_template(template)
+        self.tokenization.set_chat_template(template)
 
     def set_date(self, date: datetime) -> None:
         """Tell chat templates that read the clock this time from now on; a run gives the one of its start."""
-        self.codec.date = date
+        self.tokenization.date = date
 
     def collate(self, prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]]) -> Batch:
         """Prompts padded on the left, completions on the right, on the policy's device; masks by position.
@@ -203,7 +205,7 @@ class Policy:
         return logits[:, logits.shape[1] - n - 1 : -1].float()
 
     @contextlib.contextmanager
-    def scoring(self) -> Iterator[None]:
+    def eval_mode(self) -> Iterator[None]:
         """Eval mode without gradients inside the block; every flag of the model is as before after it."""
         modules = list(self.model.modules())
         names = ("training", "gradient_checkpointing")
@@ -236,7 +238,7 @@ class Policy:
         Raises:
             ModelError: `freeze_reference` was never called.
         """
-        with self.scoring(), self._known_reference().switched_in():
+        with self.eval_mode(), self._known_reference().active():
             yield
 
     def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
@@ -310,7 +312,7 @@ class Policy:
 
     def describe(self) -> dict[str, object]:
         """What was loaded and what was decided about it, for people and for the log (JSON values)."""
-        codec = self.codec
+        tokenization = self.tokenization
         learning = list(self.parameters_by_name().values())
         return {
             "name": self.name,
@@ -322,11 +324,11 @@ class Policy:
             "trainable_dtype": str(learning[0].dtype).removeprefix("torch."),
             "device": str(self.device),
             "context": self.context,
-            "vocabulary": codec.rows,
-            "terminators": {codec.token(i): i for i in self.terminators},
-            "turn_end": codec.token(codec.turn_end),
-            "pad": f"{codec.token(self.pad_id)} ({self.pad_id}): {codec.pad_reason}",
-            "bos": None if codec.bos is None else codec.token(codec.bos),
+            "vocabulary": tokenization.rows,
+            "stop tokens": {tokenization.token(i): i for i in self.stop_token_ids},
+            "turn_end": tokenization.token(tokenization.turn_end),
+            "pad": f"{tokenization.token(self.pad_id)} ({self.pad_id}): {tokenization.pad_reason}",
+            "bos": None if tokenization.bos is None else tokenization.token(tokenization.bos),
             "chat_template": bool(self.tokenizer.chat_template),
             "reference": self.has_reference,
             "notes": self._notes(),
@@ -335,10 +337,11 @@ class Policy:
     def _notes(self) -> list[str]:
         off = self._silenced
         dropped = f"dropout set to 0 in {len(off)} places (or router noise), e.g. {off[0].name}" if off else ""
-        beyond = f"{len(self.codec.beyond)} tokens without a row, refused in prompts, e.g. {self.codec.beyond[:1]}"
+        lacking = self.tokenization.beyond
+        beyond = f"{len(lacking)} tokens without a row, refused in prompts, e.g. {lacking[:1]}"
         dates = template_date.is_read(self.tokenizer)
-        dated = f"the chat template writes a date: {self.codec.date:%Y-%m-%d}" if dates else ""
-        notes = (dropped, beyond if self.codec.beyond else "", _towers_note(self.model), dated)
+        dated = f"the chat template writes a date: {self.tokenization.date:%Y-%m-%d}" if dates else ""
+        notes = (dropped, beyond if lacking else "", _towers_note(self.model), dated)
         return [note for note in notes if note]
 
 

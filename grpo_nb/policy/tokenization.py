@@ -23,10 +23,10 @@ _TORN = "\ufffd"
 _PROBE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "GRPOanswer"}]
 
 
-class Codec:
+class TokenizerAdapter:
     """One tokenizer, as one model reads it.
 
-    `terminators` are all ids that end a completion, sorted: the model's own, the tokenizer's eos, and the token
+    `stop_token_ids` are all ids that end a completion, sorted: the model's own, the tokenizer's eos, and the token
     that the chat template puts after an assistant turn, which is the one SFT teaches (`turn_end`). `pad_id` is
     never one of them; no meaning hangs on it, because every mask is made from positions.
     """
@@ -74,7 +74,7 @@ class Codec:
         self._check(ids, text)
         return ids
 
-    def encode_target(self, text: str, prompt: Prompt | None = None) -> list[int]:
+    def encode_completion(self, text: str, prompt: Prompt | None = None) -> list[int]:
         """Token ids of a completion to learn, ending in one terminator: the assistant turn's, else eos.
 
         After messages they are the rest of the turn as the chat template writes it around `text`, with its empty
@@ -88,19 +88,19 @@ class Codec:
             prompt = _PROBE[:1] if self._takes_messages else ""
         ids = self._ids(text) if isinstance(prompt, str) else self._turn(prompt, text)
         self._check(ids, text)
-        end = next((n for n, i in enumerate(ids) if i in self.terminators), len(ids))
+        end = next((n for n, i in enumerate(ids) if i in self.stop_token_ids), len(ids))
         return [*ids[:end], self.turn_end]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a completion, without terminators and other special tokens."""
-        kept = [i for i in ids if i not in self.terminators]
+        kept = [i for i in ids if i not in self.stop_token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True))
 
     def decode_marked(self, ids: Sequence[int]) -> str:
         """The text of a completion without special tokens but for those that begin or end a model's thinking."""
         if self._marks.isdisjoint(ids):
             return self.decode(ids)
-        kept = [i for i in ids if i in self._marks or (i not in self._special and i not in self.terminators)]
+        kept = [i for i in ids if i in self._marks or (i not in self._special and i not in self.stop_token_ids)]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def left_open(self, prompt_ids: Sequence[int]) -> str:
@@ -114,7 +114,7 @@ class Codec:
         turn = str(self.tokenizer.decode(list(prompt_ids[start:]), skip_special_tokens=False))
         return thinking.left_open(turn) if start else thinking.ends_open(turn)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text that each token adds, special ones too: joined, they are the decoded text.
 
         Of the tokens that share one character the last has it and the others are empty.
@@ -169,10 +169,10 @@ class Codec:
                 "no token ends a completion: generation_config.eos_token_id and the tokenizer's eos are unset, and no "
                 "special token follows the chat template's assistant turn; set tokenizer.eos_token"
             )
-        self.terminators: tuple[int, ...] = tuple(sorted(found))
-        self.turn_end: int = next(i for i in (turn_end, eos, self.terminators[0]) if i is not None)
-        self._check(self.terminators, "the terminators")
-        self.pad_id, self.pad_reason = _padding(self.tokenizer, self.terminators, self.rows)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(found))
+        self.turn_end: int = next(i for i in (turn_end, eos, self.stop_token_ids[0]) if i is not None)
+        self._check(self.stop_token_ids, "the terminators")
+        self.pad_id, self.pad_reason = _padding(self.tokenizer, self.stop_token_ids, self.rows)
 
     def _render(self, messages: Sequence[Any], whole: bool = False) -> str:
         """The prompt that these messages make, or the `whole` conversation as it stands."""
@@ -259,11 +259,11 @@ def _beyond(tokenizer: PreTrainedTokenizerBase, rows: int) -> list[str]:
     return sorted(beyond)
 
 
-def _padding(tokenizer: PreTrainedTokenizerBase, terminators: Sequence[int], rows: int) -> tuple[int, str]:
+def _padding(tokenizer: PreTrainedTokenizerBase, stop_token_ids: Sequence[int], rows: int) -> tuple[int, str]:
     """An id that pads, and why this one: no row is ever added to the model for it."""
 
     def usable(token_id: int | None) -> bool:
-        return token_id is not None and token_id < rows and token_id not in terminators
+        return token_id is not None and token_id < rows and token_id not in stop_token_ids
 
     pad = tokenizer.pad_token_id
     if usable(pad):

@@ -44,17 +44,17 @@ class EagerEngine:
         """
         _check(policy, request)
         drawn, at_once = _Drawn(request.rows), max(1, self.max_rows // request.group_size)
-        with policy.scoring():
+        with policy.eval_mode():
             for first in range(0, len(request.prompt_ids), at_once):
                 _decode(policy, _prefill(policy, request, first, at_once), drawn, request)
         return drawn.rollouts(policy, request)
 
 
 @dataclass
-class _Alive:
+class ActiveRows:
     """The rows that are still being written, in the order of their numbers."""
 
-    numbers: list[int]
+    row_ids: list[int]
     """Which of the B completions each row is."""
     cache: Any
     history: Int[Tensor, "row sequence"]
@@ -77,7 +77,7 @@ class _Drawn:
         self.ids, self.logprobs = [[] for _ in range(self.rows)], [[] for _ in range(self.rows)]
 
     def rollouts(self, policy: Policy, request: Request) -> Rollouts:
-        reasons: list[StopReason] = ["stop" if ids[-1] in policy.terminators else "length" for ids in self.ids]
+        reasons: list[StopReason] = ["stop" if ids[-1] in policy.stop_token_ids else "length" for ids in self.ids]
         texts = [policy.decode(ids) for ids in self.ids]
         opened = [policy.left_open(prompt) for prompt in request.prompt_ids for _ in range(request.group_size)]
         marked = [mark + policy.decode_marked(ids) for mark, ids in zip(opened, self.ids, strict=True)]
@@ -85,7 +85,7 @@ class _Drawn:
         return Rollouts(request.prompt_ids, self.ids, self.logprobs, reasons, texts, request.group_size, shown)
 
 
-def draw(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:
+def sample_inverse_cdf(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:
     """The first token whose cumulative probability exceeds u (inverse CDF), on the CPU in float64.
 
     A token of probability 0 is never drawn, at u = 0 and at the largest u below 1 as well: the target stays below
@@ -98,7 +98,7 @@ def draw(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> 
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 
-def _prefill(policy: Policy, request: Request, first: int, count: int) -> _Alive:
+def _prefill(policy: Policy, request: Request, first: int, count: int) -> ActiveRows:
     """`count` prompts through the model once; its cache and last logits repeated for each of their K rows."""
     prompts, group = request.prompt_ids[first : first + count], request.group_size
     batch = policy.collate(prompts, [[]] * len(prompts))
@@ -107,33 +107,33 @@ def _prefill(policy: Policy, request: Request, first: int, count: int) -> _Alive
     cache.reorder_cache(copies)  # a plain index, which caches of every kind of layer have
     own = batch.input_ids[:, -1:].expand_as(batch.input_ids)
     history = torch.where(batch.attention_mask.bool(), batch.input_ids, own)
-    numbers = list(range(first * group, (first + len(prompts)) * group))
-    return _Alive(numbers, cache, history[copies], batch.attention_mask[copies], logits[copies])
+    row_ids = list(range(first * group, (first + len(prompts)) * group))
+    return ActiveRows(row_ids, cache, history[copies], batch.attention_mask[copies], logits[copies])
 
 
-def _decode(policy: Policy, alive: _Alive, drawn: _Drawn, request: Request) -> None:
-    """Token after token for all rows of `alive`, until each has drawn a terminator or the cap's number of tokens."""
+def _decode(policy: Policy, rows: ActiveRows, drawn: _Drawn, request: Request) -> None:
+    """Token after token for all rows of `rows`, until each has drawn a terminator or the cap's number of tokens."""
     processors, cap = _processors(request.sampling, request.temperature), request.sampling.max_completion
     for t in range(cap):
-        scores = processors(cast(torch.LongTensor, alive.history), cast(torch.FloatTensor, alive.logits))
+        scores = processors(cast(torch.LongTensor, rows.history), cast(torch.FloatTensor, rows.logits))
         spread = torch.log_softmax(scores, -1)
         if not spread.amax(-1).isfinite().all():
             raise ModelError(_not_finite(policy, t))
-        tokens = _choose(scores, alive.numbers, t, request)
+        tokens = _choose(scores, rows.row_ids, t, request)
         logprobs = spread.gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
-        going = list(_record(policy, alive.numbers, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
-        if request.progress is not None and len(going) < len(alive.numbers):
+        active = list(_record(policy, rows.row_ids, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
+        if request.progress is not None and len(active) < len(rows.row_ids):
             request.progress(drawn.finished, drawn.rows)
-        if not going:
+        if not active:
             return
-        _advance(policy, alive, tokens, going)
+        _advance(policy, rows, tokens, active)
 
 
-def _choose(scores: Float[Tensor, "row vocab"], numbers: list[int], t: int, request: Request) -> Int[Tensor, "row"]:
+def _choose(scores: Float[Tensor, "row vocab"], row_ids: list[int], t: int, request: Request) -> Int[Tensor, "row"]:
     """Token t of each row, on the CPU."""
     if request.greedy or request.uniforms is None:
         return scores.argmax(-1).cpu()
-    return draw(scores, request.uniforms[numbers, t].cpu())
+    return sample_inverse_cdf(scores, request.uniforms[row_ids, t].cpu())
 
 
 def _not_finite(policy: Policy, t: int) -> str:
@@ -152,31 +152,31 @@ def _not_finite(policy: Policy, t: int) -> str:
 
 
 def _record(
-    policy: Policy, numbers: list[int], tokens: list[int], logprobs: list[float], drawn: _Drawn, last: bool
+    policy: Policy, row_ids: list[int], tokens: list[int], logprobs: list[float], drawn: _Drawn, last: bool
 ) -> Iterator[int]:
     """Write one token of each row down; yields the places of the rows that go on."""
-    for place, number in enumerate(numbers):
+    for place, number in enumerate(row_ids):
         drawn.ids[number].append(tokens[place])
         drawn.logprobs[number].append(logprobs[place])
-        if last or tokens[place] in policy.terminators:
+        if last or tokens[place] in policy.stop_token_ids:
             drawn.finished += 1
         else:
             yield place
 
 
-def _advance(policy: Policy, alive: _Alive, tokens: Tensor, going: list[int]) -> None:
+def _advance(policy: Policy, rows: ActiveRows, tokens: Tensor, active: list[int]) -> None:
     """Drop the rows that have finished and run the others one token further."""
-    tokens = tokens.to(alive.history.device)
-    if len(going) < len(alive.numbers):
-        places = torch.tensor(going, device=alive.history.device)
-        alive.cache.reorder_cache(places)
-        alive.numbers = [alive.numbers[place] for place in going]
-        alive.history, alive.attention, tokens = alive.history[places], alive.attention[places], tokens[places]
-    alive.history = torch.cat([alive.history, tokens[:, None]], 1)
-    alive.attention = torch.cat([alive.attention, torch.ones_like(tokens[:, None])], 1)
-    positions = alive.attention.sum(1, keepdim=True) - 1
-    attention = alive.attention if _attends(alive.cache) else None
-    alive.logits, alive.cache = _forward(policy, tokens[:, None], attention, positions, alive.cache)
+    tokens = tokens.to(rows.history.device)
+    if len(active) < len(rows.row_ids):
+        places = torch.tensor(active, device=rows.history.device)
+        rows.cache.reorder_cache(places)
+        rows.row_ids = [rows.row_ids[place] for place in active]
+        rows.history, rows.attention, tokens = rows.history[places], rows.attention[places], tokens[places]
+    rows.history = torch.cat([rows.history, tokens[:, None]], 1)
+    rows.attention = torch.cat([rows.attention, torch.ones_like(tokens[:, None])], 1)
+    positions = rows.attention.sum(1, keepdim=True) - 1
+    attention = rows.attention if _attends(rows.cache) else None
+    rows.logits, rows.cache = _forward(policy, tokens[:, None], attention, positions, rows.cache)
 
 
 def _attends(cache: Any) -> bool:

@@ -50,7 +50,7 @@ def check_model(policy: Policy, draws: bool = True) -> None:
 def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:
     """Differences of log-probs by what they are between."""
     completions: Sequence[Sequence[int]] = [[row[0]] * TOKENS for row in prompts]
-    with policy.scoring():
+    with policy.eval_mode():
         if draws:
             sampling = SamplingConfig(max_completion=TOKENS, temperature=1.0)
             drawn = EagerEngine().generate(policy, Request(prompts, 1, sampling, _uniforms(len(prompts))))
@@ -89,7 +89,7 @@ def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
 
 def _prompts(policy: Policy) -> list[list[int]]:
     """Ordinary tokens, spread over the vocabulary; shorter where the model's context is."""
-    ids = [i for i in range(policy.codec.rows) if i not in (*policy.terminators, policy.pad_id)]
+    ids = [i for i in range(policy.tokenization.rows) if i not in (*policy.stop_token_ids, policy.pad_id)]
     room = max(1, policy.context - TOKENS)
     count = sum(LENGTHS)
     spread = [ids[(k * len(ids)) // count] for k in range(count)]

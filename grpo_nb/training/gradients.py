@@ -50,7 +50,7 @@ class Measured:
 
 def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
-    with policy.scoring():
+    with policy.eval_mode():
         old = token_stats(policy, rollouts, plan) if plan.old_first else None
         if not plan.needs_reference:
             return Measured(old, None)

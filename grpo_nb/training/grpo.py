@@ -157,7 +157,7 @@ def sample(state: Training, plan: StepPlan) -> Rollouts:
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
     rollouts = state.engine.generate(state.policy, Request(prompt_ids_P, config.batch.group_size, sampling, uniforms))
-    guards.check_rollouts(rollouts, state.policy.terminators)
+    guards.check_rollouts(rollouts, state.policy.stop_token_ids)
     return replace(rollouts, prompts=drawn_P)
 
 

@@ -21,14 +21,14 @@ class TrainingError(Clean, RuntimeError):
     """Training must not go on; the message says what was found and what to change."""
 
 
-def check_rollouts(rollouts: Rollouts, terminators: Sequence[int]) -> None:
+def check_rollouts(rollouts: Rollouts, stop_token_ids: Sequence[int]) -> None:
     """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained; and
     every token has the log-prob it was drawn with.
 
     Raises:
         TrainingError: an engine returned something else.
     """
-    ends = set(terminators)
+    ends = set(stop_token_ids)
     if len(rollouts.logprobs) != len(rollouts.completion_ids):
         raise TrainingError(
             f"the engine gave log-probs of {len(rollouts.logprobs)} completions, and {len(rollouts.completion_ids)} "

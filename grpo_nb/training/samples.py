@@ -49,7 +49,7 @@ def _token_columns(policy: Policy, batch: Experience, row: int) -> dict[str, obj
         return None if table is None else [round(v, 4) for v in table[row, : len(ids)].clamp(min=-FAR).tolist()]
 
     return {
-        "token_texts": policy.pieces(ids),
+        "token_texts": policy.token_texts(ids),
         "logprobs_old": numbers(batch.logprobs_old) if batch.measured[row] else None,
         "logprobs_reference": numbers(batch.logprobs_reference),
     }

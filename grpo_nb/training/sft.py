@@ -79,7 +79,7 @@ def sft(
             texts = load_pairs(config, run.path, tasks)
         found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)
         dependencies.check(run, found, accept_changed, "sft")
-        pairs = [Pair(policy.encode(prompt), policy.encode_target(target, prompt)) for prompt, target in texts]
+        pairs = [Pair(policy.encode(prompt), policy.encode_completion(target, prompt)) for prompt, target in texts]
         _check_lengths(pairs, policy.context)
         with training.deterministic(config, policy.device):
             stage = Sft(run, policy, pairs, newest)
@@ -121,7 +121,7 @@ def read_pairs(path: Path) -> list[tuple[Prompt, str]]:
 def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int) -> float:
     """Mean negative log-likelihood of the completions, nats per token."""
     total, tokens = 0.0, 0
-    with policy.scoring():
+    with policy.eval_mode():
         for rows in chunks(range(len(pairs)), micro_batch):
             batch = policy.collate([pairs[i].prompt_ids for i in rows], [pairs[i].completion_ids for i in rows])
             total -= float(policy.logprobs(batch).logprobs.double().sum())

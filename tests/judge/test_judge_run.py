@@ -275,9 +275,9 @@ def likeliest(policy: Policy, said: list[int]) -> Callable[[Body], str]:
     turn, opening = threading.Lock(), '{"reason": "graded", "score": '
 
     def says(body: Body) -> str:
-        ids = policy.encode(body["messages"]) + policy.encode_target(opening)[:-1]
-        grades = [policy.encode_target(str(grade))[0] for grade in range(5)]
-        with turn, policy.scoring(), torch.no_grad():
+        ids = policy.encode(body["messages"]) + policy.encode_completion(opening)[:-1]
+        grades = [policy.encode_completion(str(grade))[0] for grade in range(5)]
+        with turn, policy.eval_mode(), torch.no_grad():
             logits = policy.model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1, grades]
         said.append(int(logits.argmax()))
         return f"{opening}{said[-1]}}}"

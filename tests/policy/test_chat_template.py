@@ -8,9 +8,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_nb.config import ConfigError, ModelConfig, parse
-from grpo_nb.policy import tokenization as codec_module
+from grpo_nb.policy import tokenization as tokenization_module
 from grpo_nb.policy.model import ModelError, Policy, load_policy
-from grpo_nb.policy.tokenization import Codec
+from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.training.sft import sft
 from tests.support import tiny_models as tiny
 from tests.support.tiny import small_tasks, tiny_config, tiny_run
@@ -72,7 +72,7 @@ MARKS = ("<think>", "</think>")
 MESSAGES = [{"role": "user", "content": "Is it red?"}]
 
 
-def codec(template: str, merges: tuple[str, ...] = (), **switches: Any) -> Codec:
+def tokenization(template: str, merges: tuple[str, ...] = (), **switches: Any) -> TokenizerAdapter:
     """One token a byte but for special tokens, and `merges` as tokens of their own."""
     vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     pairs = [(merge[0], merge[1]) for merge in merges]
@@ -85,10 +85,10 @@ def codec(template: str, merges: tuple[str, ...] = (), **switches: Any) -> Codec
     bare.add_special_tokens(list(SPECIAL))
     bare.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS])
     tokens = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", chat_template=template)
-    return Codec(tokens, [], len(tokens), switches)
+    return TokenizerAdapter(tokens, [], len(tokens), switches)
 
 
-def text(of: Codec, ids: list[int]) -> str:
+def text(of: TokenizerAdapter, ids: list[int]) -> str:
     return str(of.tokenizer.decode(ids, skip_special_tokens=False))
 
 
@@ -110,38 +110,40 @@ def text(of: Codec, ids: list[int]) -> str:
 def test_prompt_and_target_are_what_the_template_writes(
     template: str, switches: dict[str, Any], target: str, merges: tuple[str, ...]
 ) -> None:
-    made = codec(template, merges, **switches)
-    prompt, learnt = made.encode(MESSAGES), made.encode_target("No", MESSAGES)
-    assert text(made, learnt) == target and learnt[-1] in made.terminators
-    assert not set(learnt[:-1]) & set(made.terminators)
+    made = tokenization(template, merges, **switches)
+    prompt, learnt = made.encode(MESSAGES), made.encode_completion("No", MESSAGES)
+    assert text(made, learnt) == target and learnt[-1] in made.stop_token_ids
+    assert not set(learnt[:-1]) & set(made.stop_token_ids)
     turn = [*MESSAGES, {"role": "assistant", "content": "No"}]
     written = made.tokenizer.apply_chat_template(turn, tokenize=False, **switches)
     end = "<eos>" * (not written.rstrip().endswith(target[-5:]))  # where the template itself writes no end
     assert text(made, [*prompt, *learnt]) == written.rstrip() + end
-    assert made.encode_target("No") == learnt
+    assert made.encode_completion("No") == learnt
 
 
 def test_ids_are_the_templates_own_where_they_begin_with_the_prompts() -> None:
-    made = codec(MISTRAL, ("ĠN",))
+    made = tokenization(MISTRAL, ("ĠN",))
     whole = made.tokenizer.encode("[INST] Is it red? [/INST] No<eos>")
-    assert [*made.encode(MESSAGES), *made.encode_target("No", MESSAGES)] == whole
-    joined = codec(PLAIN, ("ĊN",))  # the prompt's last character and the answer's first are one token of the whole
-    assert text(joined, joined.encode_target("No", MESSAGES)) == "No<eos>"
+    assert [*made.encode(MESSAGES), *made.encode_completion("No", MESSAGES)] == whole
+    joined = tokenization(
+        PLAIN, ("ĊN",)
+    )  # the prompt's last character and the answer's first are one token of the whole
+    assert text(joined, joined.encode_completion("No", MESSAGES)) == "No<eos>"
 
 
 def test_a_prompt_is_rendered_once_under_one_template_and_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, rendered = codec(GEMMA), 0
-    honest = codec_module._template
+    made, rendered = tokenization(GEMMA), 0
+    honest = tokenization_module._template
 
     def counted(*args: Any, **how: Any) -> str:
         nonlocal rendered
         rendered += 1
         return honest(*args, **how)
 
-    monkeypatch.setattr(codec_module, "_template", counted)
+    monkeypatch.setattr(tokenization_module, "_template", counted)
     ids = made.encode(MESSAGES)
     made.encode(MESSAGES).clear()  # what is given out is the caller's own
-    assert made.encode_target("No", MESSAGES) and made.encode([dict(m) for m in MESSAGES]) == ids and rendered == 2
+    assert made.encode_completion("No", MESSAGES) and made.encode([dict(m) for m in MESSAGES]) == ids and rendered == 2
     made.tokenizer.chat_template = "{{ strftime_now('%Y') }} " + GEMMA
     dated = made.encode(MESSAGES)
     made.date = made.date.replace(year=2031)
@@ -152,37 +154,37 @@ def test_a_prompt_is_rendered_once_under_one_template_and_date(monkeypatch: pyte
 
 
 def test_reasoning_in_an_answer_goes_where_the_template_puts_it() -> None:
-    made = codec(
+    made = tokenization(
         "{% for m in messages %}<start>{{ m.content.split('</think>') | join('</think>\n') }}<end>{% endfor %}"
     )
-    assert text(made, made.encode_target("<think>so</think>No", MESSAGES)) == "<start><think>so</think>\nNo<end>"
+    assert text(made, made.encode_completion("<think>so</think>No", MESSAGES)) == "<start><think>so</think>\nNo<end>"
 
 
 @pytest.mark.parametrize(("template", "switches"), [(R1, {}), (DEEPSEEK, {"thinking": True})], ids=["r1", "v3.1"])
 def test_a_turn_that_does_not_continue_the_prompt_is_refused(template: str, switches: dict[str, Any]) -> None:
-    made = codec(template, **switches)
+    made = tokenization(template, **switches)
     assert text(made, made.encode(MESSAGES)).rstrip().endswith("<think>")
     for prompt in (MESSAGES, None):
         with pytest.raises(ModelError, match=r"<think>[\s\S]*No<eos>[\s\S]*chat_template_kwargs"):
-            made.encode_target("No", prompt)
-    assert text(made, made.encode_target("No", "Is it red? ")) == "No<eos>"
+            made.encode_completion("No", prompt)
+    assert text(made, made.encode_completion("No", "Is it red? ")) == "No<eos>"
 
 
 def test_only_white_space_may_differ() -> None:
-    made = codec(GEMMA.replace("<start>model\n{% endif %}", "<start>model\n \n{% endif %}"))
-    assert text(made, made.encode_target("No", MESSAGES)) == "No<end>"
+    made = tokenization(GEMMA.replace("<start>model\n{% endif %}", "<start>model\n \n{% endif %}"))
+    assert text(made, made.encode_completion("No", MESSAGES)) == "No<end>"
 
 
 def test_an_answer_that_has_begun_is_continued() -> None:
     begun = [*MESSAGES, {"role": "assistant", "content": "No, it"}]
-    made = codec(GEMMA)
-    assert text(made, made.encode_target(" is blue", begun)) == " is blue<end>"
+    made = tokenization(GEMMA)
+    assert text(made, made.encode_completion(" is blue", begun)) == " is blue<end>"
 
 
 def test_sft_refuses_such_a_template_before_its_first_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, sft__data=None)
     policy = load_policy(run.config.model, 0)
-    policy.set_chat_template(R1.replace("<eos>", policy.codec.token(policy.codec.turn_end)))
+    policy.set_chat_template(R1.replace("<eos>", policy.tokenization.token(policy.tokenization.turn_end)))
     with pytest.raises(ModelError, match=r"sft\.steps=0"):
         list(sft(run, policy=policy, tasks=small_tasks()))
     assert run.rows("sft") == [] and run.sft_checkpoints.steps() == []

@@ -22,12 +22,12 @@ def test_the_demo_model() -> None:
     learner = load_policy(ModelConfig(device="cpu"), seed=0)
     facts = learner.describe()
     assert learner.full and facts["train"] == "full" and facts["dtype"] == "float32" and facts["chat_template"]
-    assert learner.pad_id not in learner.terminators and learner.context == 256
+    assert learner.pad_id not in learner.stop_token_ids and learner.context == 256
     assert json.loads(json.dumps(facts)) == facts
-    text = learner.decode(learner.encode_target("Answer: unknown"))
-    assert text == learner.decode(learner.codec.encode_target(text))
+    text = learner.decode(learner.encode_completion("Answer: unknown"))
+    assert text == learner.decode(learner.tokenization.encode_completion(text))
     ids = learner.encode([{"role": "user", "content": "Who was late?"}])
-    assert learner.encode_target("x")[-1] in learner.terminators and ids[-1] not in learner.terminators
+    assert learner.encode_completion("x")[-1] in learner.stop_token_ids and ids[-1] not in learner.stop_token_ids
     again = load_policy(ModelConfig(device="cpu"), seed=0).state()
     assert all(torch.equal(again[name], tensor) for name, tensor in learner.state().items())
 

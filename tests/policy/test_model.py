@@ -32,7 +32,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Policy:
 @pytest.mark.parametrize("kind", tiny.EVERY_KIND)
 def test_padding_changes_nothing(kind: str) -> None:
     learner = tiny.policy(kind)
-    with learner.scoring():
+    with learner.eval_mode():
         alone = learner.logprobs(learner.collate([tiny.PROMPT], [tiny.COMPLETION]))
         for pads in range(41):
             long = [tiny.BOS] + [8] * (len(tiny.PROMPT) - 1 + pads)
@@ -64,7 +64,7 @@ def test_gradients_flow_through_logprobs_only_where_enabled() -> None:
     assert stats.logprobs.requires_grad and not stats.entropy.requires_grad
     stats.logprobs.sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in learner.parameters_by_name().values())
-    with learner.scoring():
+    with learner.eval_mode():
         assert not learner.logprobs(batch).logprobs.requires_grad
 
 
@@ -152,7 +152,7 @@ def test_scoring_restores_every_flag(either: Policy) -> None:
     before = tiny.flags(either)
 
     def meddle() -> None:
-        with either.scoring():
+        with either.eval_mode():
             assert not any(m.training for m in either.model.modules()) and not torch.is_grad_enabled()
             tiny.base(either).activation_checkpointing_disable()
             either.model.config.use_cache = not before[2]
@@ -262,11 +262,11 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 
 @pytest.mark.slow
 def test_smollm2_from_gguf(smollm2: Policy, tmp_path: Path) -> None:
-    assert smollm2.describe()["terminators"] == {"<|im_end|>": 2} and smollm2.pad_id != 2
-    assert not smollm2.full and smollm2.codec.turn_end == 2
+    assert smollm2.describe()["stop tokens"] == {"<|im_end|>": 2} and smollm2.pad_id != 2
+    assert not smollm2.full and smollm2.tokenization.turn_end == 2
     ids = smollm2.encode([{"role": "user", "content": "What is the capital of France?"}])
-    target = smollm2.encode_target("The capital of France is Paris.")
-    with smollm2.scoring():
+    target = smollm2.encode_completion("The capital of France is Paris.")
+    with smollm2.eval_mode():
         alone = smollm2.logprobs(smollm2.collate([ids], [target])).logprobs[0]
         padded = smollm2.logprobs(smollm2.collate([ids, [1] * 60], [target, target])).logprobs[0]
     assert alone.mean() > math.log(0.4)
@@ -276,5 +276,5 @@ def test_smollm2_from_gguf(smollm2: Policy, tmp_path: Path) -> None:
     assert "Paris" in answers.texts[0] and answers.texts[0] == answers.texts[1] and answers.stop_reasons[0] == "stop"
     smollm2.save(tmp_path)
     again = load_policy(ModelConfig(name=str(tmp_path), device="cpu"))
-    with again.scoring():
+    with again.eval_mode():
         assert torch.equal(again.logprobs(again.collate([ids], [target])).logprobs[0], alone)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_nb.config import ModelConfig
 from grpo_nb.policy.model import ModelError, Policy, load_policy
-from grpo_nb.policy.tokenization import Codec
+from grpo_nb.policy.tokenization import TokenizerAdapter
 from tests.support import tiny_models as tiny
 from tests.support.tokens import names, pattern
 
@@ -17,11 +17,11 @@ from tests.support.tokens import names, pattern
 
 
 def test_terminators_are_the_union_of_all_sources() -> None:
-    assert tiny.policy(eos=[tiny.EOS, 20]).terminators == (tiny.EOS, tiny.END, 20)
-    assert tiny.policy(eos=20).terminators == (tiny.EOS, tiny.END, 20)
-    assert tiny.policy(eos=20, tokens=tiny.tokenizer(template=None)).terminators == (tiny.EOS, 20)
-    assert tiny.policy(tokens=tiny.tokenizer(template=None, eos_token=None)).terminators == (tiny.EOS,)
-    assert tiny.policy().describe()["terminators"] == {"<eos>": tiny.EOS, "<|end|>": tiny.END}
+    assert tiny.policy(eos=[tiny.EOS, 20]).stop_token_ids == (tiny.EOS, tiny.END, 20)
+    assert tiny.policy(eos=20).stop_token_ids == (tiny.EOS, tiny.END, 20)
+    assert tiny.policy(eos=20, tokens=tiny.tokenizer(template=None)).stop_token_ids == (tiny.EOS, 20)
+    assert tiny.policy(tokens=tiny.tokenizer(template=None, eos_token=None)).stop_token_ids == (tiny.EOS,)
+    assert tiny.policy().describe()["stop tokens"] == {"<eos>": tiny.EOS, "<|end|>": tiny.END}
 
 
 def test_no_terminator_at_all_is_an_error() -> None:
@@ -43,8 +43,8 @@ def test_no_terminator_at_all_is_an_error() -> None:
 )
 def test_a_target_ends_in_what_the_template_puts_after_an_answer(template: str | None, end: int) -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(template))
-    assert learner.encode_target("answer yes") == [*tiny.ids("answer yes"), end]
-    assert learner.encode_target("answer yes <eos> no") == [*tiny.ids("answer yes"), end]
+    assert learner.encode_completion("answer yes") == [*tiny.ids("answer yes"), end]
+    assert learner.encode_completion("answer yes <eos> no") == [*tiny.ids("answer yes"), end]
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])
@@ -78,7 +78,7 @@ def test_messages_without_a_template_are_refused_and_strings_work() -> None:
         learner.encode(tiny.CHAT)
     learner.set_chat_template(tiny.TEMPLATE)
     assert learner.encode(tiny.CHAT)[-1] == tiny.ASSISTANT
-    assert tiny.END in learner.terminators
+    assert tiny.END in learner.stop_token_ids
 
 
 def test_bad_prompts_are_refused() -> None:
@@ -103,7 +103,7 @@ def test_decoding_drops_special_tokens_and_terminators() -> None:
 )
 def test_padding_is_no_terminator(named: dict[str, Any], pad: int, reason: str) -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(**named))
-    assert learner.pad_id == pad and learner.pad_id not in learner.terminators
+    assert learner.pad_id == pad and learner.pad_id not in learner.stop_token_ids
     assert names(str(learner.describe()["pad"]), reason)
 
 
@@ -111,7 +111,7 @@ def test_padding_without_a_spare_token_adds_no_row() -> None:
     learner = tiny.policy(tokens=tiny.tokenizer(pad_token=None), eos=[tiny.PAD])
     assert learner.pad_id == tiny.UNK and str(tiny.UNK) in str(learner.describe()["pad"])
     bare = tiny.policy(tokens=tiny.tokenizer(pad_token=None, unk_token=None), eos=[tiny.PAD])
-    assert bare.pad_id not in bare.terminators
+    assert bare.pad_id not in bare.stop_token_ids
     assert bare.model.get_input_embeddings().weight.shape[0] == tiny.VOCABULARY
 
 
@@ -144,13 +144,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def test_pieces_join_to_the_text_and_no_character_is_torn(text: str) -> None:
     tokens = byte_tokenizer()
     ids = tokens.encode(text)
-    pieces = Codec(tokens, [], len(tokens)).pieces([*ids, tokens.eos_token_id])
-    assert pieces[-1] == "<eos>" and "".join(pieces[:-1]) == text
-    assert len(pieces) == len(ids) + 1 == len(text.encode()) + 1 and "\ufffd" not in "".join(pieces)
-    assert [p for p in pieces[:-1] if p] == list(text)
+    token_texts = TokenizerAdapter(tokens, [], len(tokens)).token_texts([*ids, tokens.eos_token_id])
+    assert token_texts[-1] == "<eos>" and "".join(token_texts[:-1]) == text
+    assert len(token_texts) == len(ids) + 1 == len(text.encode()) + 1 and "\ufffd" not in "".join(token_texts)
+    assert [p for p in token_texts[:-1] if p] == list(text)
 
 
 def test_pieces_of_words_keep_their_spaces() -> None:
     learner = tiny.policy()
-    pieces = learner.pieces([*tiny.ids("answer yes"), tiny.END])
-    assert "".join(pieces[:-1]) == "answer yes" and pieces[-1].strip() == "<|end|>"
+    token_texts = learner.token_texts([*tiny.ids("answer yes"), tiny.END])
+    assert "".join(token_texts[:-1]) == "answer yes" and token_texts[-1].strip() == "<|end|>"

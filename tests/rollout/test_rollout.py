@@ -16,7 +16,7 @@ from grpo_nb.config import ConfigError, ModelConfig, SamplingConfig
 from grpo_nb.policy.adapters import AdapterReference
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import ENGINES, EagerEngine, Engine, Request, eager, engine
-from grpo_nb.rollout.eager import draw
+from grpo_nb.rollout.eager import sample_inverse_cdf
 from grpo_nb.types import Rollouts
 from tests.support import tiny_models as tiny
 from tests.support.tokens import pattern
@@ -61,13 +61,13 @@ def test_greedy_equals_transformers_generate(kind: str) -> None:
         attention_mask=batch.attention_mask,
         do_sample=False,
         max_new_tokens=CAP,
-        eos_token_id=list(learner.terminators),
+        eos_token_id=list(learner.stop_token_ids),
         pad_token_id=learner.pad_id,
     )[:, batch.input_ids.shape[1] :].tolist()
     for ours, row, reason in zip(found.completion_ids, theirs, found.stop_reasons, strict=True):
         assert row[: len(ours)] == list(ours)
         assert set(row[len(ours) :]) <= {learner.pad_id}
-        assert (ours[-1] in learner.terminators) == (reason == "stop")
+        assert (ours[-1] in learner.stop_token_ids) == (reason == "stop")
     assert kind not in tiny.KINDS or {"stop", "length"} == set(found.stop_reasons)  # the prompts show both ends
 
 
@@ -86,7 +86,7 @@ def test_logprobs_are_the_policys_own(kind: str, temperature: float) -> None:
 @pytest.mark.parametrize("temperature", [0.6, 1.5])
 def test_frequencies_match_the_softmax(temperature: float) -> None:
     learner, n = tiny.policy("gpt2", initializer_range=0.15), 20_000
-    with learner.scoring():
+    with learner.eval_mode():
         logits = learner.model(torch.tensor([PROMPTS[0]])).logits[0, -1].double()
     expected = torch.softmax(logits / temperature, -1)
     found = sample(learner, PROMPTS[:1], n, uniforms(n, columns=1), temperature, max_completion=1)
@@ -250,10 +250,12 @@ def test_an_interrupt_leaves_the_model_as_it_was() -> None:
 def test_the_ends_of_the_unit_interval() -> None:
     scores = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]])
     largest = torch.tensor([math.nextafter(1.0, 0.0)], dtype=torch.float64)
-    assert draw(scores, torch.zeros(1, dtype=torch.float64)).tolist() == [1]
-    assert draw(scores, largest).tolist() == [3]
-    assert draw(scores, torch.ones(1, dtype=torch.float64)).tolist() == [3]  # what float32 uniforms round up to
-    assert draw(torch.tensor([[0.0]]), largest).tolist() == [0]
+    assert sample_inverse_cdf(scores, torch.zeros(1, dtype=torch.float64)).tolist() == [1]
+    assert sample_inverse_cdf(scores, largest).tolist() == [3]
+    assert sample_inverse_cdf(scores, torch.ones(1, dtype=torch.float64)).tolist() == [
+        3
+    ]  # what float32 uniforms round up to
+    assert sample_inverse_cdf(torch.tensor([[0.0]]), largest).tolist() == [0]
 
 
 @given(
@@ -263,7 +265,7 @@ def test_the_ends_of_the_unit_interval() -> None:
 def test_a_token_of_probability_zero_is_never_drawn(logits: list[float], u: float) -> None:
     scores = torch.tensor([[*logits, 0.0]])
     probabilities = torch.softmax(scores.double(), -1)[0]
-    token = int(draw(scores, torch.tensor([u], dtype=torch.float64)))
+    token = int(sample_inverse_cdf(scores, torch.tensor([u], dtype=torch.float64)))
     below = float(probabilities[:token].sum())
     assert probabilities[token] > 0
     assert below - 1e-12 <= u <= below + float(probabilities[token]) + 1e-12  # it is the inverse of the CDF
@@ -299,7 +301,7 @@ def test_processors_are_transformers_own_in_its_order() -> None:
         scores = learner.model(history).logits[:, -1].detach()
         scores = RepetitionPenaltyLogitsProcessor(1.5)(history, scores)
         scores = TopPLogitsWarper(0.6)(history, scores / 0.7)
-        assert draw(scores, draws[:, t]).item() == token
+        assert sample_inverse_cdf(scores, draws[:, t]).item() == token
         assert torch.log_softmax(scores, -1)[0, token].item() == pytest.approx(found.logprobs[0][t], abs=1e-5)
         ids.append(token)
 

@@ -35,7 +35,7 @@ def worst(policy: Policy) -> float:
     drawn = EagerEngine().generate(policy, Request(PROMPTS, 2, sampling, uniforms))
     gaps = []
     for i, ids in enumerate(drawn.completion_ids):
-        with policy.scoring():
+        with policy.eval_mode():
             alone = policy.logprobs(policy.collate([PROMPTS[i // 2]], [ids])).logprobs[0]
         gaps.append(float((alone - torch.tensor(drawn.logprobs[i])).abs().max()))
     return max(gaps)

@@ -88,7 +88,7 @@ def made_experience(policy: Policy, *, drift: float = 0.3, seed: int = 0) -> Exp
     objectives = [OBJECTIVES[i * len(OBJECTIVES) // rows] for i in range(rows)]
     rollouts = made_rollouts(prompt_ids, completion_ids, objectives)
     advantages = torch.randn(rows, 1, generator=generator)
-    with policy.scoring():
+    with policy.eval_mode():
         own = token_stats(policy, rollouts, made_plan())
     return blank_experience(
         rollouts,

@@ -95,7 +95,7 @@ def thinker(template: str | None = OPENED) -> Policy:
 
 def test_marks_that_are_special_tokens_stay_in_the_text_that_is_scored() -> None:
     policy = thinker()
-    ids = policy.codec.tokenizer.encode("<think> no </think> yes <|user|> red <|end|>", add_special_tokens=False)
+    ids = policy.tokenization.tokenizer.encode("<think> no </think> yes <|user|> red <|end|>", add_special_tokens=False)
     assert policy.decode(ids) == "no yes red"
     assert policy.decode_marked(ids) == "<think> no </think> yes red"
     plain = tiny.ids("no red")

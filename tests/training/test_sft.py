@@ -78,10 +78,10 @@ def test_micro_batches_change_no_gradient(tmp_path: Path) -> None:
 
 def test_the_loss_is_of_the_completion_and_its_terminator_alone() -> None:
     policy = load_policy(tiny_config().model, 0)
-    target = policy.encode_target("Answer: The inn")
-    assert target[-1] in policy.terminators and not set(target[:-1]) & set(policy.terminators)
+    target = policy.encode_completion("Answer: The inn")
+    assert target[-1] in policy.stop_token_ids and not set(target[:-1]) & set(policy.stop_token_ids)
     prompt = policy.encode(CHAT["messages"][:1])
-    with policy.scoring():
+    with policy.eval_mode():
         logits = policy.model(input_ids=torch.tensor([prompt + target])).logits[0].log_softmax(-1)
     by_hand = [-float(logits[len(prompt) - 1 + i, token]) for i, token in enumerate(target)]
     loss = evaluate_loss(policy, [Pair(prompt, target), Pair(prompt, target[-1:])], micro_batch=2)

@@ -57,7 +57,7 @@ def test_the_only_update_gives_back_what_a_pass_of_its_own_would_measure(policy:
     stats = objective_gradients(policy, experience, kept_rows(experience), ON_POLICY, GENERATOR)
     taken(policy)
     assert stats.seen is not None and stats.ratio_deviation == 0
-    with policy.scoring():
+    with policy.eval_mode():
         own = token_stats(policy, experience.rollouts, ON_POLICY)
     torch.testing.assert_close(stats.seen.logprobs, own.logprobs)
     torch.testing.assert_close(stats.seen.entropy, own.entropy)

@@ -176,7 +176,7 @@ class ScriptedEngine:
             for member in range(request.group_size)
         ]
         batch = policy.collate([ids for ids in request.prompt_ids for _ in range(request.group_size)], completions)
-        with policy.scoring():
+        with policy.eval_mode():
             logprobs = policy.logprobs(batch, request.sampling.temperature).logprobs
         return Rollouts(
             prompt_ids=request.prompt_ids,
