@@ -11,6 +11,8 @@ from grpo_nb.judge.failures import Failure
 from grpo_nb.judge.prompts import TOP, VERSION, Messages
 
 FILE = "judge.jsonl"
+MOST_SPENT = 2**53
+"""Tokens or dollars of one reply that a row may have: more is no price, and what adds it up has 64 bits."""
 LONGEST_REASON = 1000
 """Characters of a reason that are kept: `max_tokens` binds a server only if it wants to be bound."""
 
@@ -118,7 +120,7 @@ class Ledger:
 
     def _take(self, row: Mapping[str, Any]) -> None:
         spent = [row.get(name) or 0 for name in ("tokens_in", "tokens_out", "usd")]
-        if not all(isinstance(number, int | float) and number >= 0 for number in spent):
+        if not all(isinstance(number, int | float) and 0 <= number <= MOST_SPENT for number in spent):
             raise ConfigError(
                 f"{FILE} has a row of '{self._objective}' that spent {spent} (tokens in, tokens out, dollars), so the "
                 "budget cannot be kept; mend or remove that line"

@@ -11,11 +11,14 @@ from grpo_nb.judge.refusals import said
 
 BYTES_PER_TOKEN = 4
 """What is counted where a server does not say how many tokens it used, or says what cannot be."""
+MOST_TOKENS = 10**8
+"""Tokens of one request beyond which a server's count cannot be."""
 LONGEST_TEXT = 200_000
 """Characters of a reply that are read: `max_tokens` binds a server only if it wants to be bound."""
 _ENDED: Mapping[str, tuple[Kind, str]] = {
     "length": ("cut_off", "cut off at max_tokens"),
     "content_filter": ("withheld", "withheld by the server's content filter"),
+    "error": ("server", "ended by an error of the server"),
 }
 """Why a reply is not complete, by the reason for its end that the server gives."""
 
@@ -57,9 +60,12 @@ def read_reply(response: Any, messages: Messages, budget: int) -> Reply:
         if kind == "cut_off":
             problem += f"={budget}, before the verdict: the model was still thinking" if thought else f"={budget}"
         problem += f": {text[:LONGEST_TEXT]!r}" if text else ""
-        return Reply("", *tokens, problem=problem, kind=kind, final=True, thought=thought, budget=budget)
-    if text is None and refusal:
+        return Reply("", *tokens, problem=problem, kind=kind, final=kind != "server", thought=thought, budget=budget)
+    if refusal:  # whatever else it wrote
         return Reply("", *tokens, problem=f"the model refused: {refusal}", kind="withheld", final=True)
+    if error := next((e for part in (response, choice, choice.message) if (e := getattr(part, "error", None))), None):
+        problem = f"an error came with the reply: {said(json.dumps(error, default=str))}"
+        return Reply("", *tokens, problem=problem, kind="server")
     if text is None:
         return _no_completion(response, messages)
     return Reply(text[:LONGEST_TEXT], *tokens)
@@ -101,6 +107,7 @@ def _tokens(response: Any, messages: Messages, text: str) -> tuple[int, int]:
         sum(len(m["content"].encode()) for m in messages) // BYTES_PER_TOKEN,
         len(text.encode()) // BYTES_PER_TOKEN,
     ]
-    used, wrote = (c if type(c) is int and c >= min(g, 1) else g for c, g in zip(counts[:2], guess, strict=True))
-    total = counts[2] if type(counts[2]) is int else 0
-    return used, max(wrote, total - used) if used == counts[0] and wrote == counts[1] else wrote
+    stated = [count if type(count) is int and count <= MOST_TOKENS else -1 for count in counts]
+    used, wrote = (c if c >= min(g, 1) else g for c, g in zip(stated[:2], guess, strict=True))
+    total = stated[2]
+    return used, max(wrote, total - used) if [used, wrote] == stated[:2] else wrote

@@ -105,6 +105,8 @@ def test_of_the_groups_that_garbage_hits_most_are_saved(tmp_path: Path, server: 
         {"prompt_tokens": -5, "completion_tokens": -1},
         {"prompt_tokens": True, "completion_tokens": True},
         {"prompt_tokens": 1.5, "completion_tokens": float("nan")},
+        {"prompt_tokens": 2**70, "completion_tokens": 2**70, "total_tokens": 2**71},
+        {"prompt_tokens": 2**31, "completion_tokens": 2**40},
     ],
 )
 def test_usage_that_cannot_be_is_counted_by_us(tmp_path: Path, server: JudgeServer, usage: Any) -> None:

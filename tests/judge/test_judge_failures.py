@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 import threading
 from pathlib import Path
@@ -60,6 +61,9 @@ def test_retries_bring_what_a_passing_fault_held_back(tmp_path: Path, server: Ju
     assert [s.parts["judge"] for s in scores] == [given_by(server)[f"a {i}"] for i in range(12)]
 
 
+RIGHT = '{"reason": "as the context says", "score": 4}'
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -67,6 +71,10 @@ def test_retries_bring_what_a_passing_fault_held_back(tmp_path: Path, server: Ju
         ({"choices": []}, "completion"),
         ({"choices": [{"message": {"content": None, "refusal": "I may not"}}]}, "I may not"),
         ({"choices": {"0": 1}}, "completion"),
+        (completion(RIGHT, ended="error"), "error"),
+        ({**completion(RIGHT), "error": {"message": "upstream broke"}}, "upstream broke"),
+        ({"choices": [{**completion(RIGHT)["choices"][0], "error": {"message": "upstream broke"}}]}, "upstream broke"),
+        ({"choices": [{"message": {"content": RIGHT, "refusal": "I may not"}, "finish_reason": "stop"}]}, "I may not"),
         ([1, 2], "completion"),
         ({"choices": [{"message": {"content": 4}, "finish_reason": "stop"}]}, "completion"),
     ],
@@ -189,7 +197,13 @@ def test_a_torn_last_line_costs_one_verdict(tmp_path: Path, server: JudgeServer)
     assert [row["score"] for row in Journal(path).read()].count(None) == 0
 
 
-@pytest.mark.parametrize("wrong", [{"tokens_in": "many"}, {"usd": "1.5"}, {"tokens_out": -5}, {"usd": [1]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"tokens_in": "many"}, {"usd": "1.5"}, {"tokens_out": -5}, {"usd": [1]}),
+        *({"tokens_in": math.inf}, {"usd": math.inf}, {"usd": math.nan}, {"tokens_out": 2**70}, {"usd": 10**400}),
+    ],
+)
 def test_an_account_that_cannot_be_read_is_one_clear_error(
     tmp_path: Path, server: JudgeServer, wrong: dict[str, Any]
 ) -> None:
