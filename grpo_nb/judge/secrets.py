@@ -11,6 +11,8 @@ SHORTEST_PIECE = 8
 FEWEST_LETTERS = 5
 """Letters and digits of a piece: fewer are not told from other text."""
 
+_ENCODINGS = {"utf-8": SHORTEST_PIECE, "utf-16-le": 2 * SHORTEST_PIECE, "utf-16-be": 2 * SHORTEST_PIECE}
+"""Of what is written in base64 or hex, and how many characters of that are a piece."""
 _ESCAPES = (  # JSON and Python, C, percent (also encoded twice), HTML
     r"\\+u\{?(?P<u>[0-9a-f]{4})\}?|\\+x(?P<x>[0-9a-f]{2})|\\+(?P<octal>[0-3][0-7]{2})"
     r"|%(?:25)*(?P<percent>[0-9a-f]{2})|&(?:amp;)*#x0*(?P<hex>[0-9a-f]{1,5});|&(?:amp;)*#0*(?P<decimal>[0-9]{1,6});"
@@ -20,7 +22,11 @@ _BASE = {"u": 16, "x": 16, "octal": 8, "percent": 16, "hex": 16, "decimal": 10}
 
 
 def strike(text: str, secrets: Iterable[str]) -> str:
-    """The text with every secret replaced by `***`: as it is, escaped, spaced out, in base64 or hex, or cut off.
+    """The text with every secret replaced by `***`, in whatever a server makes of it that repeats what it was sent.
+
+    That is: the key as it is, cut off or spaced out; with the escapes of JSON, Python, C, HTML or percent encoding; and
+    in base64 or hex, of its UTF-8 or UTF-16. Other forms, such as base32 or a cipher, are not searched for: nothing
+    writes a request down like that by accident, and a server that wants to hide the key has it already.
 
     Only letters and digits are compared, so line breaks, spaces and punctuation inside a secret do not hide it. Of a
     secret with fewer than SHORTEST_PIECE of them only the exact word is struck.
@@ -36,14 +42,16 @@ def strike(text: str, secrets: Iterable[str]) -> str:
 
 def _pieces(secret: str) -> set[str]:
     """The letters and digits of every piece of a secret, as it is and encoded; none of a short one."""
-    data = secret.encode()
-    forms = [secret, data.hex()]
-    for offset in range(3):  # base64 differs with the place of the secret in what was encoded
-        encoded = base64.b64encode(b"\0" * offset + data).decode().rstrip("=")
-        forms.append(encoded[-(-8 * offset // 6) : -1])  # without letters that hold bits of its neighbours
     if len(_plain(secret)) < SHORTEST_PIECE:
         return set()
-    windows = (form[i : i + SHORTEST_PIECE] for form in forms for i in range(len(form) - SHORTEST_PIECE + 1))
+    forms = [(secret, SHORTEST_PIECE)]
+    for encoding, size in _ENCODINGS.items():
+        data = secret.encode(encoding)
+        forms.append((data.hex(), size))
+        for offset in range(3):  # base64 differs with the place of the secret in what was encoded
+            encoded = base64.b64encode(b"\0" * offset + data).decode().rstrip("=")
+            forms.append((encoded[-(-8 * offset // 6) : -1], size))  # no letters that hold bits of its neighbours
+    windows = (form[i : i + size] for form, size in forms for i in range(len(form) - size + 1))
     return {piece for window in windows if len(piece := _plain(window)) >= FEWEST_LETTERS}
 
 

@@ -171,6 +171,9 @@ HIDDEN = {
     "base64": base64.b64encode(KEY.encode()).decode(),
     "base64 of more": base64.b64encode(f"Bearer {KEY}".encode()).decode(),
     "base64 of a user": base64.urlsafe_b64encode(f"user:{KEY}:x".encode()).decode(),
+    "hex of UTF-16": f"Bearer {KEY}".encode("utf-16").hex(),
+    "base64 of UTF-16": base64.b64encode(f"Bearer {KEY}".encode("utf-16")).decode(),
+    "base64 of UTF-16, big end first": base64.b64encode(f"user:{KEY}:x".encode("utf-16-be")).decode(),
     "begin": f"{KEY[:12]}",
     "end": f"{KEY[-12:]}",
     "middle": f"{KEY[4:16]}",
@@ -182,6 +185,9 @@ def pieces(text: str) -> list[str]:
     """Eight characters of the key in a row, in what was written, escaped or not."""
     keys = [KEY, KEY.encode().hex(), *(base64.b64encode(KEY[i:].encode()).decode()[:-4] for i in range(3))]
     found = [key[i : i + 8] for key in keys for i in range(len(key) - 7)]
+    for data in (KEY[i:].encode(f"utf-16-{end}") for i in range(3) for end in ("le", "be")):
+        wide = [data.hex(), *(base64.b64encode(data[i:]).decode()[:-4] for i in range(3))]
+        found += [key[i : i + 16] for key in wide for i in range(len(key) - 15)]
     return [piece for piece in found if piece.lower() in text.lower()]
 
 
