@@ -34,7 +34,7 @@ def calling(who: str, where: str = "") -> Iterator[None]:
         RewardError: whatever it raises, also what is meant to end the process.
     """
     process, open_before = os.getpid(), [fd for fd in STANDARD if _is_open(fd)]
-    torch_as_before, signals_as_before = _torch_settings(), _signals()
+    torch_as_before, signals_as_before, umask_as_before = _torch_settings(), _signals(), _umask()
     try:
         yield
     except (Exception, SystemExit, GeneratorExit) as error:
@@ -48,6 +48,7 @@ def calling(who: str, where: str = "") -> Iterator[None]:
             os._exit(0)
         torch_as_before()
         signals_as_before()
+        umask_as_before()
         for fd in open_before:
             if not _is_open(fd):
                 _reopen(fd)
@@ -94,6 +95,17 @@ def _signals() -> Callable[[], None]:
         for number, handler in before.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+    return restore
+
+
+def _umask() -> Callable[[], None]:
+    """What gives the process its umask back, which says who may read the files that are made from here on."""
+    before = os.umask(0o077)  # it can only be read by setting it
+    os.umask(before)
+
+    def restore() -> None:
+        os.umask(before)
 
     return restore
 

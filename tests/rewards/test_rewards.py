@@ -470,13 +470,20 @@ def ignores_signals(count: int) -> list[float]:
     return [1.0] * count
 
 
+def opens_files_to_all(count: int) -> list[float]:
+    os.umask(0)
+    return [1.0] * count
+
+
 def surroundings() -> list[Any]:
     torch_has = [torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()]
     torch_has += [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
+    os.umask(umask := os.umask(0o077))
+    torch_has.append(umask)
     return [*torch_has, torch.are_deterministic_algorithms_enabled(), [os.fstat(fd).st_mode for fd in (0, 1, 2)]]
 
 
-@pytest.mark.parametrize("does", [forks_and_returns, sets_torch, ignores_signals])
+@pytest.mark.parametrize("does", [forks_and_returns, sets_torch, ignores_signals, opens_files_to_all])
 def test_what_a_function_leaves_behind_is_undone(does: Callable[[int], list[float]]) -> None:
     before, process = surroundings(), os.getpid()
 
