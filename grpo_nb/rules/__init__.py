@@ -38,6 +38,8 @@ SKIPS_TO_STOP = 3
 """Skips in a row after which the run stops: a lone outlier recovers, three mean the weights are damaged."""
 FROZEN_STEPS = 3
 """Steps with a gradient but no change of the weights: rounding may swallow one, not three."""
+FAINT_SPREAD = 1e-8
+"""Standard deviation of rewards in their groups below which advantages, divided by it plus 1e-4, vanish."""
 RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.4
 """max |ratio - 1| of the first update in logs that have no robust measure of it: float32, and half precision's tail."""
 KL_START_NOISE, KL_START_BROKEN = 1e-3, 0.02
@@ -127,18 +129,27 @@ def params_frozen(rows: Rows, config: Config) -> Finding | None:
     frozen = [row for row in tail if _meant_to_move(row) and number(row, keys.GRAD_UPDATE) == 0]
     if len(frozen) < FROZEN_STEPS:
         return None
-    norm = number(rows[-1], keys.GRAD_NORM)
+    norm, faint = number(rows[-1], keys.GRAD_NORM), _faint(rows[-1], config)
     return Finding(
         "params_frozen",
         "error",
         newest(rows),
         f"for {FROZEN_STEPS} steps the gradient was not zero (norm {norm:.3g}) but no weight changed: the optimizer "
         "holds other parameters than the model, or the updates are lost in rounding.",
-        {"norm": norm, "update": 0.0, "learning_rate": _rate(rows[-1], config)},
-        f"train LoRA or float32 weights (model.train, model.dtype) or raise algorithm.learning_rate (now "
+        {"norm": norm, "update": 0.0, "learning_rate": _rate(rows[-1], config), **faint},
+        _SCALE_ADVICE
+        if faint
+        else f"train LoRA or float32 weights (model.train, model.dtype) or raise algorithm.learning_rate (now "
         f"{_rate(rows[-1], config):g}): a bfloat16 weight ignores changes below 0.4% of itself",
         "stop",
     )
+
+
+def _faint(row: Row, config: Config) -> dict[str, float]:
+    """The spread of each objective's rewards, where all are too small to move a weight; else nothing."""
+    found = {key: number(row, key) for key in map(keys.REWARD_STD.of, config.objectives)}
+    spreads = {key: spread for key, spread in found.items() if spread}
+    return spreads if spreads and max(spreads.values()) < FAINT_SPREAD else {}
 
 
 def step_one(rows: Rows, config: Config) -> Finding | None:
@@ -153,19 +164,25 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
     frozen = _meant_to_move(row) and number(row, keys.GRAD_UPDATE) == 0
     if not values and not frozen and not gap:
         return None
+    faint = _faint(row, config) if frozen else {}
     broken = bool(frozen or gap or _beyond(row, {key: limit for key, (_, limit) in limits.items()}))
-    wrong = _wrong_at_start(values, gap, frozen)
+    wrong = _wrong_at_start(values, gap, frozen) + [f"{key} is {spread:.3g}" for key, spread in faint.items()]
     return Finding(
         "step_one",
         "error" if broken else "warning",
         FIRST_STEP,
         f"what must hold before the first update does not: {'; '.join(wrong)}.",
-        {"values": {**values, **{k: v for k, (v, _) in gap.items()}, keys.GRAD_UPDATE: number(row, keys.GRAD_UPDATE)}},
-        _START_ADVICE[broken],
+        {"values": {**values, **{k: v for k, (v, _) in gap.items()}, keys.GRAD_UPDATE: number(row, keys.GRAD_UPDATE)}}
+        | faint,
+        _SCALE_ADVICE if faint else _START_ADVICE[broken],
         "stop" if broken else "warn",
     )
 
 
+_SCALE_ADVICE = (
+    "scale the rewards, so that right and wrong answers differ by about 1: advantages are as small as the rewards' "
+    "spread where that is far below 1e-4, and the updates are lost in rounding"
+)
 _START_ADVICE = {
     False: "nothing if the model runs in half precision: this is its rounding",
     True: "see that log-probs are taken in eval mode, at the sampling temperature, from the weights that sampled; that "

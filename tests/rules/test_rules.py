@@ -9,6 +9,7 @@ import pytest
 
 from grpo_nb import presets, rules
 from grpo_nb.config import Config
+from grpo_nb.metrics import keys
 from grpo_nb.rules import learning
 from grpo_nb.rules.finding import Finding
 from tests.support.made_rows import Row, healthy, ill
@@ -123,6 +124,16 @@ def test_what_must_hold_at_step_one(change: Row, severity: str, action: str) -> 
     assert (finding.severity, finding.action, finding.step) == (severity, action, 1)
     assert next(iter(change)) in finding.message
     assert "step_one" not in found(rows[1:])
+
+
+@pytest.mark.parametrize("rule", ["step_one", "params_frozen"])
+def test_rewards_too_small_to_move_a_weight_are_named(rule: str) -> None:
+    still, spreads = {keys.GRAD_UPDATE: 0.0}, [*map(keys.REWARD_STD.of, ("fairness", "hallucination"))]
+    tiny = still | dict.fromkeys(spreads, 1e-20)
+    first = {"step_one": 1, "params_frozen": 3}[rule]
+    stop = found(ill(lambda row: tiny, steps=6, since=first))[rule]
+    assert stop.action == "stop" and {*spreads} <= stop.evidence.keys()
+    assert stop.advice != found(ill(lambda row: still, steps=6, since=first))[rule].advice
 
 
 @pytest.mark.parametrize("mode", ["auto", "manual"])
