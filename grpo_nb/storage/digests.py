@@ -23,8 +23,12 @@ log = clean_logger(__name__)
 
 CACHED_FROM = 1 << 20
 """Bytes of the smallest file whose digest is cached: a smaller one is read as quickly as the cache."""
-SETTLED = 2.0
-"""Seconds since its last change after which a file's times tell the next change from this one on any file system."""
+SETTLED = 60.0
+"""Seconds since its last change after which a file's times tell the next change from this one on any file system.
+
+What is written through a memory map changes the times only once a page that was written back is written again: Linux
+writes back within 35 s by default.
+"""
 BLOCKS = 512
 """Parts of the lines of a file, at most, that have a mark of their own."""
 MARK = 6

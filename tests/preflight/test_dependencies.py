@@ -468,6 +468,20 @@ def test_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert digests.of_file(file).digest != first.digest and len(read) == 2
 
 
+@pytest.mark.parametrize(("seconds", "cached"), [(40, False), (61, True)])
+def test_a_digest_is_cached_once_a_memory_map_was_written_back(
+    seconds: int, cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then, more can be written through it without any trace in the file's times."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(digests.CACHED_FROM))
+    now = file.stat().st_ctime_ns + seconds * 10**9
+    with monkeypatch.context() as patch:
+        patch.setattr(digests.time, "time_ns", lambda: now)
+        digests.of_file(file)
+    assert (str(file.resolve()) in digests._read_cache()) == cached
+
+
 def test_a_cached_digest_that_this_user_did_not_write_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
