@@ -46,7 +46,7 @@ class BetaState:
 
 
 @dataclass(frozen=True)
-class Aim:
+class KLTarget:
     """What a controller is told; each one uses what it needs."""
 
     band: tuple[float, float]
@@ -69,12 +69,12 @@ class Aim:
     """Where beta starts again from 0 or from below its floor when KL is too high; at the floor if that is higher."""
 
 
-def fixed(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+def fixed(state: BetaState, kl: float | None, aim: KLTarget) -> tuple[BetaState, str | None]:
     """β ← β"""
     return state, None
 
 
-def band(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+def band(state: BetaState, kl: float | None, aim: KLTarget) -> tuple[BetaState, str | None]:
     """β ← β·up where the median of `window` KLs is above the band, β·down where it is below.
 
     After a move the window starts empty, so that the next decision sees only KLs that the new beta made: at most
@@ -91,7 +91,7 @@ def band(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str |
     return replace(after, window=seen if after.value == state.value else ()), sentence
 
 
-def proportional(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+def proportional(state: BetaState, kl: float | None, aim: KLTarget) -> tuple[BetaState, str | None]:
     """β ← β·(1 + gain·clip(KL/target − 1, ±0.2)).  Ziegler et al. 2019, section 2.2, where gain is K_β = 0.1.
 
     Later code writes the gain as n/H: n completions a step over a horizon H, often 10000. Every step counts, and
@@ -103,7 +103,7 @@ def proportional(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaStat
     return _move(state, kl, state.value * (1 + aim.gain * error), aim)
 
 
-def dual_ascent(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState, str | None]:
+def dual_ascent(state: BetaState, kl: float | None, aim: KLTarget) -> tuple[BetaState, str | None]:
     """β ← max(0, β + gain·(KL − target)): β as the Lagrange multiplier of KL ≤ target, moved along its gradient.
 
     Boyd & Vandenberghe 2004, section 5.1. Steps are absolute, so opposite errors cancel exactly; the floor, which
@@ -114,7 +114,7 @@ def dual_ascent(state: BetaState, kl: float | None, aim: Aim) -> tuple[BetaState
     return _move(state, kl, max(0.0, state.value + aim.gain * (kl - aim.target)), aim)
 
 
-Controller = Callable[[BetaState, float | None, Aim], tuple[BetaState, str | None]]
+Controller = Callable[[BetaState, float | None, KLTarget], tuple[BetaState, str | None]]
 """(state, this step's KL(policy ‖ reference) in nats per token, aim) -> next state, and a sentence for the log when
 beta moved or has just met a bound, else None. A KL that is None or not finite and manual mode change nothing."""
 
@@ -148,7 +148,7 @@ def set_auto(state: BetaState, configured: float | None = None) -> BetaState:
     return BetaState(value=state.value if known is None else known)
 
 
-def forget(state: BetaState) -> BetaState:
+def reset_window(state: BetaState) -> BetaState:
     """The KLs seen so far were measured otherwise than those to come; beta stays."""
     return replace(state, window=())
 
@@ -157,7 +157,7 @@ def _rests(state: BetaState, kl: float) -> bool:
     return state.mode == "manual" or not math.isfinite(kl)
 
 
-def _move(state: BetaState, kl: float, wanted: float, aim: Aim) -> tuple[BetaState, str | None]:
+def _move(state: BetaState, kl: float, wanted: float, aim: KLTarget) -> tuple[BetaState, str | None]:
     """Towards `wanted`, as far as dead band, limit and bounds allow; a higher beta holds the policy closer."""
     low, high = aim.band
     if low <= kl <= high:
@@ -171,7 +171,7 @@ def _move(state: BetaState, kl: float, wanted: float, aim: Aim) -> tuple[BetaSta
     return after, f"KL {kl:.3g} {side} {edge:g}, {_change(state.value, value, pinned, aim)}"
 
 
-def _raise(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
+def _raise(value: float, wanted: float, aim: KLTarget) -> tuple[float, Bound | None]:
     """Next beta when KL is too high. From below the floor, 0 included, it starts anew, whatever the limit."""
     floor, ceiling = aim.bounds
     again = max(floor, min(aim.start, ceiling)) if value < floor else floor
@@ -180,7 +180,7 @@ def _raise(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
     return reached, "ceiling" if limited > ceiling else None
 
 
-def _lower(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
+def _lower(value: float, wanted: float, aim: KLTarget) -> tuple[float, Bound | None]:
     """Next beta when KL is too low."""
     floor, _ = aim.bounds
     limited = max(wanted, value * (1 - aim.limit))
@@ -188,7 +188,7 @@ def _lower(value: float, wanted: float, aim: Aim) -> tuple[float, Bound | None]:
     return reached, "floor" if limited < floor else None
 
 
-def _change(before: float, after: float, pinned: Bound | None, aim: Aim) -> str:
+def _change(before: float, after: float, pinned: Bound | None, aim: KLTarget) -> str:
     if after == before:
         limit = aim.bounds[0] if pinned == "floor" else aim.bounds[1]
         if after != limit:

@@ -216,7 +216,7 @@ class Experience:
     """Rows that a forward pass of the old policy has seen. On-policy that is the pass which trains."""
     logprobs_reference: Float[Tensor, "batch token"] | None
     """log pi_ref, or None where no objective looks at the KL."""
-    weights: Float[Tensor, "batch token"] | None = None
+    token_weights: Float[Tensor, "batch token"] | None = None
     """What multiplies a token's policy loss (another sampler's correction, the entropy mask); None: 1."""
     kl: Mapping[str, float | None] = field(default_factory=dict)
     """KL to the reference by objective, nats per token, before the first update; once all rows are measured."""

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_nb.beta_control import CONTROLLERS, Aim, BetaState, proportional, set_auto, set_manual
+from grpo_nb.beta_control import CONTROLLERS, BetaState, KLTarget, proportional, set_auto, set_manual
 from grpo_nb.config import ObjectiveConfig
 from tests.support.tokens import names, pattern
 
 BAND, BOUNDS = (0.02, 0.06), (0.01, 1.0)
-AIM = Aim(band=BAND, bounds=BOUNDS, target=0.04)
+AIM = KLTarget(band=BAND, bounds=BOUNDS, target=0.04)
 NAN, INF = float("nan"), float("inf")
 MOVING = ("band", "proportional", "dual_ascent")
 
@@ -24,7 +24,7 @@ every_moving = pytest.mark.parametrize("controller", MOVING)
 
 
 def drive(
-    state: BetaState, kls: Iterable[float | None], controller: str = "band", aim: Aim = AIM
+    state: BetaState, kls: Iterable[float | None], controller: str = "band", aim: KLTarget = AIM
 ) -> tuple[BetaState, list[str]]:
     """The state after these KLs, and everything it said."""
     said: list[str] = []
@@ -154,8 +154,8 @@ def test_fixed_never_moves() -> None:
 
 kls = st.lists(st.none() | st.floats(-0.1, 1.0) | st.just(NAN), max_size=40)
 betas = st.floats(*BOUNDS)
-aims = st.builds(
-    Aim,
+kl_targets = st.builds(
+    KLTarget,
     band=st.just(BAND),
     bounds=st.just(BOUNDS),
     target=st.floats(*BAND),
@@ -166,9 +166,9 @@ aims = st.builds(
 
 
 @every_controller
-@given(beta=betas, kls=kls, aim=aims)
+@given(beta=betas, kls=kls, aim=kl_targets)
 def test_beta_stays_within_its_bounds_and_its_limit_and_never_moves_in_silence(
-    controller: str, beta: float, kls: list[float | None], aim: Aim
+    controller: str, beta: float, kls: list[float | None], aim: KLTarget
 ) -> None:
     state = BetaState(beta)
     for kl in kls:
@@ -181,8 +181,8 @@ def test_beta_stays_within_its_bounds_and_its_limit_and_never_moves_in_silence(
 
 
 @every_controller
-@given(beta=st.just(0.0) | st.floats(1e-6, 10), window=st.lists(st.floats(0, 1), max_size=5), aim=aims)
-def test_more_kl_never_means_less_beta(controller: str, beta: float, window: list[float], aim: Aim) -> None:
+@given(beta=st.just(0.0) | st.floats(1e-6, 10), window=st.lists(st.floats(0, 1), max_size=5), aim=kl_targets)
+def test_more_kl_never_means_less_beta(controller: str, beta: float, window: list[float], aim: KLTarget) -> None:
     state = BetaState(beta, tuple(window)[-aim.window :])
     after = [CONTROLLERS[controller](state, kl, aim)[0].value for kl in (0.0, 0.01, 0.02, 0.04, 0.06, 0.07, 0.3, 9.0)]
     assert after == sorted(after)
@@ -195,8 +195,8 @@ def test_outside_the_band_beta_moves_the_right_way(controller: str, kl: float, w
 
 
 @every_moving
-@given(kls=st.lists(st.floats(*BAND), max_size=12), aim=aims)
-def test_inside_the_band_nothing_moves_wherever_the_target_is(controller: str, kls: list[float], aim: Aim) -> None:
+@given(kls=st.lists(st.floats(*BAND), max_size=12), aim=kl_targets)
+def test_inside_the_band_nothing_moves_wherever_the_target_is(controller: str, kls: list[float], aim: KLTarget) -> None:
     state, said = drive(BetaState(0.1, pinned="floor"), kls, controller, aim)
     assert (state.value, said) == (0.1, [])
     assert state.pinned is None or len(kls) < aim.window
@@ -389,9 +389,9 @@ def test_states_of_older_checkpoints_load(old: dict[str, Any]) -> None:
 
 
 @every_controller
-@given(beta=betas, kls=kls, cut=st.integers(0, 40), aim=aims)
+@given(beta=betas, kls=kls, cut=st.integers(0, 40), aim=kl_targets)
 def test_resuming_decides_as_if_never_stopped(
-    controller: str, beta: float, kls: list[float | None], cut: int, aim: Aim
+    controller: str, beta: float, kls: list[float | None], cut: int, aim: KLTarget
 ) -> None:
     whole, said = drive(BetaState(beta), kls, controller, aim)
     first, before = drive(BetaState(beta), kls[:cut], controller, aim)
@@ -404,7 +404,7 @@ def test_settings_and_table_agree() -> None:
 
 
 def test_a_beta_beyond_its_bound_is_told_with_the_bound() -> None:
-    aim = Aim(band=(0.01, 0.1), bounds=(0.1, 1.0), target=0.055)
+    aim = KLTarget(band=(0.01, 0.1), bounds=(0.1, 1.0), target=0.055)
     assert names(proportional(BetaState(5.0), 0.5, aim)[1] or "", "0.5", "0.1", "stays", "ceiling", "5.0000", "1.0000")
     assert names(
         proportional(BetaState(0.0), 0.001, aim)[1] or "", "0.001", "0.01", "stays", "floor", "0.0000", "0.1000"

@@ -228,7 +228,7 @@ def _no_spread(model: pd.DataFrame, objective: str) -> Finding | None:
     """In most groups all answers of the model earn the same."""
     compared = "shaped" if "shaped" in model else "reward"
     groups = [torch.tensor(group.to_numpy(float))[None] for _, group in model.groupby("example")[compared]]
-    flat = sum(not losses.comparable(rewards) for rewards in groups) / max(len(groups), 1)
+    flat = sum(not losses.has_signal(rewards) for rewards in groups) / max(len(groups), 1)
     if flat < DEAD_SHARE:
         return None
     return _finding(

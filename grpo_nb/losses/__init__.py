@@ -16,7 +16,7 @@ hold anything, NaN and inf too: it is replaced before any exp, because a NaN tha
 still a NaN in the gradient.
 """
 
-from grpo_nb.losses.advantages import ADVANTAGES, Outcomes, advantages, comparable, group_std
+from grpo_nb.losses.advantages import ADVANTAGES, GroupRewards, advantages, group_std, has_signal
 from grpo_nb.losses.diagnostics import clamped_share, clip_fractions, masked_mean, ratio_deviation
 from grpo_nb.losses.kl import (
     KL,
@@ -32,7 +32,7 @@ from grpo_nb.losses.reductions import REDUCTIONS, constant_length, sequence_mean
 from grpo_nb.losses.shaping import Moments, overlong_penalty, stop_properly
 from grpo_nb.losses.surrogates import (
     SURROGATES,
-    Limits,
+    ClipConfig,
     cispo,
     cispo_cap,
     cpgd,
@@ -42,8 +42,8 @@ from grpo_nb.losses.surrogates import (
     ppo_clip,
     sapo,
 )
-from grpo_nb.losses.terms import Recipe, Tokens, loss_terms
-from grpo_nb.losses.tokens import Counts, log_ratio
+from grpo_nb.losses.terms import LossConfig, LossInputs, loss_terms
+from grpo_nb.losses.tokens import LossNormalizer, log_ratio
 from grpo_nb.losses.weights import Correction, correction, top_entropy
 
 __all__ = [
@@ -51,19 +51,18 @@ __all__ = [
     "KL",
     "REDUCTIONS",
     "SURROGATES",
+    "ClipConfig",
     "Correction",
-    "Counts",
-    "Limits",
+    "GroupRewards",
+    "LossConfig",
+    "LossInputs",
+    "LossNormalizer",
     "Moments",
-    "Outcomes",
-    "Recipe",
-    "Tokens",
     "advantages",
     "cispo",
     "cispo_cap",
     "clamped_share",
     "clip_fractions",
-    "comparable",
     "constant_length",
     "correction",
     "cpgd",
@@ -71,6 +70,7 @@ __all__ = [
     "group_std",
     "gspo",
     "gspo_token",
+    "has_signal",
     "kl_clamped_exhibit",
     "kl_k1",
     "kl_k2",

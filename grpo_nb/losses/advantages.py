@@ -31,10 +31,10 @@ CPGD_MAX_WEIGHT = 3.0
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """What the answers of one objective came to.
+class GroupRewards:
+    """Rewards of one objective's completions by group, with what the estimators need to compare them.
 
-    >>> Outcomes(rewards=torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[7, 9]])).totals()
+    >>> GroupRewards(rewards=torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[7, 9]])).totals()
     tensor([[1., 0.]])
     """
 
@@ -42,45 +42,45 @@ class Outcomes:
     """NaN where an answer could not be scored."""
     lengths: Int[Tensor, "prompt group"]
     """Trained tokens of each answer."""
-    penalty: Float[Tensor, "prompt group token"] | None = None
+    kl_cost: Float[Tensor, "prompt group token"] | None = None
     """What each token costs, in units of the reward: beta · k1, with KL in the reward; 0 beyond the length."""
     scale: Groups | None = None
     """Size of what each reward was summed from, where parts may cancel; None: the reward's own size."""
 
-    def double(self) -> "Outcomes":
+    def double(self) -> "GroupRewards":
         """The same in float64."""
-        penalty = None if self.penalty is None else self.penalty.double()
-        return Outcomes(self.rewards.double(), self.lengths, penalty, self.scale)
+        kl_cost = None if self.kl_cost is None else self.kl_cost.double()
+        return GroupRewards(self.rewards.double(), self.lengths, kl_cost, self.scale)
 
     def noise(self) -> Float[Tensor, "prompt 1"]:
         """The std that rounding may give to each group's totals."""
         sizes = [self.rewards.abs()]
-        if self.penalty is not None:
-            sizes.append(self.rewards.abs() + self.penalty.abs().sum(-1))
+        if self.kl_cost is not None:
+            sizes.append(self.rewards.abs() + self.kl_cost.abs().sum(-1))
         if self.scale is not None:
             sizes.append(self.scale.to(self.rewards.dtype))
         return rounding_noise(self.totals(), torch.stack(sizes).amax(0))[:, None]
 
     def totals(self) -> Groups:
-        """Rᵢ − Σₜ penaltyᵢₜ: an answer's reward less what its tokens cost."""
-        return self.rewards if self.penalty is None else self.rewards - self.penalty.sum(-1)
+        """Rᵢ − Σₜ kl_costᵢₜ: an answer's reward less what its tokens cost."""
+        return self.rewards if self.kl_cost is None else self.rewards - self.kl_cost.sum(-1)
 
     def returns(self) -> TokenGroups:
-        """Gᵢₜ = Rᵢ − Σ_{u ≥ t} penaltyᵢᵤ: what still lies ahead of each token, [.., 1] without penalty."""
-        if self.penalty is None:
+        """Gᵢₜ = Rᵢ − Σ_{u ≥ t} kl_costᵢᵤ: what still lies ahead of each token, [.., 1] without penalty."""
+        if self.kl_cost is None:
             return self.rewards[..., None]
-        return self.rewards[..., None] - self.penalty.flip(-1).cumsum(-1).flip(-1)
+        return self.rewards[..., None] - self.kl_cost.flip(-1).cumsum(-1).flip(-1)
 
-    def comparable(self) -> Bool[Tensor, "prompt 1"]:
+    def has_signal(self) -> Bool[Tensor, "prompt 1"]:
         """Whether each group has something to compare."""
         return group_std(self.totals())[:, None] > self.noise()
 
     def weights(self) -> TokenGroups:
         """Tokens that each entry of `returns` stands for; 0 for unscored answers."""
         scored = ~self.rewards.isnan()[..., None]
-        if self.penalty is None:
+        if self.kl_cost is None:
             return (scored * self.lengths[..., None]).to(self.rewards.dtype)
-        within = torch.arange(self.penalty.shape[-1], device=self.rewards.device) < self.lengths[..., None]
+        within = torch.arange(self.kl_cost.shape[-1], device=self.rewards.device) < self.lengths[..., None]
         return (scored & within).to(self.rewards.dtype)
 
 
@@ -92,7 +92,7 @@ def group_std(rewards: Groups) -> Float[Tensor, "prompt"]:
     return torch.where(n >= 2, variance.sqrt(), torch.nan)
 
 
-def comparable(rewards: Groups) -> Bool[Tensor, "prompt"]:
+def has_signal(rewards: Groups) -> Bool[Tensor, "prompt"]:
     """Whether a group has something to compare: two scored answers or more, that differ by more than rounding."""
     wide = rewards.double()
     return group_std(wide) > rounding_noise(wide, wide.abs())
@@ -110,20 +110,20 @@ def rounding_noise(rewards: Groups, scale: Groups) -> Float[Tensor, "prompt"]:
     return (share * largest).clamp(min=LAST_DIGITS * float(largest.max()))
 
 
-def advantages(outcomes: Outcomes, name: str, clip: float | None = None) -> TokenGroups:
+def advantages(groups: GroupRewards, name: str, clip: float | None = None) -> TokenGroups:
     """The estimator of that name over one objective's answers, 0 where there is nothing to compare, cut at ± `clip`.
 
     Raises:
         ValueError: shapes that disagree, groups of one, no reward scored, or an infinite one.
     """
-    _check(outcomes, name)
-    values = ADVANTAGES[name](outcomes.double())
-    values = torch.where(values.isnan(), 0.0, values).to(outcomes.rewards.dtype)
+    _check(groups, name)
+    values = ADVANTAGES[name](groups.double())
+    values = torch.where(values.isnan(), 0.0, values).to(groups.rewards.dtype)
     return values if clip is None else values.clamp(-clip, clip)
 
 
-def _check(outcomes: Outcomes, name: str) -> None:
-    rewards, lengths = outcomes.rewards, outcomes.lengths
+def _check(groups: GroupRewards, name: str) -> None:
+    rewards, lengths = groups.rewards, groups.lengths
     if name not in ADVANTAGES:
         raise ValueError(f"unknown advantage '{name}'; use one of {', '.join(ADVANTAGES)}")
     if rewards.dim() != 2 or rewards.shape[1] < 2:
@@ -131,7 +131,7 @@ def _check(outcomes: Outcomes, name: str) -> None:
             f"rewards are {list(rewards.shape)}; needs [prompt, group] with two answers a prompt or more, because an "
             "answer is compared with the others of its group: raise group_size"
         )
-    if lengths.shape != rewards.shape or (outcomes.penalty is not None and outcomes.penalty.shape[:2] != rewards.shape):
+    if lengths.shape != rewards.shape or (groups.kl_cost is not None and groups.kl_cost.shape[:2] != rewards.shape):
         raise ValueError(
             f"rewards are {list(rewards.shape)}, lengths {list(lengths.shape)}; needs one length and one row of "
             "penalties for each reward"
@@ -148,66 +148,66 @@ def _check(outcomes: Outcomes, name: str) -> None:
         )
 
 
-# ---- estimators: Outcomes -> advantages, NaN where there is none
+# ---- estimators: GroupRewards -> advantages, NaN where there is none
 
 
-def grpo(outcomes: Outcomes) -> TokenGroups:
+def grpo(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄) / (s + 1e-4) with mean and std of the answer's own group. Shao et al. 2024, section 4.1.2."""
-    centred, std = _centred(outcomes)
+    centred, std = _centred(groups)
     return (centred / (std + STD_EPS))[..., None]
 
 
-def mean_only(outcomes: Outcomes) -> TokenGroups:
+def mean_only(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = Rᵢ − R̄: a group's spread does not reweigh it. Liu et al. 2025 (Dr. GRPO)."""
-    return _centred(outcomes)[0][..., None]
+    return _centred(groups)[0][..., None]
 
 
-def batch_std(outcomes: Outcomes) -> TokenGroups:
+def batch_std(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄) / (S + 1e-4): the group's mean, the std S over all scored answers. Liu et al., arXiv:2508.08221."""
-    centred, _ = _centred(outcomes)
-    return (centred / (group_std(outcomes.totals().reshape(1, -1)) + STD_EPS))[..., None]
+    centred, _ = _centred(groups)
+    return (centred / (group_std(groups.totals().reshape(1, -1)) + STD_EPS))[..., None]
 
 
-def rloo(outcomes: Outcomes) -> TokenGroups:
+def rloo(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = Rᵢ − mean_{j≠i} Rⱼ = n/(n−1) · (Rᵢ − R̄) over the n scored answers. Ahmadian et al. 2024, eq. 9."""
-    totals = outcomes.totals()
+    totals = groups.totals()
     n = (~totals.isnan()).sum(-1, keepdim=True)
-    return (_centred(outcomes)[0] * n / (n - 1).clamp(min=1))[..., None]
+    return (_centred(groups)[0] * n / (n - 1).clamp(min=1))[..., None]
 
 
-def opo(outcomes: Outcomes) -> TokenGroups:
+def opo(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = Rᵢ − Σⱼ TⱼRⱼ / Σⱼ Tⱼ: the length-weighted mean, the baseline of least variance. Hao et al. 2025, eq. 7."""
-    totals = outcomes.totals()
-    lengths = torch.where(totals.isnan(), 0.0, outcomes.lengths.to(totals.dtype))
+    totals = groups.totals()
+    lengths = torch.where(totals.isnan(), 0.0, groups.lengths.to(totals.dtype))
     baseline = (lengths * totals).nansum(-1, keepdim=True) / lengths.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(outcomes.comparable(), totals - baseline, torch.nan)[..., None]
+    return torch.where(groups.has_signal(), totals - baseline, torch.nan)[..., None]
 
 
-def cpgd(outcomes: Outcomes) -> TokenGroups:
+def cpgd(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = ω (Rᵢ − R̄), ω = min(P / P_alive, 3): the P_alive groups that can be compared stand in for all P.
 
     Liu et al. 2025 (CPGD), section 3.3, the weight like a clip-filter's.
     """
-    alive = outcomes.comparable()
-    return (_centred(outcomes)[0] * (len(alive) / alive.sum().clamp(min=1)).clamp(max=CPGD_MAX_WEIGHT))[..., None]
+    alive = groups.has_signal()
+    return (_centred(groups)[0] * (len(alive) / alive.sum().clamp(min=1)).clamp(max=CPGD_MAX_WEIGHT))[..., None]
 
 
-def reinforce_pp(outcomes: Outcomes) -> TokenGroups:
+def reinforce_pp(groups: GroupRewards) -> TokenGroups:
     """Aᵢₜ = (Gᵢₜ − mean G) / √(var G + 1e-8) over all tokens of the batch, G the returns. Hu et al. 2025.
 
     No group: an answer is compared with the whole batch, so a group of equal rewards still learns.
     """
-    return _whitened(outcomes.returns(), outcomes.weights(), outcomes.noise())
+    return _whitened(groups.returns(), groups.weights(), groups.noise())
 
 
-def reinforce_pp_baseline(outcomes: Outcomes) -> TokenGroups:
+def reinforce_pp_baseline(groups: GroupRewards) -> TokenGroups:
     """Aᵢ = (Rᵢ − R̄, whitened over the tokens of all groups that can be compared). Hu et al. 2025."""
-    centred = _centred(outcomes)[0][..., None]
-    weights = torch.where(centred.isnan(), 0.0, outcomes.lengths[..., None].to(centred.dtype))
-    return _whitened(centred, weights, outcomes.noise())
+    centred = _centred(groups)[0][..., None]
+    weights = torch.where(centred.isnan(), 0.0, groups.lengths[..., None].to(centred.dtype))
+    return _whitened(centred, weights, groups.noise())
 
 
-ADVANTAGES: Mapping[str, Callable[[Outcomes], TokenGroups]] = {
+ADVANTAGES: Mapping[str, Callable[[GroupRewards], TokenGroups]] = {
     "group_std": grpo,
     "mean_only": mean_only,
     "batch_std": batch_std,
@@ -219,11 +219,11 @@ ADVANTAGES: Mapping[str, Callable[[Outcomes], TokenGroups]] = {
 }
 
 
-def _centred(outcomes: Outcomes) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
+def _centred(groups: GroupRewards) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
     """(Rᵢ − R̄, s) of each group; NaN throughout a group that cannot be compared."""
-    totals = outcomes.totals()
+    totals = groups.totals()
     centred = totals - totals.nanmean(-1, keepdim=True)
-    return torch.where(outcomes.comparable(), centred, torch.nan), group_std(totals)[:, None]
+    return torch.where(groups.has_signal(), centred, torch.nan), group_std(totals)[:, None]
 
 
 def _whitened(values: TokenGroups, weights: TokenGroups, noise: Float[Tensor, "prompt 1"]) -> TokenGroups:

@@ -3,7 +3,7 @@
 import torch
 
 from grpo_nb.algorithms import SURROGATE_ROWS
-from grpo_nb.losses.surrogates import Limits
+from grpo_nb.losses.surrogates import ClipConfig
 from grpo_nb.losses.tokens import (
     Advantage,
     Scalar,
@@ -35,7 +35,7 @@ def clip_fractions(
     logp: TokenFloats,
     logp_old: TokenFloats,
     advantage: Advantage,
-    limits: Limits,
+    clip: ClipConfig,
     mask: TokenMask,
 ) -> tuple[Scalar, Scalar]:
     """Shares of tokens that the surrogate's clip holds, below and above; 0 on a side without one.
@@ -47,7 +47,7 @@ def clip_fractions(
     row = SURROGATE_ROWS[surrogate]
     if row.clips_completion:
         delta = log_ratio_mean(delta, mask).expand_as(logp)
-    lowest, highest = row.log_bounds(limits.low, limits.high)
+    lowest, highest = row.log_bounds(clip.low, clip.high)
     below, above = delta < lowest, delta > highest
     if not row.clips_weight:
         below, above = below & (advantage < 0), above & (advantage > 0)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from grpo_nb.losses.tokens import Counts, Scalar, TokenFloats, TokenMask, same_shape
+from grpo_nb.losses.tokens import LossNormalizer, Scalar, TokenFloats, TokenMask, same_shape
 
 
 def sequence_mean(per_token: TokenFloats, mask: TokenMask, n_sequences: int) -> Scalar:
@@ -28,7 +28,7 @@ def _left_in(per_token: TokenFloats, mask: TokenMask) -> TokenFloats:
     return torch.where(mask, per_token, 0.0)
 
 
-Reduction = Callable[[TokenFloats, TokenMask, Counts], Scalar]
+Reduction = Callable[[TokenFloats, TokenMask, LossNormalizer], Scalar]
 
 REDUCTIONS: Mapping[str, Reduction] = {
     "sequence_mean": lambda per_token, mask, n: sequence_mean(per_token, mask, n.sequences),

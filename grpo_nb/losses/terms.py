@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, term by term: policy + KL + entropy, each reduced with the whole update's counts."""
+"""The loss of a micro-batch, term by term: policy + KL + entropy, each reduced with the whole update's denominators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from grpo_nb.algorithms import Algorithm
 from grpo_nb.losses.kl import KLWeight, kl_loss, kl_weight
 from grpo_nb.losses.reductions import REDUCTIONS, token_mean
-from grpo_nb.losses.surrogates import SURROGATES, Limits
-from grpo_nb.losses.tokens import Advantage, Counts, Scalar, TokenFloats, TokenMask, same_shape
+from grpo_nb.losses.surrogates import SURROGATES, ClipConfig
+from grpo_nb.losses.tokens import Advantage, LossNormalizer, Scalar, TokenFloats, TokenMask, same_shape
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How an update's loss is made: an algorithm, and the numbers it leaves open."""
+class LossConfig:
+    """The settings of an update's loss: an algorithm, and the numbers it leaves open."""
 
     algorithm: Algorithm
-    limits: Limits
+    clip: ClipConfig
     entropy_coef: float = 0.0
     """Weight of the entropy bonus, in units of the reward per nat."""
     kl_weight: KLWeight = "ratio"
@@ -27,8 +27,8 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """What a loss knows of some rows. Only `logp` and `entropy` carry a gradient."""
+class LossInputs:
+    """The per-token tensors of some rows. Only `logp` and `entropy` carry a gradient."""
 
     logp: TokenFloats
     logp_old: TokenFloats
@@ -42,7 +42,7 @@ class Tokens:
     """In nats, with its gradient, where there is an entropy bonus."""
 
 
-def loss_terms(tokens: Tokens, recipe: Recipe, beta: float, counts: Counts) -> dict[str, Scalar]:
+def loss_terms(inputs: LossInputs, config: LossConfig, beta: float, normalizer: LossNormalizer) -> dict[str, Scalar]:
     """{policy, kl, entropy}, those that are there. Their sum is the loss; over an update's micro-batches they add up.
 
     policy = reduce(w · surrogate), kl = reduce(beta · KL), entropy = −coef · Σ H / n_tokens (more entropy, less loss).
@@ -51,40 +51,40 @@ def loss_terms(tokens: Tokens, recipe: Recipe, beta: float, counts: Counts) -> d
         ValueError: tables of different shapes; a term without what it is made of; old or reference log-probs that
             carry a gradient.
     """
-    names = recipe.terms(beta)
-    _check(tokens, names)
-    surrogate = SURROGATES[recipe.algorithm.surrogate]
-    per_token = surrogate(tokens.logp, tokens.logp_old, tokens.advantage, recipe.limits, tokens.mask)
-    if tokens.weight is not None:
-        per_token = per_token * tokens.weight
-    reduce = REDUCTIONS[recipe.algorithm.reduction]
-    terms = {"policy": reduce(per_token, tokens.mask, counts)}
+    names = config.terms(beta)
+    _check(inputs, names)
+    surrogate = SURROGATES[config.algorithm.surrogate]
+    per_token = surrogate(inputs.logp, inputs.logp_old, inputs.advantage, config.clip, inputs.mask)
+    if inputs.weight is not None:
+        per_token = per_token * inputs.weight
+    reduce = REDUCTIONS[config.algorithm.reduction]
+    terms = {"policy": reduce(per_token, inputs.mask, normalizer)}
     if "kl" in names:
-        terms["kl"] = beta * reduce(_kl(tokens, recipe), tokens.mask, counts)
+        terms["kl"] = beta * reduce(_kl(inputs, config), inputs.mask, normalizer)
     if "entropy" in names:
-        assert tokens.entropy is not None
-        terms["entropy"] = -recipe.entropy_coef * token_mean(tokens.entropy, tokens.mask, counts.tokens)
+        assert inputs.entropy is not None
+        terms["entropy"] = -config.entropy_coef * token_mean(inputs.entropy, inputs.mask, normalizer.tokens)
     return terms
 
 
-def _check(tokens: Tokens, names: Sequence[str]) -> None:
+def _check(inputs: LossInputs, names: Sequence[str]) -> None:
     same_shape(
-        logp=tokens.logp, logp_old=tokens.logp_old, logp_ref=tokens.logp_ref, mask=tokens.mask,
-        weight=tokens.weight, entropy=tokens.entropy,
+        logp=inputs.logp, logp_old=inputs.logp_old, logp_ref=inputs.logp_ref, mask=inputs.mask,
+        weight=inputs.weight, entropy=inputs.entropy,
     )  # fmt: skip
-    batch, token = tokens.logp.shape
-    if tokens.advantage.shape not in ((batch, 1), (batch, token), (batch, min(token, 1))):  # it would be broadcast
+    batch, token = inputs.logp.shape
+    if inputs.advantage.shape not in ((batch, 1), (batch, token), (batch, min(token, 1))):  # it would be broadcast
         raise ValueError(
-            f"advantage is {list(tokens.advantage.shape)} for logp {list(tokens.logp.shape)}; needs one a completion, "
+            f"advantage is {list(inputs.advantage.shape)} for logp {list(inputs.logp.shape)}; needs one a completion, "
             f"[{batch}, 1], or one a token"
         )
-    for name, table, what in (("kl", tokens.logp_ref, "logp_ref"), ("entropy", tokens.entropy, "entropy")):
+    for name, table, what in (("kl", inputs.logp_ref, "logp_ref"), ("entropy", inputs.entropy, "entropy")):
         if name in names and table is None:
             raise ValueError(f"the loss has the term '{name}', but {what} is None; give it, or weigh the term with 0")
 
 
-def _kl(tokens: Tokens, recipe: Recipe) -> TokenFloats:
-    assert tokens.logp_ref is not None
-    clamp = recipe.limits.log_ratio_clamp
-    estimate = kl_loss(recipe.algorithm.kl)(tokens.logp, tokens.logp_ref, clamp, tokens.mask)
-    return kl_weight(recipe.kl_weight, tokens.logp, tokens.logp_old, clamp, tokens.mask) * estimate
+def _kl(inputs: LossInputs, config: LossConfig) -> TokenFloats:
+    assert inputs.logp_ref is not None
+    clamp = config.clip.log_ratio_clamp
+    estimate = kl_loss(config.algorithm.kl)(inputs.logp, inputs.logp_ref, clamp, inputs.mask)
+    return kl_weight(config.kl_weight, inputs.logp, inputs.logp_old, clamp, inputs.mask) * estimate

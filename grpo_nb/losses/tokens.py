@@ -18,10 +18,10 @@ FAR = 1e4
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What a reduction divides by, counted once over the whole update, so that its micro-batches add up exactly.
+class LossNormalizer:
+    """Denominators of the loss reductions, counted once over the update, so that its micro-batches add up exactly.
 
-    >>> Counts(sequences=64, tokens=1310, max_completion=32).tokens
+    >>> LossNormalizer(sequences=64, tokens=1310, max_completion=32).tokens
     1310
     """
 

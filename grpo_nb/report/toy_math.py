@@ -41,7 +41,7 @@ def algorithms() -> Table:
 def advantages(rewards: Float[Tensor, "prompt group"], lengths: Tensor | None = None) -> Table:
     """What each estimator makes of the same rewards (NaN: unscored), one line a prompt."""
     lengths = torch.ones(rewards.shape, dtype=torch.long) if lengths is None else lengths
-    outcomes = losses.Outcomes(rewards, lengths)
+    outcomes = losses.GroupRewards(rewards, lengths)
     made = {name: losses.advantages(outcomes, name)[..., 0] for name in losses.ADVANTAGES}
     lines = [
         {"rewards": _numbers(rewards[p])} | {name: _numbers(values[p]) for name, values in made.items()}
@@ -94,7 +94,7 @@ def pulls(advantage: float, names: Sequence[str] | None = None, **limits: float)
     """
     curves = {}
     for name in names or [name for name, row in SURROGATE_ROWS.items() if row.tokenwise]:
-        bounds = losses.Limits(*usual_clip(name), **limits)
+        bounds = losses.ClipConfig(*usual_clip(name), **limits)
         logp = RATIOS.log()[:, None].requires_grad_()
         A = torch.full_like(logp, advantage).detach()
         loss = losses.SURROGATES[name](logp, torch.zeros_like(logp).detach(), A, bounds, None)
@@ -105,7 +105,7 @@ def pulls(advantage: float, names: Sequence[str] | None = None, **limits: float)
 def per_token(names: Sequence[str], log_ratios: Sequence[float], clip: float) -> Table:
     """What the tokens of one good answer (A = 1) gain under each surrogate: their ratio, where nothing holds it."""
     logp = torch.tensor([log_ratios], dtype=torch.float64)
-    A, bounds = torch.ones(1, 1, dtype=torch.float64), losses.Limits(low=clip, high=clip)
+    A, bounds = torch.ones(1, 1, dtype=torch.float64), losses.ClipConfig(low=clip, high=clip)
     lines = []
     for name in names:
         gains = (-losses.SURROGATES[name](logp, torch.zeros_like(logp), A, bounds, None)).expand_as(logp)[0]
@@ -116,7 +116,7 @@ def per_token(names: Sequence[str], log_ratios: Sequence[float], clip: float) ->
 def long_answers(lengths: Sequence[int], max_completion: int) -> Table:
     """What an answer of each length weighs in the loss, all with the same advantage: by token, and as a whole."""
     mask = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
-    counts = losses.Counts(len(lengths), sum(lengths), max_completion)
+    counts = losses.LossNormalizer(len(lengths), sum(lengths), max_completion)
     lines = []
     for name, reduce in losses.REDUCTIONS.items():
         per_token = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)

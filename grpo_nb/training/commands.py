@@ -34,7 +34,7 @@ def activate(state: Training, now: KnobSnapshot) -> None:
 
 def move_betas(state: Training, plan: StepPlan, kl: Mapping[str, float | None]) -> None:
     """Each objective's beta after the step's KL, nats per token; every move goes into the log."""
-    for name, aim in plan.aims.items():
+    for name, aim in plan.kl_targets.items():
         objective = state.objectives[name]
         controller = beta_control.CONTROLLERS[objective.config.controller]
         objective.beta, moved = controller(objective.beta, kl[name], aim)
@@ -58,7 +58,7 @@ def measure(state: Training) -> None:
 def _measured_anew(state: Training) -> None:
     """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
     for objective in state.objectives.values():
-        objective.beta = beta_control.forget(objective.beta)
+        objective.beta = beta_control.reset_window(objective.beta)
     if any(objective.config.controlled for objective in state.objectives.values()):
         message = "KL is measured at the sampling temperature: its level changes here, and what its band means"
         state.run.log_event("beta", step=state.step + 1, message=message)

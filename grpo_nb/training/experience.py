@@ -31,14 +31,14 @@ def compare(
     """
     whole = ~reward_matrix(scores, rollouts.group_size).isnan().any(dim=1)
     kept = whole.repeat_interleave(rollouts.group_size)
-    outcomes = {name: _outcomes(state, plan, name, rollouts, measured, scores) for name in state.objectives}
-    compared = [_advantages(own, plan.algorithm).flatten(0, 1).float() for own in outcomes.values()]
-    widest = max(values.shape[1] for values in compared)  # one a token where a penalty makes them differ
+    groups = {name: _group_rewards(state, plan, name, rollouts, measured, scores) for name in state.objectives}
+    compared = [_advantages(own, plan.algorithm).flatten(0, 1).float() for own in groups.values()]
+    widest = max(values.shape[1] for values in compared)  # one a token where a KL cost makes them differ
     old = measured.old or blank(rollouts)
     batch = Experience(
         rollouts=rollouts,
         scores=scores,
-        rewards={name: own.rewards for name, own in outcomes.items()},
+        rewards={name: own.rewards for name, own in groups.items()},
         advantages=torch.cat([values.expand(-1, widest) for values in compared]),
         kept=kept,
         lengths=_lengths(rollouts, plan.algorithm),
@@ -46,7 +46,7 @@ def compare(
         entropy=old.entropy,
         measured=torch.full((len(scores),), measured.old is not None),
         logprobs_reference=measured.reference,
-        weights=_weights(rollouts, old, kept, plan.algorithm),
+        token_weights=_token_weights(rollouts, old, kept, plan.algorithm),
     )
     guards.check_masks(batch, plan.algorithm.mask_truncated)
     return batch
@@ -99,7 +99,7 @@ def part_matrix(scores: Sequence[Score], part: str, group: int) -> Float[Tensor,
 
 def tied(scores: Sequence[Score], group: int) -> Bool[Tensor, "prompt"]:
     """Groups in which all task scores are equal, but for rounding."""
-    return ~losses.comparable(part_matrix(scores, TASK, group))
+    return ~losses.has_signal(part_matrix(scores, TASK, group))
 
 
 def without_lone_judge(
@@ -127,9 +127,9 @@ def sampler_logprobs(rollouts: Rollouts) -> Float[Tensor, "batch token"]:
     return table
 
 
-def _outcomes(
+def _group_rewards(
     state: Training, plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
-) -> losses.Outcomes:
+) -> losses.GroupRewards:
     """One objective's rewards, shaped, with what its estimator needs; moves its reward moments."""
     objective, config, group = state.objectives[name], state.config, rollouts.group_size
     rows = rollouts.rows_of(name)
@@ -139,19 +139,19 @@ def _outcomes(
     rewards = without_lone_judge(rewards, own, objective.config.judge)
     scale, cut = reward_scale(own, group), rollouts.by_prompt(_truncated(rollouts)[rows])
     rewards, objective.moments = shape(rewards, rollouts.by_prompt(drawn), cut, config, objective.moments, scale)
-    return losses.Outcomes(
+    return losses.GroupRewards(
         rewards,
         rollouts.by_prompt(_lengths(rollouts, plan.algorithm)[rows]),
-        _penalty(plan, name, rollouts, measured),
+        _kl_cost(plan, name, rollouts, measured),
         objective.moments.rescale(scale) if config.shaping.normalise else scale,
     )
 
 
-def _advantages(outcomes: losses.Outcomes, algorithm: AlgorithmConfig) -> Float[Tensor, "prompt group #token"]:
+def _advantages(groups: losses.GroupRewards, algorithm: AlgorithmConfig) -> Float[Tensor, "prompt group #token"]:
     """The settings' estimator; zeros where nothing of the objective was scored, which then trains nothing."""
-    if outcomes.rewards.isnan().all():
-        return torch.zeros(*outcomes.rewards.shape, 1)
-    return losses.advantages(outcomes, algorithm.row.advantage, algorithm.advantage_bound)
+    if groups.rewards.isnan().all():
+        return torch.zeros(*groups.rewards.shape, 1)
+    return losses.advantages(groups, algorithm.row.advantage, algorithm.advantage_bound)
 
 
 def _truncated(rollouts: Rollouts) -> Tensor:
@@ -168,7 +168,7 @@ def _mask(rollouts: Rollouts, algorithm: AlgorithmConfig) -> Bool[Tensor, "batch
     return token_mask(_lengths(rollouts, algorithm), max(map(len, rollouts.completion_ids)))
 
 
-def _penalty(
+def _kl_cost(
     plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured
 ) -> Float[Tensor, "prompt group token"] | None:
     """beta * k1 of every token, where the KL is in the reward."""
@@ -180,7 +180,7 @@ def _penalty(
     return rollouts.by_prompt(beta * k1)
 
 
-def _weights(
+def _token_weights(
     rollouts: Rollouts, old: TokenStats, kept: Bool[Tensor, "batch"], algorithm: AlgorithmConfig
 ) -> Float[Tensor, "batch token"] | None:
     if algorithm.correction == "none" and algorithm.entropy_top_share == 1:

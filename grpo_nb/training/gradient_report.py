@@ -8,7 +8,7 @@ from torch import Tensor
 from grpo_nb import combine_gradients, losses
 from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.gradients import chunks, count, micro_tokens
+from grpo_nb.training.gradients import chunks, loss_inputs, normalizer_of
 from grpo_nb.training.metrics import Row
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Experience
@@ -40,12 +40,12 @@ def gradient_report(policy: Policy, batch: Experience, plan: StepPlan) -> Row:
 
 def _by_term(policy: Policy, batch: Experience, objective: str, rows: Sequence[int], plan: StepPlan) -> Gradients:
     parameters, beta = policy.parameters_by_name(), plan.betas[objective]
-    counts = count(batch, rows, plan.max_completion)
+    normalizer = normalizer_of(batch, rows, plan.max_completion)
     sums: Gradients = {}
     for micro in chunks(rows, plan.micro_batch):
         for term in plan.loss.terms(beta):
-            tokens = micro_tokens(policy, batch, micro, plan)  # a graph of its own for each backward pass
-            loss = losses.loss_terms(tokens, plan.loss, beta, counts)[term]
+            inputs = loss_inputs(policy, batch, micro, plan)  # a graph of its own for each backward pass
+            loss = losses.loss_terms(inputs, plan.loss, beta, normalizer)[term]
             found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
             held = sums.setdefault(term, {})
             for key, gradient in zip(parameters, found, strict=True):

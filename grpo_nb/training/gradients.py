@@ -77,12 +77,12 @@ def objective_gradients(
     separate = algorithm.combine != "sum" and len(rows) > 1
     for name, indices in rows.items():
         scale = 1.0 if separate else plan.weights[name]
-        counts = count(batch, indices, plan.max_completion)
+        normalizer = normalizer_of(batch, indices, plan.max_completion)
         for micro in chunks(indices, plan.micro_batch):
-            tokens = micro_tokens(policy, batch, micro, plan, stats.seen)
-            terms = losses.loss_terms(tokens, plan.loss, plan.betas[name], counts)
+            inputs = loss_inputs(policy, batch, micro, plan, stats.seen)
+            terms = losses.loss_terms(inputs, plan.loss, plan.betas[name], normalizer)
             (scale * torch.stack(list(terms.values())).sum()).backward()
-            _observe(stats, tokens, plan.loss, {term: plan.weights[name] * loss.item() for term, loss in terms.items()})
+            _observe(stats, inputs, plan.loss, {term: plan.weights[name] * loss.item() for term, loss in terms.items()})
         if separate:
             apart[name] = {key: p.grad for key, p in parameters.items() if p.grad is not None}
             for parameter in parameters.values():
@@ -98,9 +98,9 @@ def objective_gradients(
     return stats
 
 
-def micro_tokens(
+def loss_inputs(
     policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPlan, seen: TokenStats | None = None
-) -> losses.Tokens:
+) -> losses.LossInputs:
     """One forward pass of some rows, in addition to what the step knows of them.
 
     Before the step's only update this pass is also the old policy's, and its numbers go into `seen`.
@@ -115,13 +115,13 @@ def micro_tokens(
     def of_rows(table: Tensor | None) -> Tensor | None:
         return None if table is None else table[index, :width].to(device)
 
-    return losses.Tokens(
+    return losses.LossInputs(
         logp=logp,
         logp_old=batch.logprobs_old[index, :width].to(device) if plan.old_first else logp.detach(),
         logp_ref=of_rows(batch.logprobs_reference),
         advantage=batch.advantages[index, :width].to(device),
         mask=batch.mask()[index, :width].to(device),
-        weight=of_rows(batch.weights),
+        weight=of_rows(batch.token_weights),
         entropy=stats.entropy if learns else None,
     )
 
@@ -158,24 +158,26 @@ def chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def count(batch: Experience, rows: Sequence[int], max_completion: int) -> losses.Counts:
-    """What the reductions of an update over these rows divide by."""
+def normalizer_of(batch: Experience, rows: Sequence[int], max_completion: int) -> losses.LossNormalizer:
+    """The denominators of an update over these rows."""
     lengths = batch.lengths[list(rows)]
     sequences, tokens = int((lengths > 0).sum()), int(lengths.sum())  # a masked answer counts nowhere
-    return losses.Counts(sequences=sequences, tokens=tokens, max_completion=max_completion)
+    return losses.LossNormalizer(sequences=sequences, tokens=tokens, max_completion=max_completion)
 
 
-def _observe(stats: GradientStats, tokens: losses.Tokens, loss: losses.Recipe, terms: Mapping[str, float]) -> None:
+def _observe(
+    stats: GradientStats, inputs: losses.LossInputs, loss: losses.LossConfig, terms: Mapping[str, float]
+) -> None:
     for term, value in terms.items():
         stats.loss += value
         stats.terms[term] = stats.terms.get(term, 0.0) + value
-    if not (n := int(tokens.mask.sum())):
+    if not (n := int(inputs.mask.sum())):
         return
-    logp, old, mask, limits = tokens.logp.detach(), tokens.logp_old, tokens.mask, loss.limits
-    low, high = losses.clip_fractions(loss.algorithm.surrogate, logp, old, tokens.advantage, limits, mask)
+    logp, old, mask, clip = inputs.logp.detach(), inputs.logp_old, inputs.mask, loss.clip
+    low, high = losses.clip_fractions(loss.algorithm.surrogate, logp, old, inputs.advantage, clip, mask)
     stats.ratio_deviation = max(stats.ratio_deviation, float(losses.ratio_deviation(logp, old, mask)))
     stats.log_ratios.append(losses.log_ratio(logp, old, mask)[mask].abs().float().cpu())
     stats.tokens += n
     stats.clipped_low += float(low) * n
     stats.clipped_high += float(high) * n
-    stats.clamped += float(losses.clamped_share(logp, old, mask, limits.log_ratio_clamp)) * n
+    stats.clamped += float(losses.clamped_share(logp, old, mask, clip.log_ratio_clamp)) * n

@@ -193,11 +193,11 @@ def sampler_row(batch: Experience, sampled: Float[Tensor, "batch token"]) -> Row
     if not mask.any():
         return {keys.SAMPLER_DIFFERENCE.mean: None}
     row = difference_row(keys.SAMPLER_DIFFERENCE, (batch.logprobs_old - sampled).abs()[mask])
-    if batch.weights is None:
+    if batch.token_weights is None:
         return row
-    silent = (batch.weights == 0).to(sampled.dtype)
+    silent = (batch.token_weights == 0).to(sampled.dtype)
     return row | {
-        keys.IMPORTANCE_WEIGHT_MEAN: float(losses.masked_mean(batch.weights, mask)),
+        keys.IMPORTANCE_WEIGHT_MEAN: float(losses.masked_mean(batch.token_weights, mask)),
         keys.IMPORTANCE_WEIGHT_ZERO: float(losses.masked_mean(silent, mask)),
     }
 

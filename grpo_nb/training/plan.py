@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo_nb import losses, optim, seeding
-from grpo_nb.beta_control import Aim
+from grpo_nb.beta_control import KLTarget
 from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.training.state import Training
@@ -28,11 +28,11 @@ class StepPlan:
     learning_rate: float
     """After its warm-up."""
     algorithm: AlgorithmConfig
-    loss: losses.Recipe
+    loss: losses.LossConfig
     betas: Mapping[str, float]
     weights: Mapping[str, float]
     """Of the objectives' gradients."""
-    aims: Mapping[str, Aim]
+    kl_targets: Mapping[str, KLTarget]
     """What a controller keeps the KL to; of the objectives with a `kl_band`."""
     needs_reference: bool
     """Whether anything looks at the KL."""
@@ -72,7 +72,7 @@ def plan_step(state: Training, knobs: KnobSnapshot) -> StepPlan:
     config, step = state.config, state.step + 1
     algorithm, batch, objectives = config.algorithm, config.batch, config.objectives
     betas = {name: objective.beta.value for name, objective in state.objectives.items()}
-    aims = {name: aim for name in state.objectives if (aim := aim_of(objectives[name])) is not None}
+    kl_targets = {name: aim for name in state.objectives if (aim := kl_target_of(objectives[name])) is not None}
     every = algorithm.gradient_report_every
     return StepPlan(
         step=step,
@@ -80,11 +80,11 @@ def plan_step(state: Training, knobs: KnobSnapshot) -> StepPlan:
         temperature=knobs.values["temperature"],
         learning_rate=knobs.values["learning_rate"] * optim.warmup(step, algorithm.warmup_steps),
         algorithm=algorithm,
-        loss=recipe(algorithm),
+        loss=loss_config(algorithm),
         betas=betas,
         weights={name: objectives[name].weight for name in state.objectives},
-        aims=aims,
-        needs_reference=bool(aims) or any(beta > 0 for beta in betas.values()),
+        kl_targets=kl_targets,
+        needs_reference=bool(kl_targets) or any(beta > 0 for beta in betas.values()),
         old_first=not batch.on_policy or algorithm.old_first or step == 1,
         reports_gradients=every > 0 and step % every == 0,
         micro_batch=batch.micro_batch,
@@ -94,10 +94,10 @@ def plan_step(state: Training, knobs: KnobSnapshot) -> StepPlan:
     )
 
 
-def recipe(algorithm: AlgorithmConfig) -> losses.Recipe:
+def loss_config(algorithm: AlgorithmConfig) -> losses.LossConfig:
     """The loss that the settings describe."""
     row = algorithm.row
-    limits = losses.Limits(
+    clip = losses.ClipConfig(
         low=row.clip[0],
         high=row.clip[1],
         dual=algorithm.dual_clip,
@@ -107,14 +107,14 @@ def recipe(algorithm: AlgorithmConfig) -> losses.Recipe:
         drift=algorithm.cpgd_drift,
         drift_clip=algorithm.cpgd_drift_clip,
     )
-    return losses.Recipe(row, limits, algorithm.entropy_coef, algorithm.kl_factor)
+    return losses.LossConfig(row, clip, algorithm.entropy_coef, algorithm.kl_factor)
 
 
-def aim_of(objective: ObjectiveConfig) -> Aim | None:
+def kl_target_of(objective: ObjectiveConfig) -> KLTarget | None:
     """What the objective's controller keeps the KL to; None where nothing watches it."""
     if objective.kl_band is None:
         return None
-    return Aim(
+    return KLTarget(
         band=objective.kl_band,
         bounds=objective.beta_bounds,
         target=objective.kl_target or sum(objective.kl_band) / 2,

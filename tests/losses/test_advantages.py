@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.algorithms import ADVANTAGE_ROWS
-from grpo_nb.losses import ADVANTAGES, Moments, Outcomes
+from grpo_nb.losses import ADVANTAGES, GroupRewards, Moments
 
 NAN, INF = float("nan"), float("inf")
 float64 = torch.float64
@@ -23,7 +23,7 @@ def advantages(
     *groups: list[float], name: Any = "group_std", clip: float | None = None, lengths: list[list[int]] | None = None
 ) -> Tensor:
     rewards = torch.tensor(groups, dtype=float64)
-    outcomes = Outcomes(rewards, torch.tensor(lengths) if lengths else torch.ones(rewards.shape, dtype=torch.long))
+    outcomes = GroupRewards(rewards, torch.tensor(lengths) if lengths else torch.ones(rewards.shape, dtype=torch.long))
     return losses.advantages(outcomes, name, clip)[..., 0]
 
 
@@ -62,7 +62,7 @@ def test_trl_advantages(groups: list[list[float]], name: str, expected: list[lis
 
 def test_trl_advantage_of_a_hair() -> None:
     """In float32, as TRL has it: its rounding of .50001 shows in the third digit. Without the 1e-4, A would be 1.5."""
-    outcomes = Outcomes(torch.tensor([[0.50001, 0.5, 0.5, 0.5]]), torch.ones(1, 4, dtype=torch.long))
+    outcomes = GroupRewards(torch.tensor([[0.50001, 0.5, 0.5, 0.5]]), torch.ones(1, 4, dtype=torch.long))
     expected = torch.tensor([[0.0715209, -0.0238403, -0.0238403, -0.0238403]])
     torch.testing.assert_close(losses.advantages(outcomes, "group_std")[..., 0], expected, rtol=1e-5, atol=0)
 
@@ -105,7 +105,7 @@ def test_reinforce_pp_learns_from_a_group_of_equal_rewards() -> None:
 def test_reinforce_pp_takes_the_kl_out_of_the_reward_token_by_token() -> None:
     """Returns count what lies ahead: R − (p₀+p₁), R − p₁ for the first answer; padding is no token."""
     penalty = torch.tensor([[[0.1, 0.2], [0.4, 99.0]]], dtype=float64)
-    outcomes = Outcomes(torch.tensor([[1.0, 0.5]], dtype=float64), torch.tensor([[2, 1]]), penalty)
+    outcomes = GroupRewards(torch.tensor([[1.0, 0.5]], dtype=float64), torch.tensor([[2, 1]]), penalty)
     returns = torch.tensor([1 - 0.3, 1 - 0.2, 0.5 - 0.4 - 99.0], dtype=float64)
     assert outcomes.returns()[0].flatten()[:3].tolist() == pytest.approx(returns.tolist())
     penalty[0, 1, 1] = 0
@@ -120,8 +120,8 @@ def test_reinforce_pp_takes_the_kl_out_of_the_reward_token_by_token() -> None:
 def test_the_others_take_the_kl_out_of_the_whole_reward(name: Any) -> None:
     penalty = torch.tensor([[[0.1, 0.2], [0.4, 0.0]]], dtype=float64)
     rewards, lengths = torch.tensor([[1.0, 0.5]], dtype=float64), torch.tensor([[2, 1]])
-    with_penalty = losses.advantages(Outcomes(rewards, lengths, penalty), name)
-    by_hand = losses.advantages(Outcomes(torch.tensor([[0.7, 0.1]], dtype=float64), lengths), name)
+    with_penalty = losses.advantages(GroupRewards(rewards, lengths, penalty), name)
+    by_hand = losses.advantages(GroupRewards(torch.tensor([[0.7, 0.1]], dtype=float64), lengths), name)
     torch.testing.assert_close(with_penalty, by_hand)
     assert with_penalty.shape == (1, 2, 1)
 
@@ -235,7 +235,7 @@ def test_what_is_scale_free_says_so(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_types_are_kept(name: Any, dtype: torch.dtype) -> None:
-    outcomes = Outcomes(torch.tensor([[1.0, 0.0]], dtype=dtype), torch.tensor([[3, 4]]))
+    outcomes = GroupRewards(torch.tensor([[1.0, 0.0]], dtype=dtype), torch.tensor([[3, 4]]))
     assert losses.advantages(outcomes, name).dtype == dtype
 
 
@@ -289,16 +289,16 @@ def test_equal_rewards_give_exactly_0_in_any_precision(name: Any, reward: float,
     """Their mean is another float than they are: eight times 1000.1 in float32 have 1000.0999."""
     for dtype in (torch.float32, float64):
         rewards = torch.full((prompts, group), reward, dtype=dtype)
-        outcomes = Outcomes(rewards, torch.arange(1, prompts * group + 1).view(prompts, group))
+        outcomes = GroupRewards(rewards, torch.arange(1, prompts * group + 1).view(prompts, group))
         assert losses.advantages(outcomes, name).eq(0).all()
-        assert not losses.comparable(rewards).any()
+        assert not losses.has_signal(rewards).any()
 
 
 @given(st.sampled_from(GROUPWISE), st.floats(-1e6, 1e6, width=32))
 def test_rewards_that_differ_by_rounding_are_equal(name: Any, reward: float) -> None:
     """A sum of weighted parts has other last bits in another order; that is no reason to prefer an answer."""
     rewards = torch.tensor([[reward, reward * (1 + 2e-16), reward * (1 - 2e-16), reward]], dtype=float64)
-    assert losses.advantages(Outcomes(rewards, torch.ones(1, 4, dtype=torch.long)), name).eq(0).all()
+    assert losses.advantages(GroupRewards(rewards, torch.ones(1, 4, dtype=torch.long)), name).eq(0).all()
 
 
 @pytest.mark.parametrize("group", [[1e4, 1e4 + 1], [1e7, 1e7 + 1], [1e-6, 2e-6]])
@@ -311,7 +311,7 @@ def test_a_penalty_in_float32_has_the_rounding_of_float32() -> None:
     """Equal rewards, and a KL that is 0 but for the last bits of its log-probs: nothing to compare."""
     penalty = torch.full((1, 2, 3), 1e-8)
     penalty[0, 1] *= -1
-    outcomes = Outcomes(torch.ones(1, 2, dtype=float64), torch.tensor([[3, 3]]), penalty)
+    outcomes = GroupRewards(torch.ones(1, 2, dtype=float64), torch.tensor([[3, 3]]), penalty)
     assert losses.advantages(outcomes, "group_std").tolist() == [[[0], [0]]]
 
 
@@ -321,7 +321,7 @@ def test_float32_rewards_are_compared_without_further_rounding(name: Any) -> Non
         [[1000.1, 1000.1, 1000.3, 1000.2, 1000.1, 1000.1, 1000.1], [7.7, 1e6, 0.1, 3.0, 7.7, 2.0, 1.0]]
     )
     lengths = torch.arange(1, 15).view(2, 7)
-    narrow, wide = (losses.advantages(Outcomes(r, lengths), name) for r in (rewards, rewards.double()))
+    narrow, wide = (losses.advantages(GroupRewards(r, lengths), name) for r in (rewards, rewards.double()))
     assert narrow.dtype == torch.float32 and torch.equal(narrow, wide.float())
 
 
@@ -343,14 +343,14 @@ offsets = st.sampled_from([0.0, 1.0, -3.0, 1e3])
 def test_float32_noise_is_no_advantage_at_any_scale(name: Any, scale: float, offset: float, seed: int) -> None:
     rewards = noisy(scale, offset, seed)
     lengths = torch.ones(rewards.shape, dtype=torch.long)
-    assert losses.advantages(Outcomes(rewards, lengths), name).eq(0).all()
+    assert losses.advantages(GroupRewards(rewards, lengths), name).eq(0).all()
 
 
 @given(st.sampled_from(NAMES), scales, offsets, st.integers(0, 50))
 def test_a_true_spread_is_seen_at_any_scale(name: Any, scale: float, offset: float, seed: int) -> None:
     rewards = noisy(scale, offset, seed)
     rewards[:, 0] *= 1.0001
-    got = losses.advantages(Outcomes(rewards, torch.ones(rewards.shape, dtype=torch.long)), name)[..., 0]
+    got = losses.advantages(GroupRewards(rewards, torch.ones(rewards.shape, dtype=torch.long)), name)[..., 0]
     assert (got[:, 0] * rewards[:, 0].sign() > 0).all()
 
 
@@ -361,21 +361,21 @@ def test_normalising_does_not_blow_noise_up(name: Any, scale: float, offset: flo
     moments = Moments().update(rewards.flatten().tolist())
     normalised, size = moments.normalise(rewards), moments.rescale(rewards.abs())
     assert normalised.abs().max() <= 1e-6 * scale * (1 + abs(offset))
-    outcomes = Outcomes(normalised, torch.ones(rewards.shape, dtype=torch.long), scale=size)
+    outcomes = GroupRewards(normalised, torch.ones(rewards.shape, dtype=torch.long), scale=size)
     assert losses.advantages(outcomes, name).eq(0).all()
 
 
 @given(st.sampled_from(NAMES), scales)
 def test_parts_that_cancel_leave_the_rounding_of_the_parts(name: Any, scale: float) -> None:
     rewards = noisy(scale, 1.0, 0) - noisy(scale, 1.0, 1)
-    outcomes = Outcomes(rewards, torch.ones(rewards.shape, dtype=torch.long), scale=torch.full((3, 8), 2.2 * scale))
+    outcomes = GroupRewards(rewards, torch.ones(rewards.shape, dtype=torch.long), scale=torch.full((3, 8), 2.2 * scale))
     assert losses.advantages(outcomes, name).eq(0).all()
 
 
 def test_noise_among_rewards_that_differ_is_not_normalised_up() -> None:
     moments = Moments().update([0.0, 1.0, 0.1, 0.1 + 1e-8])
     group = torch.tensor([[0.1, 0.1 + 1e-8]], dtype=float64)
-    outcomes = Outcomes(moments.normalise(group), torch.ones(1, 2, dtype=torch.long), scale=moments.rescale(group))
+    outcomes = GroupRewards(moments.normalise(group), torch.ones(1, 2, dtype=torch.long), scale=moments.rescale(group))
     assert losses.advantages(outcomes, "group_std").eq(0).all()
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.algorithms import algorithm
-from grpo_nb.losses import Counts, Limits, Outcomes
+from grpo_nb.losses import ClipConfig, GroupRewards, LossNormalizer
 from tests.conftest import ROOT
 
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "trl-1.16.0.json").read_text(encoding="utf-8"))
@@ -89,9 +89,9 @@ def ours(case: dict[str, Any], dtype: torch.dtype) -> tuple[float, Tensor]:
     sequence = {"surrogate": "gspo"} if s["importance_sampling_level"] == "sequence" else {}
     row = algorithm(NAMES[s["loss_type"]], kl="k3", **sequence)
     taus = {ours: s[theirs] for ours, theirs in TAUS.items() if theirs in s}
-    limits = Limits(s["epsilon"], s["epsilon_high"], dual=s["delta"], **taus)  # also caps that our settings refuse
+    limits = ClipConfig(s["epsilon"], s["epsilon_high"], dual=s["delta"], **taus)  # also caps that our settings refuse
     through = "ratio_through" if s["use_bias_correction_kl"] else "none"
-    tokens = losses.Tokens(
+    tokens = losses.LossInputs(
         logp=logp,
         logp_old=old,
         logp_ref=table(inputs, "ref", dtype),
@@ -100,8 +100,8 @@ def ours(case: dict[str, Any], dtype: torch.dtype) -> tuple[float, Tensor]:
         weight=weight,
         entropy=entropy if s["entropy_coef"] else None,
     )
-    counts = Counts(len(logp), int(mask.sum()), inputs["max_completion"])  # TRL counts masked rows as rows
-    recipe = losses.Recipe(row, limits, s["entropy_coef"], through)  # type: ignore[arg-type]
+    counts = LossNormalizer(len(logp), int(mask.sum()), inputs["max_completion"])  # TRL counts masked rows as rows
+    recipe = losses.LossConfig(row, limits, s["entropy_coef"], through)  # type: ignore[arg-type]
     loss = torch.stack(list(losses.loss_terms(tokens, recipe, s["beta"], counts).values())).sum()
     return loss.item(), torch.autograd.grad(loss, logp)[0]
 
@@ -167,7 +167,7 @@ def test_advantages_are_trls(case: dict[str, Any], float_name: str) -> None:
     weights = torch.tensor(case["weights"] or [1.0] * given.shape[1])
     rewards = torch.where(given.isnan().all(1), torch.nan, (given * weights).nansum(1))
     grouped = rewards.to(FLOATS[float_name]).view(-1, case["group_size"])
-    outcomes = Outcomes(grouped, torch.ones(grouped.shape, dtype=torch.long))
+    outcomes = GroupRewards(grouped, torch.ones(grouped.shape, dtype=torch.long))
     got = losses.advantages(outcomes, SCALES[case["scale_rewards"]]).flatten()  # type: ignore[arg-type]
     expected = torch.tensor(case[float_name]["advantages"], dtype=FLOATS[float_name])
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)

@@ -145,8 +145,8 @@ def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
 
 
 def test_k1_in_the_reward_adds_no_term_to_the_loss() -> None:
-    tokens = losses.Tokens(LOGP, OLD, REF, ADVANTAGE, MASK)
-    terms = losses.loss_terms(tokens, recipe("rloo"), 0.5, losses.Counts(4, 14, 8))
+    tokens = losses.LossInputs(LOGP, OLD, REF, ADVANTAGE, MASK)
+    terms = losses.loss_terms(tokens, recipe("rloo"), 0.5, losses.LossNormalizer(4, 14, 8))
     assert set(terms) == {"policy"}
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from grpo_nb import algorithms, losses
 from grpo_nb.algorithms import ALGORITHMS, algorithm
-from grpo_nb.losses import Counts
+from grpo_nb.losses import LossNormalizer
 from tests.conftest import ROOT
 from tests.support.tokens import names, pattern
 from tests.support.trl_case import COUNTS, ENTROPY, LOGP, MASK, OLD, REF, ROW, float64, loss_and_gradient
@@ -114,7 +114,7 @@ def test_trl_top_entropy() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_everything_masked_is_exactly_zero(name: str) -> None:
-    value, gradient = loss_and_gradient(name, mask=MASK & False, counts=Counts(0, 0, 8), beta=0.04)
+    value, gradient = loss_and_gradient(name, mask=MASK & False, counts=LossNormalizer(0, 0, 8), beta=0.04)
     assert value == 0
     assert not gradient.any()
 
@@ -252,9 +252,9 @@ def test_the_entropy_bonus_raises_entropy() -> None:
         logp = logits.log_softmax(-1)
         entropy = -(logp.exp() * logp).sum(-1, keepdim=True)
         seen.append(entropy.item())
-        tokens = losses.Tokens(logp[:, :1], logp[:, :1].detach(), None, one, mask, entropy=entropy)
-        recipe = losses.Recipe(algorithm("dapo"), losses.Limits(), entropy_coef=1.0)
-        terms = losses.loss_terms(tokens, recipe, 0.0, Counts(1, 1, 1))
+        tokens = losses.LossInputs(logp[:, :1], logp[:, :1].detach(), None, one, mask, entropy=entropy)
+        recipe = losses.LossConfig(algorithm("dapo"), losses.ClipConfig(), entropy_coef=1.0)
+        terms = losses.loss_terms(tokens, recipe, 0.0, LossNormalizer(1, 1, 1))
         (gradient,) = torch.autograd.grad(terms["policy"] + terms["entropy"], logits)
         logits = (logits - 0.5 * gradient).detach().requires_grad_()
     assert all(later > earlier for earlier, later in pairwise(seen))
@@ -313,7 +313,7 @@ def test_another_surrogate_brings_its_own_clip() -> None:
 IN_A_USERS_PROCESS = """
 import json, torch
 from grpo_nb import losses
-from grpo_nb.losses import Counts, Limits, Outcomes, Recipe, Tokens, advantages, loss_terms
+from grpo_nb.losses import LossNormalizer, ClipConfig, GroupRewards, LossConfig, LossInputs, advantages, loss_terms
 from grpo_nb.algorithms import algorithm
 
 def said(function, *arguments):
@@ -326,17 +326,18 @@ table, mask = torch.zeros(4, 5), torch.ones(4, 5, dtype=torch.bool)
 whole = dict(logp=table, logp_old=table, logp_ref=table, advantage=torch.ones(4, 1), mask=mask)
 changes = [dict(logp_old=torch.zeros(4, 4)), dict(mask=mask[:, :1]), dict(weight=torch.ones(5)),
            dict(advantage=torch.ones(4)), dict(advantage=torch.ones(1, 5))]
-recipe, counts = Recipe(algorithm("grpo"), Limits()), Counts(4, 20, 5)
-found = [said(loss_terms, Tokens(**whole | change), recipe, 0.1, counts) for change in changes]
+recipe, counts = LossConfig(algorithm("grpo"), ClipConfig()), LossNormalizer(4, 20, 5)
+found = [said(loss_terms, LossInputs(**whole | change), recipe, 0.1, counts) for change in changes]
 shapes = [((4, 1), (4, 1)), ((4,), (4,)), ((2, 4), (4, 2))]
-found += [said(advantages, Outcomes(torch.ones(r), torch.ones(n, dtype=torch.long)), "group_std") for r, n in shapes]
-found.append(said(advantages, Outcomes(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.long)), "z"))
-found += [said(f, table, table[:1], torch.ones(4, 1), Limits(), mask) for f in losses.SURROGATES.values()]
+found += [said(advantages, GroupRewards(torch.ones(r), torch.ones(n).long()), "group_std") for r, n in shapes]
+found.append(said(advantages, GroupRewards(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.long)), "z"))
+found += [said(f, table, table[:1], torch.ones(4, 1), ClipConfig(), mask) for f in losses.SURROGATES.values()]
 found += [said(f, table, table[:1], 20.0, mask) for f in losses.KL.values()]
 found += [said(f, table, mask[:1], counts) for f in losses.REDUCTIONS.values()]
 found += [said(losses.masked_mean, table, mask[:1]), said(losses.stop_properly, table, mask[:1], 0.5)]
-found += [said(loss_terms, Tokens(**whole | {"logp_ref": None}), recipe, 0.1, counts)]
-found += [said(loss_terms, Tokens(**whole), Recipe(algorithm("grpo"), Limits(), entropy_coef=0.1), 0.0, counts)]
+found += [said(loss_terms, LossInputs(**whole | {"logp_ref": None}), recipe, 0.1, counts)]
+bonus = LossConfig(algorithm("grpo"), ClipConfig(), entropy_coef=0.1)
+found += [said(loss_terms, LossInputs(**whole), bonus, 0.0, counts)]
 print(json.dumps(found))
 """
 

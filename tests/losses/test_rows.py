@@ -23,7 +23,7 @@ from grpo_nb.algorithms import (
     widest_log_ratio,
 )
 from grpo_nb.config import Config, ConfigError, parse
-from grpo_nb.losses import Limits
+from grpo_nb.losses import ClipConfig
 from grpo_nb.losses.surrogates import SURROGATES
 from grpo_nb.report import toy_math
 from grpo_nb.rules.learning import entropy_collapse
@@ -35,7 +35,7 @@ NEW = "clipped_log_ratio"
 
 
 def clipped_log_ratio(
-    logp: Tensor, logp_old: Tensor, advantage: Tensor, limits: Limits, mask: Tensor | None = None
+    logp: Tensor, logp_old: Tensor, advantage: Tensor, limits: ClipConfig, mask: Tensor | None = None
 ) -> Tensor:
     return -losses.log_ratio(logp, logp_old, mask).clamp(-limits.low, limits.high) * advantage
 
@@ -80,9 +80,9 @@ def test_a_setting_that_surrogates_share_is_idle_without_one_of_them() -> None:
 def test_the_loss_and_its_report_take_a_new_surrogate() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     logp = torch.tensor([[0.2, -1.0, 2.0]], requires_grad=True)
-    old, limits = torch.zeros(1, 3), Limits(0.5, 1.5)
-    tokens = losses.Tokens(logp, old, None, ONE, mask)
-    terms = losses.loss_terms(tokens, losses.Recipe(algorithm(NEW), limits), 0.0, losses.Counts(1, 3, 3))
+    old, limits = torch.zeros(1, 3), ClipConfig(0.5, 1.5)
+    tokens = losses.LossInputs(logp, old, None, ONE, mask)
+    terms = losses.loss_terms(tokens, losses.LossConfig(algorithm(NEW), limits), 0.0, losses.LossNormalizer(1, 3, 3))
     assert terms["policy"].item() == pytest.approx(-(0.2 - 0.5 + 1.5) / 3)
     assert torch.autograd.grad(terms["policy"], logp)[0].tolist() == [pytest.approx([-1 / 3, 0, 0])]
     low, high = losses.clip_fractions(NEW, logp, old, ONE, limits, mask)
@@ -112,7 +112,7 @@ def test_the_clip_rests_between_its_bounds(name: str) -> None:
     def pull(at: float, advantage: float) -> float:
         logp = torch.tensor([[at]], dtype=torch.float64, requires_grad=True)
         sampled, A = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), advantage, dtype=torch.float64)
-        loss = SURROGATES[name](logp, sampled, A, Limits(**clip, drift=0.0), None)
+        loss = SURROGATES[name](logp, sampled, A, ClipConfig(**clip, drift=0.0), None)
         return float(torch.autograd.grad(loss.sum(), logp)[0])
 
     for bound, side in ((lowest, -1.0), (highest, 1.0)):

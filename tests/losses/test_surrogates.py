@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from grpo_nb import losses
-from grpo_nb.losses import SURROGATES, Limits
+from grpo_nb.losses import SURROGATES, ClipConfig
 from tests.support.trl_case import ADVANTAGE, COUNTS, LOGP, MASK, OLD, REF, float64
 
 NAN, INF = float("nan"), float("inf")
@@ -19,7 +19,7 @@ TOKENWISE = ["ppo_clip", "cispo", "cispo_cap", "sapo", "cpgd"]
 
 
 def per_token(name: Any, logp: Tensor, old: Tensor, A: Tensor, mask: Tensor | None, **limits: Any) -> Tensor:
-    return SURROGATES[name](logp, old, A, Limits(**limits), mask)
+    return SURROGATES[name](logp, old, A, ClipConfig(**limits), mask)
 
 
 def one(name: str, log_ratio: float, advantage: float, **limits: Any) -> tuple[float, float]:
@@ -90,7 +90,7 @@ def test_the_drift_term_has_the_gradient_of_the_divergence_it_names() -> None:
     old = old.log_softmax(-1)
     theta = logits.clone().requires_grad_()
     logp = theta.log_softmax(-1)
-    loss = SURROGATES["cpgd"](logp[None], old[None], torch.zeros(1, 1, dtype=float64), Limits(drift=1.0), None)
+    loss = SURROGATES["cpgd"](logp[None], old[None], torch.zeros(1, 1, dtype=float64), ClipConfig(drift=1.0), None)
     (mine,) = torch.autograd.grad((old.exp() * loss[0]).sum(), theta, retain_graph=True)
     (theirs,) = torch.autograd.grad((old.exp() * (old - logp)).sum(), theta)
     torch.testing.assert_close(mine, theirs)
@@ -219,12 +219,14 @@ def test_shapes_are_checked_while_testing() -> None:
 def shares(name: str, log_ratios: list[float], A: float, **limits: Any) -> tuple[float, float]:
     logp = torch.tensor([log_ratios])
     mask = torch.ones_like(logp, dtype=torch.bool)
-    low, high = losses.clip_fractions(name, logp, torch.zeros_like(logp), torch.tensor([[A]]), Limits(**limits), mask)
+    low, high = losses.clip_fractions(
+        name, logp, torch.zeros_like(logp), torch.tensor([[A]]), ClipConfig(**limits), mask
+    )
     return low.item(), high.item()
 
 
 def test_trl_reported_shares() -> None:
-    low, high = losses.clip_fractions("ppo_clip", LOGP, OLD, ADVANTAGE, Limits(), MASK)
+    low, high = losses.clip_fractions("ppo_clip", LOGP, OLD, ADVANTAGE, ClipConfig(), MASK)
     assert low.item() == pytest.approx(0.142857, abs=1e-6)
     assert high.item() == pytest.approx(0.071429, abs=1e-6)
 
@@ -260,7 +262,7 @@ def test_a_token_that_is_held_has_no_gradient(name: Any) -> None:
     mask = torch.ones(1, 21, dtype=torch.bool)
     A = torch.tensor([[1.0]])
     (gradient,) = torch.autograd.grad(per_token(name, logp, torch.zeros(1, 21), A, mask, drift=0.0).sum(), logp)
-    low, high = losses.clip_fractions(name, logp, torch.zeros(1, 21), A, Limits(), mask)
+    low, high = losses.clip_fractions(name, logp, torch.zeros(1, 21), A, ClipConfig(), mask)
     silent = (gradient == 0).float().mean().item()
     assert silent == pytest.approx(0 if name in ("cispo", "cispo_cap") else low.item() + high.item())
 
@@ -271,7 +273,7 @@ def test_reports_ignore_what_is_masked() -> None:
     A = torch.tensor([[1.0], [1.0]])
     assert losses.masked_mean(logp, mask) == -1
     assert losses.ratio_deviation(logp, old, mask).item() == pytest.approx(torch.e - 1)
-    assert losses.clip_fractions("ppo_clip", logp, old, A, Limits(), mask)[1] == 1
+    assert losses.clip_fractions("ppo_clip", logp, old, A, ClipConfig(), mask)[1] == 1
     assert losses.clamped_share(logp, old, mask, 0.5) == 1
 
 
@@ -287,7 +289,7 @@ def test_reports_carry_no_gradient() -> None:
         losses.masked_mean(logp, MASK),
         losses.ratio_deviation(logp, OLD, MASK),
         losses.clamped_share(logp, REF, MASK, 1.0),
-        *losses.clip_fractions("ppo_clip", logp, OLD, ADVANTAGE, Limits(), MASK),
+        *losses.clip_fractions("ppo_clip", logp, OLD, ADVANTAGE, ClipConfig(), MASK),
     )
     assert not any(report.requires_grad for report in reports)
     assert COUNTS.tokens == int(MASK.sum())

@@ -9,7 +9,7 @@ from torch import Tensor
 from grpo_nb.config import AlgorithmConfig
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.gradients import GradientStats, blank, objective_gradients, token_stats
-from grpo_nb.training.plan import StepPlan, recipe
+from grpo_nb.training.plan import StepPlan, loss_config
 from grpo_nb.types import Drawn, Example, Experience, Rollouts, Score
 from tests.support.tiny_models import BOS, END, VOCABULARY
 
@@ -28,10 +28,10 @@ def made_plan(algorithm: dict[str, Any] | None = None, **changes: Any) -> StepPl
         temperature=0.8,
         learning_rate=1e-3,
         algorithm=settings,
-        loss=recipe(settings),
+        loss=loss_config(settings),
         betas=BETAS,
         weights=WEIGHTS,
-        aims={},
+        kl_targets={},
         needs_reference=True,
         old_first=True,
         reports_gradients=False,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from grpo_nb import losses
 from grpo_nb.algorithms import algorithm
-from grpo_nb.losses import Counts, Limits
+from grpo_nb.losses import ClipConfig, LossNormalizer
 
 float64 = torch.float64
 ROW, COLUMN = torch.arange(4, dtype=float64)[:, None], torch.arange(5, dtype=float64)[None, :]
@@ -17,7 +17,7 @@ REF = LOGP + 0.2 * torch.sin(2 * ROW + COLUMN)
 ADVANTAGE = torch.tensor([[1], [-1], [0.5], [-0.25]], dtype=float64)
 MASK = torch.tensor([[5], [3], [2], [4]]) > COLUMN
 ENTROPY = 0.1 * (ROW + 1) + 0.05 * COLUMN
-COUNTS = Counts(sequences=4, tokens=14, max_completion=8)
+COUNTS = LossNormalizer(sequences=4, tokens=14, max_completion=8)
 
 
 def recipe(
@@ -27,9 +27,9 @@ def recipe(
     kl_weight: Any = "none",
     limits: dict[str, Any] | None = None,
     **changes: Any,
-) -> losses.Recipe:
+) -> losses.LossConfig:
     row = algorithm(name, **changes)
-    return losses.Recipe(row, Limits(row.clip[0], row.clip[1], **(limits or {})), entropy_coef, kl_weight)
+    return losses.LossConfig(row, ClipConfig(row.clip[0], row.clip[1], **(limits or {})), entropy_coef, kl_weight)
 
 
 def loss_and_gradient(
@@ -41,13 +41,13 @@ def loss_and_gradient(
     beta: float = 0.0,
     mask: Tensor = MASK,
     weight: Tensor | None = None,
-    counts: Counts = COUNTS,
+    counts: LossNormalizer = COUNTS,
     rows: Any = slice(None),
     **settings: Any,
 ) -> tuple[float, Tensor]:
     """The loss of some rows and d loss / d logp."""
     leaf = logp[rows].clone().requires_grad_()
-    tokens = losses.Tokens(
+    tokens = losses.LossInputs(
         logp=leaf,
         logp_old=old[rows],
         logp_ref=ref[rows],

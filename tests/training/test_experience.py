@@ -293,8 +293,8 @@ def test_where_all_task_scores_tie_a_judge_decides_only_if_a_setting_says_so() -
     given = JudgeConfig.model_validate({"providers": [{"model": "m"}]})
     assert tied(scores, 2).tolist() == [True, True, False, True]
     levelled = without_lone_judge(rewards, scores, given)
-    assert losses.comparable(rewards).tolist() == [True, True, True, False]
-    assert losses.comparable(levelled).tolist() == [False, False, True, False]
+    assert losses.has_signal(rewards).tolist() == [True, True, True, False]
+    assert losses.has_signal(levelled).tolist() == [False, False, True, False]
     assert levelled[:2].mean(dim=1).tolist() == pytest.approx(rewards[:2].mean(dim=1).tolist())
     assert torch.equal(levelled[2], rewards[2]) and levelled[3].isnan().any()
     for judge in (None, given.model_copy(update={"decides_ties": True})):

@@ -18,7 +18,7 @@ def experience(lengths: list[int]) -> Experience:
 
 
 def test_a_masked_answer_is_in_no_denominator() -> None:
-    assert gradients.count(experience([3, 0, 2]), [0, 1, 2], 8) == losses.Counts(2, 5, 8)
+    assert gradients.normalizer_of(experience([3, 0, 2]), [0, 1, 2], 8) == losses.LossNormalizer(2, 5, 8)
 
 
 def test_the_mask_is_the_length_of_each_row() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_nb import losses
 from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.gradients import micro_tokens
+from grpo_nb.training.gradients import loss_inputs
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models
 from tests.support.made_experience import LENGTHS, OBJECTIVES, gradients_of, made_experience, made_plan
@@ -130,8 +130,8 @@ def test_a_mean_is_taken_over_the_update_not_over_each_micro_batch(policy: Polic
     }[reduction]
     expected = 0.0
     for i, weight in enumerate(share):
-        tokens = micro_tokens(policy, experience, [i], made_plan({"reduction": reduction}))
-        limits = made_plan({"reduction": reduction}).loss.limits
+        tokens = loss_inputs(policy, experience, [i], made_plan({"reduction": reduction}))
+        limits = made_plan({"reduction": reduction}).loss.clip
         expected += (
             weight
             * losses.ppo_clip(tokens.logp.detach(), tokens.logp_old, tokens.advantage, limits, tokens.mask).sum().item()
@@ -146,7 +146,7 @@ def test_old_and_reference_log_probs_hold_no_graph(policy: Policy) -> None:
     """A constant that carries a gradient is refused by name, and what a step stores is detached."""
     experience = made_experience(policy)
     assert not experience.logprobs_old.requires_grad and experience.logprobs_reference is not None
-    tokens = micro_tokens(policy, experience, [0, 1], made_plan())
+    tokens = loss_inputs(policy, experience, [0, 1], made_plan())
     assert tokens.logp.requires_grad and not tokens.logp_old.requires_grad
     experience.logprobs_reference.requires_grad_()
     with pytest.raises(ValueError, match=r"torch\.no_grad\(\)"):

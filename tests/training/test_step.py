@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from grpo_nb.beta_control import Aim, BetaState, proportional
+from grpo_nb.beta_control import BetaState, KLTarget, proportional
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.experience import complete
 from grpo_nb.training.gradients import measure, objective_gradients, token_stats
-from grpo_nb.training.plan import aim_of
+from grpo_nb.training.plan import kl_target_of
 from grpo_nb.types import Drawn, Example, Experience, Rollouts, by_prompt
 from tests.support import tiny_models
 from tests.support.made_experience import OBJECTIVES, kept_rows, made_experience, made_plan, taken
@@ -92,10 +92,10 @@ def test_the_kl_of_an_experience_is_what_its_controllers_get(policy: Policy) -> 
 
 def test_aims_are_those_of_the_settings() -> None:
     objective = tiny_config(objectives__fairness__kl_band=(0.02, 0.06)).objectives["fairness"]
-    aim = aim_of(objective)
-    assert isinstance(aim, Aim) and (aim.band, aim.target) == ((0.02, 0.06), pytest.approx(0.04))
+    aim = kl_target_of(objective)
+    assert isinstance(aim, KLTarget) and (aim.band, aim.target) == ((0.02, 0.06), pytest.approx(0.04))
     assert proportional(BetaState(0.1), 1.0, aim)[0].value > 0.1
-    assert aim_of(objective.model_copy(update={"kl_band": None})) is None
+    assert kl_target_of(objective.model_copy(update={"kl_band": None})) is None
 
 
 @pytest.mark.parametrize(("epochs", "updates"), [(1, 1), (1, 2), (3, 2)])
