@@ -70,7 +70,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledPrompt:
     """A training prompt of one step and the objective it belongs to."""
 
     objective: str
@@ -100,7 +100,7 @@ class Rollouts:
     marked: Sequence[str] = ()
     """[B] the same with the marks of thinking that are special tokens, and before it the mark that its prompt left
     open; empty: they are `texts`."""
-    prompts: Sequence[Drawn] = ()
+    prompts: Sequence[SampledPrompt] = ()
     """[P] what was asked; a training step adds it, engines leave it empty."""
 
     @property

@@ -9,12 +9,12 @@ from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.training.plan import StepPlan
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState
 
 log = clean_logger(__name__)
 
 
-def activate(state: Training, now: KnobSnapshot) -> None:
+def activate(state: TrainState, now: KnobSnapshot) -> None:
     """Make the knobs those of the next step; every turn goes into the log."""
     run, before = state.run, state.knobs
     for turn in now.changes_since(before):
@@ -32,7 +32,7 @@ def activate(state: Training, now: KnobSnapshot) -> None:
             run.log_event("beta", step=state.step + 1, objective=name, message=message)
 
 
-def move_betas(state: Training, plan: StepPlan, kl: Mapping[str, float | None]) -> None:
+def move_betas(state: TrainState, plan: StepPlan, kl: Mapping[str, float | None]) -> None:
     """Each objective's beta after the step's KL, nats per token; every move goes into the log."""
     for name, aim in plan.kl_targets.items():
         objective = state.objectives[name]
@@ -42,7 +42,7 @@ def move_betas(state: Training, plan: StepPlan, kl: Mapping[str, float | None]) 
             state.run.log_event("beta", step=plan.step, objective=name, message=f"{name}: {moved}")
 
 
-def measure(state: Training) -> None:
+def measure(state: TrainState) -> None:
     """Evaluate the policy as it stands; what goes wrong is logged and never ends the training."""
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
     try:
@@ -55,7 +55,7 @@ def measure(state: Training) -> None:
         state.run.log_event("evaluated", step=state.step)
 
 
-def _measured_anew(state: Training) -> None:
+def _measured_anew(state: TrainState) -> None:
     """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
     for objective in state.objectives.values():
         objective.beta = beta_control.reset_window(objective.beta)

@@ -14,12 +14,12 @@ from grpo_nb.rewards.rubric import TASK
 from grpo_nb.training import guards
 from grpo_nb.training.gradients import Measured, blank
 from grpo_nb.training.plan import StepPlan
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience, Rollouts, Score, TokenStats, by_prompt, token_mask
 
 
-def compare(
-    state: Training, plan: StepPlan, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
+def compute_advantages(
+    state: TrainState, plan: StepPlan, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
 ) -> Experience:
     """The step's rows, each compared with its group: which are kept, their advantages and token weights.
 
@@ -128,7 +128,7 @@ def sampler_logprobs(rollouts: Rollouts) -> Float[Tensor, "batch token"]:
 
 
 def _group_rewards(
-    state: Training, plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
+    state: TrainState, plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
 ) -> losses.GroupRewards:
     """One objective's rewards, shaped, with what its estimator needs; moves its reward moments."""
     objective, config, group = state.objectives[name], state.config, rollouts.group_size

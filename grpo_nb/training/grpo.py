@@ -24,14 +24,13 @@ from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told
 from grpo_nb.training import commands, guards, loop, metrics, quick_eval, resume, samples
-from grpo_nb.training import state as training
-from grpo_nb.training.experience import compare, complete, reward_matrix, sampler_logprobs, tied
+from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
 from grpo_nb.training.gradients import measure, objective_gradients
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.objectives import Rewards
 from grpo_nb.training.plan import StepPlan, plan_step
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState, deterministic, draw_prompts, save
 from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
@@ -71,13 +70,13 @@ def grpo(
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (
-            training.deterministic(run.config, state.policy.device),
+            deterministic(run.config, state.policy.device),
             closing(loop.walk(Grpo(state), lock)) as steps_taken,
         ):
             yield from steps_taken
 
 
-def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
+def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
     policy, plan, clock = state.policy, plan_step(state, knobs), metrics.Clock()
     with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns
@@ -89,8 +88,8 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
             measured = measure(policy, rollouts, plan)
         with clock("score"):
             scores = verdicts(state, scoring)
-    state.torn = True  # from here on the state changes: reward moments, weights, betas
-    batch = compare(state, plan, rollouts, measured, scores)  # 4. each against its group
+    state.mid_update = True  # from here on the state changes: reward moments, weights, betas
+    batch = compute_advantages(state, plan, rollouts, measured, scores)  # 4. each against its group
     updates: metrics.Updates = []
     with clock("train"):
         report = gradient_report(policy, batch, plan)
@@ -106,11 +105,11 @@ def grpo_step(state: Training, knobs: KnobSnapshot) -> StepStats:
 
 
 class Grpo(loop.Stage):
-    """GRPO as a stage: its whole state is a `Training`."""
+    """GRPO as a stage: its whole state is a `TrainState`."""
 
     prefix = ""
 
-    def __init__(self, state: Training) -> None:
+    def __init__(self, state: TrainState) -> None:
         self.progress = self.state = state
 
     @property
@@ -141,17 +140,17 @@ class Grpo(loop.Stage):
         return grpo_step(self.state, self.state.knobs)
 
     def store(self) -> None:
-        training.save(self.state)
+        save(self.state)
 
 
-def sample(state: Training, plan: StepPlan) -> Rollouts:
+def sample(state: TrainState, plan: StepPlan) -> Rollouts:
     """The step's prompts, and K completions of each by the engine.
 
     Raises:
         TrainingError: the engine returned something else than complete answers with their log-probs.
     """
     config = state.config
-    drawn_P = training.draw_prompts(state, plan.step)
+    drawn_P = draw_prompts(state, plan.step)
     size = len(drawn_P) * config.batch.group_size, plan.max_completion
     uniforms = torch.rand(size, dtype=torch.float64, generator=plan.generator("rollout"))
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
@@ -161,7 +160,7 @@ def sample(state: Training, plan: StepPlan) -> Rollouts:
     return replace(rollouts, prompts=drawn_P)
 
 
-def score(state: Training, rollouts: Rollouts, scoring: Scoring) -> None:
+def score(state: TrainState, rollouts: Rollouts, scoring: Scoring) -> None:
     """Score the completions but for what judges say of them; each objective's own rubric scores its own rows."""
     for name, objective in state.objectives.items():
         rows = rollouts.rows_of(name)
@@ -178,7 +177,7 @@ def score(state: Training, rollouts: Rollouts, scoring: Scoring) -> None:
     scoring.settle()
 
 
-def verdicts(state: Training, scoring: Scoring) -> list[Score]:
+def verdicts(state: TrainState, scoring: Scoring) -> list[Score]:
     """The scores once the judges have answered; what they did, and what became known of their servers, is logged."""
     scores = scoring.scores()
     for name, objective in state.objectives.items():
@@ -189,7 +188,7 @@ def verdicts(state: Training, scoring: Scoring) -> list[Score]:
     return scores
 
 
-def apply(state: Training, plan: StepPlan) -> optim.Update:
+def apply(state: TrainState, plan: StepPlan) -> optim.Update:
     """One optimizer step on the gradient in `.grad`."""
     return optim.apply(
         state.policy.parameters_by_name(),
@@ -200,7 +199,7 @@ def apply(state: Training, plan: StepPlan) -> optim.Update:
     )
 
 
-def step_row(state: Training, plan: StepPlan, batch: Experience, updates: metrics.Updates) -> metrics.Row:
+def step_row(state: TrainState, plan: StepPlan, batch: Experience, updates: metrics.Updates) -> metrics.Row:
     """The step's row of metrics.jsonl."""
     row: metrics.Row = {keys.STEP: plan.step} | metrics.update_row(updates)
     for name in state.objectives:
@@ -216,7 +215,7 @@ def step_row(state: Training, plan: StepPlan, batch: Experience, updates: metric
     return row
 
 
-def _objective_row(state: Training, plan: StepPlan, batch: Experience, name: str) -> metrics.Row:
+def _objective_row(state: TrainState, plan: StepPlan, batch: Experience, name: str) -> metrics.Row:
     objective, rollouts = state.objectives[name], batch.rollouts
     rows = rollouts.rows_of(name)
     own, learns = [batch.scores[i] for i in rows], rollouts.by_prompt(batch.learns()[rows])
@@ -233,7 +232,7 @@ def _objective_row(state: Training, plan: StepPlan, batch: Experience, name: str
     return row
 
 
-def conditions(state: Training, batch: Experience) -> metrics.Row:
+def conditions(state: TrainState, batch: Experience) -> metrics.Row:
     """Label shares by whether the item's text answers it."""
     row: metrics.Row = {}
     for name, objective in state.objectives.items():
@@ -243,11 +242,11 @@ def conditions(state: Training, batch: Experience) -> metrics.Row:
     return row
 
 
-def finish(state: Training, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
+def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
     """Check, move the betas, log: after this the step exists."""
     commands.move_betas(state, plan, batch.kl)
     state.run.log_samples(samples.sample_rows(state, plan.step, batch))
     state.run.log_metrics(row)
     guards.watch(state, row)
-    state.step, state.torn = plan.step, False
+    state.step, state.mid_update = plan.step, False
     return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]

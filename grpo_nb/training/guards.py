@@ -10,7 +10,7 @@ from grpo_nb.rules import sft
 from grpo_nb.rules.finding import Finding, Rows
 from grpo_nb.run.run import Run
 from grpo_nb.training import metrics
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience, Rollouts
 
 ROUNDING = 1e-3
@@ -66,7 +66,7 @@ def check_masks(batch: Experience, mask_truncated: bool) -> None:
             raise TrainingError(f"completion {i}: {wanted} tokens were sampled, the mask trains another number of them")
 
 
-def watch(state: Training, row: metrics.Row) -> None:
+def watch(state: TrainState, row: metrics.Row) -> None:
     """Log what the rules find in the newest row; what ends the run in good order is kept for `check_ends`.
 
     Raises:
@@ -91,7 +91,7 @@ def watch_sft(run: Run, recent: Rows) -> None:
         act_on(run, [finding for finding in found if finding])
 
 
-def check_ends(state: Training) -> None:
+def check_ends(state: TrainState) -> None:
     """Between two steps, so that what was trained is saved.
 
     Raises:
@@ -101,7 +101,7 @@ def check_ends(state: Training) -> None:
         raise TrainingError("\n".join(str(finding) for finding in state.ends))
 
 
-def watch_sources(state: Training) -> None:
+def watch_sources(state: TrainState) -> None:
     """Log which of the package's files were edited since they were loaded, once for each set of them."""
     files = fingerprint.changed()
     if files and files != state.edited:

@@ -28,7 +28,7 @@ class Progress(Protocol):
     """Steps done: the newest step boundary."""
     saved: int
     """The step of the newest checkpoint; -1 before the first."""
-    torn: bool
+    mid_update: bool
     """The state is between two step boundaries, so it must not be saved."""
 
 
@@ -70,7 +70,7 @@ class Stage(ABC):
 
     @abstractmethod
     def advance(self) -> StepStats:
-        """One step: sets `torn` before the weights first move; counts the step and clears it once the row is logged."""
+        """One step: sets `mid_update` before the weights move; counts the step and clears it once the row is logged."""
 
     @abstractmethod
     def store(self) -> None:
@@ -111,7 +111,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
     finally:
         if not lock.mine():
             _log_lost(stage)
-        elif at.torn:
+        elif at.mid_update:
             at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
         elif _unsaved(stage):
             _save_at_last(stage)

@@ -9,7 +9,7 @@ from grpo_nb import losses, optim, seeding
 from grpo_nb.beta_control import KLTarget
 from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
 from grpo_nb.run.knobs import KnobSnapshot
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience
 
 UpdateRows = dict[str, list[int]]
@@ -67,7 +67,7 @@ class StepPlan:
         return [rows[i] for i in seeding.permutation(len(rows), self.seed, self.step, stream)]
 
 
-def plan_step(state: Training, knobs: KnobSnapshot) -> StepPlan:
+def plan_step(state: TrainState, knobs: KnobSnapshot) -> StepPlan:
     """The plan of the next step."""
     config, step = state.config, state.step + 1
     algorithm, batch, objectives = config.algorithm, config.batch, config.objectives

@@ -18,7 +18,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
 from grpo_nb.training import metrics
 from grpo_nb.training.objectives import Objective
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example
 
 log = clean_logger(__name__)
@@ -32,7 +32,7 @@ def due(config: Config, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def begin(state: Training) -> None:
+def begin(state: TrainState) -> None:
     """Measure the start, once, and log what pool is used."""
     if state.step > 0 or not due(state.config, 0):
         return
@@ -55,7 +55,7 @@ def begin(state: Training) -> None:
     measure(state, 0)
 
 
-def measure(state: Training, step: int) -> metrics.Row:
+def measure(state: TrainState, step: int) -> metrics.Row:
     """Evaluate the policy as it is after `step`; what the step's row has of it: all metrics that have a value.
 
     Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`.
@@ -102,14 +102,14 @@ def overlap(run: Run, objective: Objective, chosen: Sequence[Example]) -> dict[s
     }
 
 
-def _pool(state: Training, name: str) -> list[Example]:
+def _pool(state: TrainState, name: str) -> list[Example]:
     """The pool of an objective, ordered once for the whole run: a large split takes a second to order."""
     if name not in state.quick_pools:
         state.quick_pools[name] = pool(state.run, state.objectives[name])
     return state.quick_pools[name]
 
 
-def _measured(state: Training, objective: Objective, step: int) -> Row:
+def _measured(state: TrainState, objective: Objective, step: int) -> Row:
     run, task, examples = state.run, objective.rubric.task, _pool(state, objective.name)
     texts = ask(state.policy, examples, run.config.sampling, state.engine).scored_texts
     row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE, APART: True}
@@ -118,7 +118,7 @@ def _measured(state: Training, objective: Objective, step: int) -> Row:
     return row
 
 
-def _logged(state: Training, objective: str, step: int) -> Row | None:
+def _logged(state: TrainState, objective: str, step: int) -> Row | None:
     """The result of a start that was killed after it: measuring the same questions again would log it twice."""
     own = [row for row in logged(state.run, "test", MODE) if (row["objective"], row["step"]) == (objective, step)]
     if not own:

@@ -1,4 +1,4 @@
-"""Where a run goes on from: everything of a `Training` made or read back before its next step."""
+"""Where a run goes on from: everything of a `TrainState` made or read back before its next step."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training.objectives import Rewards, load_objectives
-from grpo_nb.training.state import Training, forget_gradients, judged_by, relearn, save, surroundings
+from grpo_nb.training.state import TrainState, environment_info, forget_gradients, judged_by, load_state_dict, save
 
 log = clean_logger(__name__)
 
@@ -35,7 +35,7 @@ class Given:
     """Kinds of content that may be other than the run was made with."""
 
 
-def prepare(run: Run, engine: Engine, goal: int, given: Given) -> Training:
+def prepare(run: Run, engine: Engine, goal: int, given: Given) -> TrainState:
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
     Raises:
@@ -52,18 +52,18 @@ def prepare(run: Run, engine: Engine, goal: int, given: Given) -> Training:
     check_model(policy, draws=isinstance(engine, EagerEngine))
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     forget_gradients(policy)
-    training = Training(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
+    state = TrainState(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
-    requirements.check_examples(config, examples, policy.context, training.encode)
+    requirements.check_examples(config, examples, policy.context, state.encode)
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, given.accept_changed, "train")
     if newest is None:
-        _start(training, warm)
+        _start(state, warm)
     else:
-        _restore(training, newest)
-    _note_idle_settings(training)
-    return training
+        _restore(state, newest)
+    _note_idle_settings(state)
+    return state
 
 
 def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
@@ -100,51 +100,51 @@ def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
     return None, warm
 
 
-def _restore(training: Training, newest: Checkpoint) -> None:
+def _restore(state: TrainState, newest: Checkpoint) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
-    run, policy = training.run, training.policy
+    run, policy = state.run, state.policy
     start = _reference(run)
     policy.load_state(start.tensors("policy"))
-    training.origin = start.state()
+    state.origin = start.state()
     policy.freeze_reference()
-    relearn(policy, training.optimizer, newest)
-    state = newest.state("step", "betas", "knobs", "judged_by")
-    training.step = training.saved = state["step"]
-    training.knobs = _knobs_of(newest, state, training.knobs)
-    for name, objective in training.objectives.items():
-        if name not in state["betas"]:
+    load_state_dict(policy, state.optimizer, newest)
+    stored = newest.state("step", "betas", "knobs", "judged_by")
+    state.step = state.saved = stored["step"]
+    state.knobs = _knobs_of(newest, stored, state.knobs)
+    for name, objective in state.objectives.items():
+        if name not in stored["betas"]:
             raise RunError(f"{newest.path} has no beta of '{name}'; restore the checkpoint from a copy")
-        objective.beta = BetaState.from_dict(state["betas"][name])
-        objective.moments = Moments.from_dict(state.get("reward_moments", {}).get(name, {}))
-    _note_other_judges(training, state["judged_by"])
-    run.rewind(training.step)
-    _look_back(training)
-    run.log_event("resume", step=training.step, goal=training.goal, **surroundings(policy))
+        objective.beta = BetaState.from_dict(stored["betas"][name])
+        objective.moments = Moments.from_dict(stored.get("reward_moments", {}).get(name, {}))
+    _note_other_judges(state, stored["judged_by"])
+    run.rewind(state.step)
+    _look_back(state)
+    run.log_event("resume", step=state.step, goal=state.goal, **environment_info(policy))
 
 
-def _knobs_of(newest: Checkpoint, state: State, now: KnobSnapshot) -> KnobSnapshot:
+def _knobs_of(newest: Checkpoint, stored: State, now: KnobSnapshot) -> KnobSnapshot:
     """The knobs of a checkpoint.
 
     Raises:
         RunError: it lacks some that the run has now.
     """
-    knobs = KnobSnapshot(**state["knobs"])
+    knobs = KnobSnapshot(**stored["knobs"])
     for has in (knobs.values, knobs.modes, knobs.by, knobs.at):
         if missing := sorted(now.values.keys() - has.keys()):
             raise RunError(f"{newest.path} has no knob '{missing[0]}'; restore the checkpoint from a copy")
     return knobs
 
 
-def _note_other_judges(training: Training, before: dict[str, list[str]]) -> None:
-    now = judged_by(training)
+def _note_other_judges(state: TrainState, before: dict[str, list[str]]) -> None:
+    now = judged_by(state)
     if now != before:
-        training.run.log_event("rewards_changed", step=training.step, before=before, now=now)
-        log.warning("this run was judged by %s until step %d, from here on by %s", before, training.step, now)
+        state.run.log_event("rewards_changed", step=state.step, before=before, now=now)
+        log.warning("this run was judged by %s until step %d, from here on by %s", before, state.step, now)
 
 
-def _note_idle_settings(training: Training) -> None:
-    for message in training.config.idle():
-        training.run.log_event("idle_setting", step=training.step, message=message)
+def _note_idle_settings(state: TrainState) -> None:
+    for message in state.config.idle():
+        state.run.log_event("idle_setting", step=state.step, message=message)
         log.warning(message)
 
 
@@ -163,27 +163,27 @@ def _reference(run: Run) -> Checkpoint:
         ) from error
 
 
-def _look_back(training: Training) -> None:
+def _look_back(state: TrainState) -> None:
     """Read the log once, a row at a time, for the guards.
 
     Steps that were trained but are no longer in it are no reason to stop, but curves and rules lack them.
     """
     steps = Steps()
-    for row in training.run.oldest_first("metrics"):
+    for row in state.run.oldest_first("metrics"):
         steps.add(row)
-        training.history.append(row)
-    rules.check(training.history, training.config)
-    if missing := steps.missing(training.step):
-        training.run.log_event("log_hole", step=training.step, file="metrics.jsonl", missing=missing)
-        log.warning("metrics.jsonl of %s lacks step %s of %d", training.run.path, spans(missing), training.step)
+        state.history.append(row)
+    rules.check(state.history, state.config)
+    if missing := steps.missing(state.step):
+        state.run.log_event("log_hole", step=state.step, file="metrics.jsonl", missing=missing)
+        log.warning("metrics.jsonl of %s lacks step %s of %d", state.run.path, spans(missing), state.step)
 
 
-def _start(training: Training, warm: Checkpoint | None) -> None:
+def _start(state: TrainState, warm: Checkpoint | None) -> None:
     """Reference and policy from the result of SFT, or from the model as loaded."""
-    run, policy = training.run, training.policy
+    run, policy = state.run, state.policy
     if warm is not None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
-    origin = {"goal": training.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
-    run.log_event("start", step=0, **origin, **surroundings(policy))
-    save(training)
+    origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
+    run.log_event("start", step=0, **origin, **environment_info(policy))
+    save(state)

@@ -4,21 +4,21 @@ from torch import Tensor
 
 from grpo_nb.losses.tokens import FAR
 from grpo_nb.policy.model import Policy
-from grpo_nb.training.state import Training
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience
 
 TOKENS_LOGGED = 128
 """Tokens of a logged completion that samples.jsonl tells one by one: some 25 bytes each."""
 
 
-def sample_rows(state: Training, step: int, batch: Experience) -> list[dict[str, object]]:
+def sample_rows(state: TrainState, step: int, batch: Experience) -> list[dict[str, object]]:
     """Rows for samples.jsonl: the first completions of each objective's first prompt."""
     each = state.config.run.samples_per_step // len(state.objectives)
     rows = [batch.rollouts.rows_of(name)[: min(each, batch.rollouts.group_size)] for name in state.objectives]
     return [_row(state, step, batch, i, place) for own in rows for place, i in enumerate(own)]
 
 
-def _row(state: Training, step: int, batch: Experience, i: int, place: int) -> dict[str, object]:
+def _row(state: TrainState, step: int, batch: Experience, i: int, place: int) -> dict[str, object]:
     rollouts, score, example = batch.rollouts, batch.scores[i], batch.rollouts.example(i)
     return {
         "step": step,

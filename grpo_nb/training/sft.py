@@ -17,16 +17,16 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, requirements
-from grpo_nb.run import settings as frozen
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
 from grpo_nb.training import guards, loop, metrics, resume
-from grpo_nb.training import state as training
 from grpo_nb.training.gradients import chunks
+from grpo_nb.training.state import deterministic, draw, environment_info, forget_gradients, load_state_dict, state_dict
 from grpo_nb.types import Prompt, Steps, StepStats
 
 HELD_OUT = 64
@@ -81,7 +81,7 @@ def sft(
         dependencies.check(run, found, accept_changed, "sft")
         pairs = [Pair(policy.encode(prompt), policy.encode_completion(target, prompt)) for prompt, target in texts]
         _check_lengths(pairs, policy.context)
-        with training.deterministic(config, policy.device):
+        with deterministic(config, policy.device):
             stage = Sft(run, policy, pairs, newest)
             with closing(loop.walk(stage, lock)) as steps_taken:
                 yield from steps_taken
@@ -137,7 +137,7 @@ class Warm:
     goal: int
     step: int
     saved: int
-    torn: bool = False
+    mid_update: bool = False
 
 
 class Sft(loop.Stage):
@@ -152,7 +152,7 @@ class Sft(loop.Stage):
         self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
         self.policy = policy
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
-        training.forget_gradients(policy)
+        forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
@@ -178,16 +178,16 @@ class Sft(loop.Stage):
         self.recent.append(dict(stats.metrics))
         run.log_sft(dict(stats.metrics))
         guards.watch_sft(run, list(self.recent))
-        self.progress.step, self.progress.torn = step, False
+        self.progress.step, self.progress.mid_update = step, False
         return stats
 
     def _moving(self) -> None:
-        self.progress.torn = True
+        self.progress.mid_update = True
 
     def store(self) -> None:
         run, step = self.progress.run, self.progress.step
-        state = {"step": step, "config": frozen.plain(run.config), "fingerprint": fingerprint.fingerprint()}
-        run.sft_checkpoints.save(step, training.learned(self.policy, self.optimizer), state)
+        stored = {"step": step, "config": plain(run.config), "fingerprint": fingerprint.fingerprint()}
+        run.sft_checkpoints.save(step, state_dict(self.policy, self.optimizer), stored)
         run.sft_checkpoints.prune(1)
         self.progress.saved = step
 
@@ -214,7 +214,7 @@ def sft_step(
     `moving` is called right before the weights move.
     """
     settings, clock = config.sft, metrics.Clock()
-    batch_ids = training.draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")
+    batch_ids = draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")
     tokens = sum(len(pairs[i].completion_ids) for i in batch_ids)
     total = 0.0
     for micro in chunks(batch_ids, settings.micro_batch):
@@ -249,10 +249,10 @@ def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: 
     if newest is None:
         run.rewind_sft(0)
         return 0
-    training.relearn(policy, optimizer, newest)
+    load_state_dict(policy, optimizer, newest)
     run.rewind_sft(newest.step)
     if newest.step < run.config.sft.steps:
-        run.log_event("sft_resume", step=newest.step, **training.surroundings(policy))
+        run.log_event("sft_resume", step=newest.step, **environment_info(policy))
     return newest.step
 
 

@@ -25,14 +25,14 @@ from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.training.objectives import Objective
-from grpo_nb.types import Drawn, Example
+from grpo_nb.types import Example, SampledPrompt
 
 log = clean_logger(__name__)
 
 
 @dataclass
-class Training:
-    """The whole changing state of a run; everything else is a function of the configuration."""
+class TrainState:
+    """Everything of a run that changes while it trains; the rest is a function of the configuration."""
 
     run: Run
     policy: Policy
@@ -47,7 +47,7 @@ class Training:
     """Steps done."""
     saved: int = -1
     """The step of the newest checkpoint; -1 before the first."""
-    torn: bool = False
+    mid_update: bool = False
     """The weights are between two step boundaries, so they must not be saved."""
     edited: list[str] = field(default_factory=list)
     """Files of the package edited since they were loaded, as last seen."""
@@ -78,39 +78,39 @@ class Training:
         return self.prompt_cache[key]
 
 
-def save(training: Training) -> Path:
+def save(state: TrainState) -> Path:
     """Write a checkpoint of this step boundary and retire the oldest ones, but for those that are worth keeping."""
-    checkpoints = training.run.checkpoints
-    state = {
-        "step": training.step,
-        "betas": {name: o.beta.to_dict() for name, o in training.objectives.items()},
-        "reward_moments": {name: o.moments.to_dict() for name, o in training.objectives.items()},
-        "config": settings.plain(training.config),
-        "knobs": asdict(training.knobs),
-        "judged_by": judged_by(training),
+    checkpoints = state.run.checkpoints
+    stored = {
+        "step": state.step,
+        "betas": {name: o.beta.to_dict() for name, o in state.objectives.items()},
+        "reward_moments": {name: o.moments.to_dict() for name, o in state.objectives.items()},
+        "config": settings.plain(state.config),
+        "knobs": asdict(state.knobs),
+        "judged_by": judged_by(state),
         "fingerprint": fingerprint.fingerprint(),
     }
-    if training.step == 0:
-        training.origin = state
+    if state.step == 0:
+        state.origin = stored
     elif not checkpoints.holds(0):
-        _save_origin(training)
-    path = checkpoints.save(training.step, learned(training.policy, training.optimizer), state)
-    always = (0, *pareto.worth_keeping(training.run))
-    checkpoints.prune(training.config.run.keep_checkpoints, always)
-    training.run.log_event("checkpoint", step=training.step, path=path.name)
-    training.saved = training.step
+        _save_origin(state)
+    path = checkpoints.save(state.step, state_dict(state.policy, state.optimizer), stored)
+    always = (0, *pareto.worth_keeping(state.run))
+    checkpoints.prune(state.config.run.keep_checkpoints, always)
+    state.run.log_event("checkpoint", step=state.step, path=path.name)
+    state.saved = state.step
     return path
 
 
-def _save_origin(training: Training) -> None:
+def _save_origin(state: TrainState) -> None:
     """Write checkpoint 0 anew, bit for bit: somebody removed it, and without it the run could not be resumed."""
-    weights = {"policy": training.policy.reference_state(), "optimizer": {}}
-    path = training.run.checkpoints.save(0, weights, training.origin)
-    training.run.log_event("checkpoint_rewritten", step=training.step, path=path.name)
+    weights = {"policy": state.policy.reference_state(), "optimizer": {}}
+    path = state.run.checkpoints.save(0, weights, state.origin)
+    state.run.log_event("checkpoint_rewritten", step=state.step, path=path.name)
     log.warning("%s was removed while the run trained; it is written again from memory", path)
 
 
-def learned(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+def state_dict(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """The tensors of a checkpoint: what the policy has learnt, and the optimizer's memory of it."""
     return {"policy": policy.state(), "optimizer": optim.state_tensors(policy.parameters_by_name(), optimizer)}
 
@@ -121,8 +121,8 @@ def forget_gradients(policy: Policy) -> None:
         parameter.grad = None
 
 
-def relearn(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Undo `learned`, bit for bit."""
+def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Restore what `state_dict` gave, bit for bit."""
     policy.load_state(checkpoint.tensors("policy"))
     memory = policy.trained_of(checkpoint.tensors("optimizer"))
     optim.load_state_tensors(policy.parameters_by_name(), optimizer, memory)
@@ -143,7 +143,7 @@ def deterministic(config: Config, device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def surroundings(policy: Policy) -> dict[str, object]:
+def environment_info(policy: Policy) -> dict[str, object]:
     """What else the bits depend on: versions, device, threads; goes into the log at every start."""
     packages = {name: version(name) for name in ("torch", "transformers", "peft")}
     return {
@@ -155,12 +155,12 @@ def surroundings(policy: Policy) -> dict[str, object]:
     }
 
 
-def draw_prompts(training: Training, step: int) -> list[Drawn]:
+def draw_prompts(state: TrainState, step: int) -> list[SampledPrompt]:
     """The prompts of 1-based `step`: the same number of every objective, objective by objective."""
-    count, seed = training.config.prompts_per_objective, training.config.run.seed
+    count, seed = state.config.prompts_per_objective, state.config.run.seed
     return [
-        Drawn(name, objective.examples[i])
-        for name, objective in training.objectives.items()
+        SampledPrompt(name, objective.examples[i])
+        for name, objective in state.objectives.items()
         for i in draw(len(objective.examples), count, step, seed, f"prompts/{name}")
     ]
 
@@ -172,9 +172,9 @@ def draw(n: int, count: int, step: int, seed: int, stream: str) -> list[int]:
     return [orders[p // n][p % n] for p in positions]
 
 
-def judged_by(training: Training) -> dict[str, list[str]]:
+def judged_by(state: TrainState) -> dict[str, list[str]]:
     """Task and reward functions of each objective, by name: they live in the caller's code, not in the run."""
     return {
         name: [o.rubric.task.name, *(f"{f.weight:g} x {f.name}" for f in o.rubric.functions)]
-        for name, o in training.objectives.items()
+        for name, o in state.objectives.items()
     }

@@ -88,10 +88,10 @@ def test_a_run_made_with_adapters_on_the_tower_goes_on(tmp_path: Path, monkeypat
         for parameter in old.parameters_by_name().values():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         optimizer.step()
-        run.checkpoints.save(1, state.learned(old, optimizer), {"step": 1})
+        run.checkpoints.save(1, state.state_dict(old, optimizer), {"step": 1})
     newest, _ = run.checkpoints.latest()
     policy = load_policy(run.config.model)
     assert newest is not None and len(old.state()) == len(policy.state()) + 18
-    state.relearn(policy, optim.adamw(policy.parameters_by_name(), 0.1, 0.0), newest)
+    state.load_state_dict(policy, optim.adamw(policy.parameters_by_name(), 0.1, 0.0), newest)
     policy.load_reference_state(newest.tensors("policy"))
     assert torch.equal(models.score(policy), models.score(old))

@@ -10,7 +10,7 @@ from grpo_nb.config import AlgorithmConfig
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.gradients import GradientStats, blank, objective_gradients, token_stats
 from grpo_nb.training.plan import StepPlan, loss_config
-from grpo_nb.types import Drawn, Example, Experience, Rollouts, Score
+from grpo_nb.types import Example, Experience, Rollouts, SampledPrompt, Score
 from tests.support.tiny_models import BOS, END, VOCABULARY
 
 OBJECTIVES = ("a", "b")
@@ -50,7 +50,7 @@ def made_rollouts(prompt_ids: list[list[int]], completion_ids: list[list[int]], 
         stop_reasons=["stop"] * len(completion_ids),
         texts=[""] * len(completion_ids),
         group_size=1,
-        prompts=[Drawn(name, Example(str(i), "")) for i, name in enumerate(objectives)],
+        prompts=[SampledPrompt(name, Example(str(i), "")) for i, name in enumerate(objectives)],
     )
 
 

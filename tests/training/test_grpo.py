@@ -17,12 +17,12 @@ from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
 from grpo_nb.training import grpo as train
-from grpo_nb.training import metrics, resume, samples
-from grpo_nb.training import state as training
+from grpo_nb.training import metrics, resume, samples, state
 from grpo_nb.training.gradients import GradientStats
 from grpo_nb.training.grpo import TrainingError
 from grpo_nb.training.grpo import grpo as product_grpo
 from grpo_nb.training.sft import sft
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example, Score, StepStats
 from tests.support.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights
 from tests.support.tokens import names, pattern
@@ -171,7 +171,7 @@ def test_step_one_holds_its_invariants(tmp_path: Path) -> None:
 def test_a_reference_that_is_not_the_start_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = resume._start
 
-    def perturbed(state: training.Training, warm: Any) -> None:
+    def perturbed(state: TrainState, warm: Any) -> None:
         honest(state, warm)
         with torch.no_grad():
             for parameter in state.policy.parameters_by_name().values():
@@ -533,7 +533,7 @@ def test_sft_is_refused_once_grpo_has_begun(tmp_path: Path) -> None:
 
 
 def test_prompts_of_all_epochs_are_drawn_once_each() -> None:
-    drawn = [i for step in range(1, 11) for i in training.draw(10, 3, step, 0, "s")]
+    drawn = [i for step in range(1, 11) for i in state.draw(10, 3, step, 0, "s")]
     assert all(sorted(drawn[e * 10 : e * 10 + 10]) == list(range(10)) for e in range(3))
     assert drawn[:10] != drawn[10:20]
 

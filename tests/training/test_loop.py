@@ -23,6 +23,7 @@ from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.training import sft as sft_module
 from grpo_nb.training import state
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
@@ -374,7 +375,7 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
     run = tiny_run(tmp_path, **EVERY | {"run__keep_checkpoints": 1})
     saved: dict[str, Any] = {}
 
-    def learned(policy: Any, optimizer: Any, whole: Any = state.learned) -> Any:
+    def state_dict(policy: Any, optimizer: Any, whole: Any = state.state_dict) -> Any:
         tensors = whole(policy, optimizer)
         if len(saved) >= 1 + (stage == "grpo"):  # from the second on; GRPO's first is step 0's
             group = tensors["policy" if slot == "weight" else "optimizer"]
@@ -383,7 +384,8 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
         return tensors
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "learned", learned)
+        for module in (state, sft_module):  # each has its own name for it
+            patch.setattr(module, "state_dict", state_dict)
         with pytest.raises(TrainingError, check=lambda error: isinstance(error.__cause__, NotFinite)):
             list(trained(run, stage))
     (refused, *more) = events(run, "checkpoint_refused", "sft_checkpoint_refused")

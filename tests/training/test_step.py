@@ -10,7 +10,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.training.experience import complete
 from grpo_nb.training.gradients import measure, objective_gradients, token_stats
 from grpo_nb.training.plan import kl_target_of
-from grpo_nb.types import Drawn, Example, Experience, Rollouts, by_prompt
+from grpo_nb.types import Example, Experience, Rollouts, SampledPrompt, by_prompt
 from tests.support import tiny_models
 from tests.support.made_experience import OBJECTIVES, kept_rows, made_experience, made_plan, taken
 from tests.support.tiny import tiny_config
@@ -27,7 +27,7 @@ def policy() -> Policy:
 
 
 def test_rollouts_know_their_prompts_and_groups() -> None:
-    prompts = [Drawn("a", Example("p", "")), Drawn("b", Example("q", ""))]
+    prompts = [SampledPrompt("a", Example("p", "")), SampledPrompt("b", Example("q", ""))]
     rollouts = Rollouts([[1], [2]], [[3]] * 4, [[0.0]] * 4, ["stop"] * 4, [""] * 4, 2, prompts=prompts)
     assert [rollouts.example(i).id for i in range(4)] == ["p", "p", "q", "q"]
     assert (rollouts.rows_of("a"), rollouts.rows_of("b"), rollouts.rows_of("c")) == ([0, 1], [2, 3], [])
