@@ -31,7 +31,7 @@ def demo() -> Config:
             "hallucination": ObjectiveConfig(task="halueval_qa", data="demo", kl_band=band),
         },
         sft=SFTConfig(data="demo", steps=300, batch=64, micro_batch=64, learning_rate=2.5e-3, warmup_steps=20),
-        sampling=SamplingConfig(max_completion=10, max_prompt=96),
+        sampling=SamplingConfig(max_completion_length=10, max_prompt_length=96),
         batch=BatchConfig(prompts=16, group_size=8, micro_batch=64),
         algorithm=AlgorithmConfig(learning_rate=1.2e-4),
         run=RunConfig(steps=100, checkpoint_every=20, quick_eval_every=20, quick_eval_examples=64),
@@ -57,7 +57,9 @@ def cpu_small(
         model=ModelConfig(name=model, train="lora", device="cpu", lora_rank=8, lora_alpha=16),
         objectives=_objectives(bbq, halueval),
         sft=SFTConfig(steps=40, batch=8, micro_batch=4, learning_rate=2e-4, warmup_steps=5, checkpoint_every=10),
-        sampling=SamplingConfig(max_completion=64, max_prompt=768),  # gold answers have up to 57 tokens, 1 in 100 more
+        sampling=SamplingConfig(
+            max_completion_length=64, max_prompt_length=768
+        ),  # gold answers have up to 57 tokens, 1 in 100 more
         batch=BatchConfig(prompts=2, group_size=4, micro_batch=4),
         algorithm=_STABLE.model_copy(update={"learning_rate": 2e-5}),
         run=RunConfig(steps=30, checkpoint_every=5, eval_examples=40),
@@ -81,7 +83,7 @@ def gpu_24gb(
         model=ModelConfig(name=model, train="lora", lora_rank=4, lora_alpha=8, gradient_checkpointing=True),
         objectives=_objectives(bbq, halueval),
         sft=SFTConfig(steps=50, batch=8, micro_batch=4, learning_rate=5e-5),
-        sampling=SamplingConfig(max_completion=64, max_prompt=768),
+        sampling=SamplingConfig(max_completion_length=64, max_prompt_length=768),
         batch=BatchConfig(prompts=2, group_size=4, micro_batch=4),
         algorithm=_STABLE,
         run=RunConfig(steps=200, checkpoint_every=20),
@@ -104,7 +106,7 @@ def gpu_40gb(
         model=ModelConfig(name=model, train="lora", lora_rank=8, lora_alpha=16, gradient_checkpointing=True),
         objectives=_objectives(bbq, halueval),
         sft=SFTConfig(steps=100, batch=8, micro_batch=8, learning_rate=5e-5),
-        sampling=SamplingConfig(max_completion=96, max_prompt=800),
+        sampling=SamplingConfig(max_completion_length=96, max_prompt_length=800),
         batch=BatchConfig(prompts=4, group_size=4, micro_batch=8),
         algorithm=_STABLE,
         run=RunConfig(steps=200, checkpoint_every=20),
@@ -127,7 +129,7 @@ def gpu_80gb(
         model=ModelConfig(name=model, train="lora", lora_rank=16, lora_alpha=32),
         objectives=_objectives(bbq, halueval),
         sft=SFTConfig(steps=100, batch=16, micro_batch=4, learning_rate=5e-5),
-        sampling=SamplingConfig(max_completion=128, max_prompt=1024),
+        sampling=SamplingConfig(max_completion_length=128, max_prompt_length=1024),
         batch=BatchConfig(prompts=8, group_size=8, micro_batch=4),
         algorithm=_STABLE,
         run=RunConfig(steps=200, checkpoint_every=20),

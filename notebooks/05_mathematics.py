@@ -138,5 +138,5 @@ plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"]
 # %% [markdown]
 # ## Next
 # This was the last. Back to the start with another algorithm: in the settings cell of [01_load](01_load.ipynb),
-# `CHANGES = {"algorithm.loss": "gspo"}` trains with any of these, and `"algorithm.gradient_report_every": 10` logs each
+# `CHANGES = {"algorithm.name": "gspo"}` trains with any of these, and `"algorithm.gradient_report_every": 10` logs each
 # objective's and each term's gradient as it trains.

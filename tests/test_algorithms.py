@@ -18,7 +18,7 @@ from tests.support.made_experience import OBJECTIVES, gradients_of, made_experie
 def all_terms(name: str) -> dict[str, Any]:
     """The algorithm with every term of a loss, and the gradient through all that it may go through."""
     through = {"kl_weight": "ratio_through"} if ALGORITHMS[name].kl == "k3" else {}  # type: ignore[index]
-    return {"loss": name, "entropy_coef": 0.05} | through
+    return {"name": name, "entropy_coef": 0.05} | through
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_any_width_of_the_tables_gives_the_same_gradient(policy: Policy, name: s
 # ---- every setting acts: the gradient, or (below) what surrounds it
 
 CHANGES = [
-    ("loss", {"loss": "grpo"}, {}),
+    ("name", {"name": "grpo"}, {}),
     ("surrogate", {"surrogate": "sapo"}, {}),
     ("reduction", {"reduction": "sequence_mean"}, {}),
     ("kl", {"kl": "k2"}, {"kl_weight": "ratio"}),
@@ -80,10 +80,10 @@ CHANGES = [
     ("clip_low", {"clip_low": 0.05}, {}),
     ("clip_high", {"clip_high": 0.05}, {}),
     ("dual_clip", {"dual_clip": 1.05}, {"clip_high": 0.02}),
-    ("sapo_tau_positive", {"sapo_tau_positive": 3.0}, {"loss": "sapo"}),
-    ("sapo_tau_negative", {"sapo_tau_negative": 3.0}, {"loss": "sapo"}),
-    ("cpgd_drift", {"cpgd_drift": 0.5}, {"loss": "cpgd"}),
-    ("cpgd_drift_clip", {"cpgd_drift_clip": 0.01}, {"loss": "cpgd"}),
+    ("sapo_tau_positive", {"sapo_tau_positive": 3.0}, {"name": "sapo"}),
+    ("sapo_tau_negative", {"sapo_tau_negative": 3.0}, {"name": "sapo"}),
+    ("cpgd_drift", {"cpgd_drift": 0.5}, {"name": "cpgd"}),
+    ("cpgd_drift_clip", {"cpgd_drift_clip": 0.01}, {"name": "cpgd"}),
     ("entropy_coef", {"entropy_coef": 0.1}, {}),
     ("log_ratio_clamp", {"log_ratio_clamp": 0.3}, {}),
     ("combine", {"combine": "pcgrad"}, {}),
@@ -91,8 +91,8 @@ CHANGES = [
 ]
 ELSEWHERE = {
     "advantage", "learning_rate", "max_grad_norm", "skip_grad_norm", "warmup_steps", "weight_decay", "advantage_clip",
-    "mask_truncated", "entropy_top_share", "correction", "correction_level", "correction_bounds",
-    "gradient_report_every",
+    "mask_truncated", "top_entropy_quantile", "importance_correction", "importance_correction_level",
+    "importance_correction_bounds", "gradient_report_every",
 }  # fmt: skip
 """Settings that act outside an update's gradient: see `test_experience.py`."""
 
@@ -139,7 +139,7 @@ def test_the_report_splits_the_gradient_and_leaves_it_alone(policy: Policy) -> N
 
 
 def test_the_report_names_only_terms_that_are_there(policy: Policy) -> None:
-    found = report(policy, loss="rloo")
+    found = report(policy, name="rloo")
     assert not [key for key in found if key.endswith(("/kl", "/entropy"))]
     assert found["grad/norm/a"] == found["grad/norm/a/policy"] > 0
 

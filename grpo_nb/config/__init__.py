@@ -14,6 +14,7 @@ from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.objective import ObjectiveConfig
+from grpo_nb.storage import former_names
 from grpo_nb.suggest import hint, near
 
 __all__ = [
@@ -105,11 +106,13 @@ class SFTConfig(Settings):
 class SamplingConfig(Settings):
     """How completions are drawn. Temperature 1 and nothing else keeps sampler and learner equal."""
 
+    former = former_names.SETTINGS["sampling"]
+
     temperature: Positive = 1.0
     """Divides the logits when sampling and in every log-prob; a knob while training."""
-    max_completion: Count = 256
+    max_completion_length: Count = 256
     """Cap on completion length in tokens, terminator included."""
-    max_prompt: Count = 1024
+    max_prompt_length: Count = 1024
     """Prompts longer than this are an error before any work: they are never cut."""
 
     # advanced
@@ -131,6 +134,8 @@ class SamplingConfig(Settings):
 class BatchConfig(Settings):
     """The geometry of a step in plain words: prompts x group, cut into updates, cut into micro-batches."""
 
+    former = former_names.SETTINGS["batch"]
+
     prompts: Count = 8
     """Prompts per step, over all objectives together, shared equally."""
     group_size: int = 8
@@ -139,9 +144,9 @@ class BatchConfig(Settings):
     """Completions per forward and backward pass; changes memory, never the gradient."""
 
     # advanced
-    train_batch: Count | None = None
+    mini_batch: Count | None = None
     """Completions per optimizer update; null: all of the step's, so that training stays on-policy."""
-    inner_epochs: Count = 1
+    num_iterations: Count = 1
     """Passes over each step's completions (mu); above 1 the ratio leaves 1 and clipping acts."""
 
     @property
@@ -152,12 +157,12 @@ class BatchConfig(Settings):
     @property
     def update_size(self) -> int:
         """Completions per optimizer update."""
-        return self.train_batch or self.completions
+        return self.mini_batch or self.completions
 
     @property
     def updates_per_rollout(self) -> int:
-        """Optimizer updates per step: inner_epochs x (completions / train_batch)."""
-        return self.inner_epochs * (self.completions // self.update_size)
+        """Optimizer updates per step: num_iterations x (completions / mini_batch)."""
+        return self.num_iterations * (self.completions // self.update_size)
 
     @property
     def on_policy(self) -> bool:
@@ -189,12 +194,12 @@ class BatchConfig(Settings):
             )
         if self.update_size > self.completions:
             raise ValueError(
-                f"train_batch={self.update_size} is more than the {self.completions} completions of a step "
-                f"({self.prompts} prompts x {self.group_size}); lower train_batch or raise prompts"
+                f"mini_batch={self.update_size} is more than the {self.completions} completions of a step "
+                f"({self.prompts} prompts x {self.group_size}); lower mini_batch or raise prompts"
             )
         if self.completions % self.update_size:
             raise ValueError(
-                f"train_batch={self.update_size} does not divide the {self.completions} completions of a step; "
+                f"mini_batch={self.update_size} does not divide the {self.completions} completions of a step; "
                 f"use one of {_divisors(self.completions)}"
             )
         if self.update_size % self.micro_batch and self.micro_batch < self.update_size:
@@ -250,10 +255,11 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _overlong_fits(self) -> Self:
-        if self.shaping.overlong_buffer > self.sampling.max_completion:
+        if self.shaping.overlong_buffer > self.sampling.max_completion_length:
             raise ValueError(
                 f"shaping.overlong_buffer={self.shaping.overlong_buffer} is more than "
-                f"sampling.max_completion={self.sampling.max_completion}; use at most that, a quarter of it is usual"
+                f"sampling.max_completion_length={self.sampling.max_completion_length}; use at most that, a quarter "
+                "of it is usual"
             )
         return self
 
@@ -270,7 +276,7 @@ class Config(Settings):
             )
         if self.batch.update_size % n:
             raise ValueError(
-                f"batch.train_batch={self.batch.update_size} cannot be shared equally by {n} objectives, and every "
+                f"batch.mini_batch={self.batch.update_size} cannot be shared equally by {n} objectives, and every "
                 f"update needs all of them; use one of {[d for d in _divisors(self.batch.completions) if d % n == 0]}"
             )
         return self
@@ -372,6 +378,8 @@ def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
 
 
 def _unknown(dotted: str, name: str, known: list[str]) -> str:
+    if now := former_names.setting(dotted):
+        return f"'{dotted}' is now called '{now}'; use that name"
     close = near(name, known, count=1, cutoff=0.6)
     meant = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
     return f"unknown setting '{dotted}' ('{name}'): {meant}"

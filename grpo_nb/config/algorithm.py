@@ -15,6 +15,7 @@ from grpo_nb.algorithms import (
     widest_log_ratio,
 )
 from grpo_nb.config.base import Positive, Settings, one_of
+from grpo_nb.storage import former_names
 
 ADVANTAGE_BOUND = 10.0
 """Standard deviations: no group of fewer than 100 answers reaches it."""
@@ -23,7 +24,9 @@ ADVANTAGE_BOUND = 10.0
 class AlgorithmConfig(Settings):
     """The loss, its clipping, the KL estimator, and how objectives are combined."""
 
-    loss: Annotated[str, one_of(CHOICES["algorithm"])] = "dapo"
+    former = former_names.SETTINGS["algorithm"]
+
+    name: Annotated[str, one_of(CHOICES["algorithm"])] = "dapo"
     """A row of `algorithms.ALGORITHMS`: `dapo` averages over tokens, `grpo` over answers, `dr_grpo` by a constant."""
     learning_rate: Positive = 1e-6
     """Peak learning rate of AdamW; a knob while training."""
@@ -66,13 +69,13 @@ class AlgorithmConfig(Settings):
     """The weight of that pull, r - 1, is cut at +- this."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Bonus for entropy, in reward per nat: higher keeps answers more varied."""
-    entropy_top_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Only this share of an objective's tokens, those of highest entropy, learn from the reward; 0.2 is usual."""
-    correction: Literal["none", "tis", "mis"] = "none"
+    importance_correction: Literal["none", "tis", "mis"] = "none"
     """Where the engine's log-probs are not the trainer's: weigh by the ratio, truncated (`tis`) or masked (`mis`)."""
-    correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
+    importance_correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
     """Whose ratio that is: a token's, the completion's, or the completion's geometric mean."""
-    correction_bounds: tuple[Annotated[float, Field(ge=0)], Positive] = (0.5, 2.0)
+    importance_correction_bounds: tuple[Annotated[float, Field(ge=0)], Positive] = (0.5, 2.0)
     """`mis` drops ratios outside, `tis` cuts at the upper one."""
     gradient_report_every: Annotated[int, Field(ge=0)] = 0
     """Steps between reports of each objective's and each term's gradient (norm, cosine), a pass a term; 0: never."""
@@ -94,7 +97,7 @@ class AlgorithmConfig(Settings):
     def row(self) -> Algorithm:
         """The algorithm as it is used: the named row with what is set here in place of its own."""
         return algorithm(
-            self.loss,
+            self.name,
             advantage=self.advantage,
             surrogate=self.surrogate,
             reduction=self.reduction,
@@ -119,7 +122,7 @@ class AlgorithmConfig(Settings):
     @property
     def old_first(self) -> bool:
         """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
-        return self.row.kl_in_reward or self.entropy_top_share < 1 or self.correction != "none"
+        return self.row.kl_in_reward or self.top_entropy_quantile < 1 or self.importance_correction != "none"
 
     def idle(self, on_policy: bool) -> list[str]:
         """Settings that were changed and do nothing beside the others, each with what they would need.
@@ -127,8 +130,8 @@ class AlgorithmConfig(Settings):
         With one update a rollout every ratio is 1, and whatever holds a ratio rests.
         """
         row = self.row
-        moves = ("two updates a rollout (batch.train_batch or batch.inner_epochs)", not on_policy)
-        corrects = ("correction 'tis' or 'mis'", self.correction != "none")
+        moves = ("two updates a rollout (batch.mini_batch or batch.num_iterations)", not on_policy)
+        corrects = ("importance_correction 'tis' or 'mis'", self.importance_correction != "none")
         notes = self._idle(
             "algorithm",
             {
@@ -145,8 +148,8 @@ class AlgorithmConfig(Settings):
                     *([moves] if self.kl_weight == "none" and not row.kl_needs_ratio else []),
                 ],
                 "cagrad_c": [("combine 'cagrad'", self.combine == "cagrad")],
-                "correction_level": [corrects],
-                "correction_bounds": [corrects],
+                "importance_correction_level": [corrects],
+                "importance_correction_bounds": [corrects],
             },
         )
         if self.skip_grad_norm is not None and self.skip_grad_norm < self.max_grad_norm:
@@ -158,18 +161,21 @@ class AlgorithmConfig(Settings):
 
     def _weighs_tokens(self) -> tuple[str, str] | None:
         """The setting that gives the tokens of one completion different weights, and its value that does not."""
-        if self.entropy_top_share < 1:
-            return f"entropy_top_share={self.entropy_top_share:g}", "entropy_top_share=1"
-        if self.correction != "none" and self.correction_level == "token":
-            return f"correction='{self.correction}' of level 'token'", "correction_level='sequence'"
+        if self.top_entropy_quantile < 1:
+            return f"top_entropy_quantile={self.top_entropy_quantile:g}", "top_entropy_quantile=1"
+        if self.importance_correction != "none" and self.importance_correction_level == "token":
+            return (
+                f"importance_correction='{self.importance_correction}' of level 'token'",
+                "importance_correction_level='sequence'",
+            )
         return None
 
     @model_validator(mode="after")
     def _choices_go_together(self) -> Self:
-        if not self.correction_bounds[0] < 1 < self.correction_bounds[1]:
+        if not self.importance_correction_bounds[0] < 1 < self.importance_correction_bounds[1]:
             raise ValueError(
-                f"correction_bounds={self.correction_bounds}: an engine that agrees with the trainer has a ratio of 1, "
-                "and must be let through; needs lower < 1 < upper, e.g. (0.5, 2.0)"
+                f"importance_correction_bounds={self.importance_correction_bounds}: an engine that agrees with the "
+                "trainer has a ratio of 1, and must be let through; needs lower < 1 < upper, e.g. (0.5, 2.0)"
             )
         row = self.row  # raises where the choices contradict each other
         if self.kl_weight == "ratio_through" and not (row.kl_in_reward or row.kl_needs_ratio):

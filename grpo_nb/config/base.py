@@ -1,9 +1,9 @@
 """What every settings group is built from."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticKnownError
 
 from grpo_nb.printable import Clean
@@ -34,6 +34,16 @@ class Settings(BaseModel):
     """Base of every settings group: frozen, unknown keys refused, field sentences kept as descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    former: ClassVar[Mapping[str, str]] = {}
+    """What earlier versions called a setting -> its name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_are_todays(cls, data: Any) -> Any:
+        for name in cls.former.keys() & data.keys() if isinstance(data, dict) else ():
+            raise ValueError(f"'{name}' is now called '{cls.former[name]}'; use that name")
+        return data
 
     def _idle(self, prefix: str, needs: Mapping[str, Sequence[tuple[str, bool]]]) -> list[str]:
         """A sentence for each changed setting with a need, (in words, whether it is met), that is not met."""

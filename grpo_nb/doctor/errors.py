@@ -24,8 +24,9 @@ KNOWN = (
         r"out of memory|can't allocate memory|OutOfMemoryError|Unable to allocate",
         "The device's memory is full: the largest things in it are the logits (micro-batch x length x vocabulary) and "
         "the activations that wait for the backward pass.",
-        "Halve batch.micro_batch (the gradient stays the same), then set model.gradient_checkpointing=true, then lower "
-        "sampling.max_completion. `grpo-nb plan` shows which term is the largest. What was saved is whole: resume",
+        "Halve batch.micro_batch (the gradient stays the same), then set model.gradient_checkpointing=true, then "
+        "lower sampling.max_completion_length. `grpo-nb plan` shows which term is the largest. What was saved is "
+        "valid: resume",
     ),
     Known(
         r"backward through the graph a second time",

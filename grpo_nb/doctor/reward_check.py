@@ -159,7 +159,7 @@ def _sampled(
     """A group of answers to each prompt, drawn as in training, from a stream of its own."""
     sampling, group = config.sampling, config.batch.group_size
     generator = seeding.generator(config.run.seed, 0, f"workbench/{objective.name}")
-    drawn = torch.rand(len(examples) * group, sampling.max_completion, dtype=torch.float64, generator=generator)
+    drawn = torch.rand(len(examples) * group, sampling.max_completion_length, dtype=torch.float64, generator=generator)
     prompts = [policy.encode(example.prompt) for example in examples]
     with policy.eval_mode():
         rollouts = engine.generate(policy, Request(prompts, group, sampling, drawn))
@@ -309,14 +309,15 @@ def _too_easy_or_hard(frame: pd.DataFrame, objective: str) -> Iterator[Finding]:
 
 def _cut(model: pd.DataFrame, objective: str, config: Config) -> Finding | None:
     """More than half of the answers hit the cap."""
-    share, cap = float(model["cut"].mean()), config.sampling.max_completion
+    share, cap = float(model["cut"].mean()), config.sampling.max_completion_length
     if not share > TRUNCATED_BADLY:
         return None
     return _finding(
         "truncation",
         "warning",
         f"{share:.0%} of the model's {objective} answers hit the cap of {cap} tokens: what is judged is unfinished.",
-        f"SFT teaches when to stop, so look again after it; then raise sampling.max_completion from {cap} to {2 * cap}",
+        f"SFT teaches when to stop, so look again after it; then raise sampling.max_completion_length from {cap} "
+        f"to {2 * cap}",
         objective,
         share=share,
         cap=cap,

@@ -310,7 +310,7 @@ def _restore(policy: Policy, checkpoint: Checkpoint | None) -> None:
 def _uniforms(run: Run, objective: str, count: int) -> Tensor:
     # One stream for all stages: equal luck. Its name keeps it apart from every stream of training.
     generator = seeding.generator(run.config.run.seed, 0, f"evaluate/{objective}")
-    return torch.rand(count, run.config.sampling.max_completion, dtype=torch.float64, generator=generator)
+    return torch.rand(count, run.config.sampling.max_completion_length, dtype=torch.float64, generator=generator)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from grpo_nb.tasks.probe import Probe
 MODE: Logged = "probe"
 NAME = "probe"
 """What stands for the objective in its rows."""
-SAMPLING = SamplingConfig(max_completion=32)
+SAMPLING = SamplingConfig(max_completion_length=32)
 """Of its own: a short cap or a penalty that suits the run's tasks must not look like something forgotten."""
 
 

@@ -111,16 +111,16 @@ def _renewed(value: Any, renewed: dict[int, Any]) -> Any:
 
 
 def _reopened(value: Any, renewed: dict[int, Any]) -> Any:
-    from grpo_nb.config import Config  # here: the new code
-    from grpo_nb.jupyter.session import Session
+    from grpo_nb.jupyter.session import Session  # here: the new code
     from grpo_nb.jupyter.workers import Job
+    from grpo_nb.run import settings
     from grpo_nb.run.run import Run
 
     match type(value).__name__:
         case "Run":
             return Run.open(value.path)
         case "Config":
-            return Config.model_validate(value.model_dump())
+            return settings.restored(value.model_dump())
         case "Dashboard":
             return _renewed(value.session, renewed).dashboard()
         case "Session" if not (value._job.tasks or value._job.rewards):  # those are objects of a cell

@@ -18,9 +18,9 @@ def token_mean(per_token: TokenFloats, mask: TokenMask, n_tokens: int) -> Scalar
     return _left_in(per_token, mask).sum() / max(n_tokens, 1)
 
 
-def constant_length(per_token: TokenFloats, mask: TokenMask, n_sequences: int, max_completion: int) -> Scalar:
-    """Σ m l / (n_sequences · max_completion): no length in the denominator, hence no length bias."""
-    return _left_in(per_token, mask).sum() / max(n_sequences * max_completion, 1)
+def constant_length(per_token: TokenFloats, mask: TokenMask, n_sequences: int, max_completion_length: int) -> Scalar:
+    """Σ m l / (n_sequences · max_completion_length): no length in the denominator, hence no length bias."""
+    return _left_in(per_token, mask).sum() / max(n_sequences * max_completion_length, 1)
 
 
 def _left_in(per_token: TokenFloats, mask: TokenMask) -> TokenFloats:
@@ -33,5 +33,7 @@ Reduction = Callable[[TokenFloats, TokenMask, LossNormalizer], Scalar]
 REDUCTIONS: Mapping[str, Reduction] = {
     "sequence_mean": lambda per_token, mask, n: sequence_mean(per_token, mask, n.sequences),
     "token_mean": lambda per_token, mask, n: token_mean(per_token, mask, n.tokens),
-    "constant_length": lambda per_token, mask, n: constant_length(per_token, mask, n.sequences, n.max_completion),
+    "constant_length": lambda per_token, mask, n: constant_length(
+        per_token, mask, n.sequences, n.max_completion_length
+    ),
 }

@@ -15,14 +15,16 @@ from grpo_nb.losses.tokens import same_shape
 Groups = Float[Tensor, "prompt group"]
 
 
-def overlong_penalty(lengths: Int[Tensor, "prompt group"], max_completion: int, buffer: int, size: float) -> Groups:
+def overlong_penalty(
+    lengths: Int[Tensor, "prompt group"], max_completion_length: int, buffer: int, size: float
+) -> Groups:
     """−size · clip((T − (max − buffer)) / buffer, 0, 1): rises over the last `buffer` tokens before the cap.
 
     Yu et al. 2025 (DAPO), eq. 13. A buffer of 0 penalises nothing.
     """
     if buffer == 0:
         return torch.zeros(lengths.shape)
-    return -size * ((lengths - (max_completion - buffer)) / buffer).clamp(0, 1)
+    return -size * ((lengths - (max_completion_length - buffer)) / buffer).clamp(0, 1)
 
 
 def stop_properly(rewards: Groups, truncated: Bool[Tensor, "prompt group"], factor: float) -> Groups:

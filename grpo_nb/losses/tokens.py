@@ -21,7 +21,7 @@ FAR = 1e4
 class LossNormalizer:
     """Denominators of the loss reductions, counted once over the update, so that its micro-batches add up exactly.
 
-    >>> LossNormalizer(sequences=64, tokens=1310, max_completion=32).tokens
+    >>> LossNormalizer(sequences=64, tokens=1310, max_completion_length=32).tokens
     1310
     """
 
@@ -29,7 +29,7 @@ class LossNormalizer:
     """Completions in the loss."""
     tokens: int
     """Completion tokens in the loss: the sum of the mask."""
-    max_completion: int
+    max_completion_length: int
     """The cap on completion length (Dr. GRPO's constant)."""
 
 

@@ -85,7 +85,7 @@ def beta(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
 def length(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Length of completions against the cap."""
     title(axis, "Completion length", "tokens; solid: median, dashed: 95th percentile")
-    cap = config.sampling.max_completion
+    cap = config.sampling.max_completion_length
     limit_line(axis, cap, f"cap {cap}")
     for name, colour in colours(config.objectives).items():
         line(axis, rows, column(rows, keys.LENGTH_P50.of(name)), colour)

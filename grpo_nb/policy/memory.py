@@ -182,7 +182,10 @@ def _weights(config: Config, shape: ModelShape, trainable: int, full: bool, item
 
 
 def _sampling(config: Config, shape: ModelShape, item: int, on_gpu: bool) -> Iterator[Term]:
-    rows, length = min(config.batch.completions, IN_FLIGHT), config.sampling.max_prompt + config.sampling.max_completion
+    rows, length = (
+        min(config.batch.completions, IN_FLIGHT),
+        config.sampling.max_prompt_length + config.sampling.max_completion_length,
+    )
     cached = kv_bytes_per_token(shape, item)
     yield Term("KV cache", "sampling", cached * rows * length, f"{cached:,} B x {rows} rows x {length:,} tokens")
     each = item + 12 if on_gpu else item + 28  # float32 copies; the draw itself is float64 on the CPU
@@ -192,7 +195,7 @@ def _sampling(config: Config, shape: ModelShape, item: int, on_gpu: bool) -> Ite
 
 def _backward(config: Config, shape: ModelShape, rows: int, full: bool, item: int, phase: Phase) -> Iterator[Term]:
     tokens, saved = (
-        rows * (config.sampling.max_prompt + config.sampling.max_completion),
+        rows * (config.sampling.max_prompt_length + config.sampling.max_completion_length),
         _saved_bytes(shape, full, item),
     )
     if config.model.gradient_checkpointing:
@@ -201,7 +204,10 @@ def _backward(config: Config, shape: ModelShape, rows: int, full: bool, item: in
     else:
         amount, words = tokens * saved * shape.layers, f"{tokens:,} tokens x {shape.layers} layers x {saved:,} B"
     yield Term("activations", phase, amount, words)
-    answers, each = rows * config.sampling.max_completion, item + 12  # the logits, float32 copies, their gradient
+    answers, each = (
+        rows * config.sampling.max_completion_length,
+        item + 12,
+    )  # the logits, float32 copies, their gradient
     words = f"{each} B x {answers:,} completion tokens x {shape.vocabulary:,} words"
     yield Term("logits", phase, each * answers * shape.vocabulary, words)
 
@@ -311,12 +317,12 @@ def _fewer(config: Config, **changes: int) -> dict[str, Any]:
     fitting = micro if micro >= completions or completions % micro == 0 else batch["group_size"]
     named = {f"batch.{key}": value for key, value in changes.items()}
     extra = {"batch.micro_batch": fitting} if fitting != micro else {}
-    return named | extra | ({"batch.train_batch": None} if config.batch.train_batch else {})
+    return named | extra | ({"batch.mini_batch": None} if config.batch.mini_batch else {})
 
 
 def _completion(config: Config) -> dict[str, Any] | None:
-    half = _halve(config.sampling.max_completion, 16)
-    return {"sampling.max_completion": half} if half else None
+    half = _halve(config.sampling.max_completion_length, 16)
+    return {"sampling.max_completion_length": half} if half else None
 
 
 _LADDER: tuple[Change, ...] = (

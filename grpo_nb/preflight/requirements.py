@@ -87,21 +87,21 @@ def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], co
     """Refuse training examples by objective that a step could not take.
 
     Raises:
-        ConfigError: fewer than a step takes, or a prompt that does not fit sampling.max_prompt or the context.
+        ConfigError: fewer than a step takes, or a prompt that does not fit sampling.max_prompt_length or the context.
     """
     check_data_size(config, {name: len(own) for name, own in examples.items()})
     sampling = config.sampling
     lengths = ((len(encode(name, e)), f"{name}/{e.id}") for name, own in examples.items() for e in own)
     longest, where = max(lengths, default=(0, ""))
-    if longest > sampling.max_prompt:
+    if longest > sampling.max_prompt_length:
         raise ConfigError(
-            f"prompt {where} has {longest} tokens, sampling.max_prompt is {sampling.max_prompt}; "
+            f"prompt {where} has {longest} tokens, sampling.max_prompt_length is {sampling.max_prompt_length}; "
             "raise it or shorten the data (prompts are never cut)"
         )
-    if longest + sampling.max_completion > context:
+    if longest + sampling.max_completion_length > context:
         raise ConfigError(
-            f"prompt {where} ({longest} tokens) and sampling.max_completion={sampling.max_completion} "
-            f"do not fit the model's context of {context}; lower max_completion or take shorter prompts"
+            f"prompt {where} ({longest} tokens) and sampling.max_completion_length={sampling.max_completion_length} "
+            f"do not fit the model's context of {context}; lower max_completion_length or take shorter prompts"
         )
 
 

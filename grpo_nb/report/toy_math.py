@@ -25,7 +25,7 @@ def algorithms() -> Table:
     """Every algorithm as its four choices and its clip."""
     rows = [
         {
-            "loss": name,
+            "name": name,
             "advantage": row.advantage,
             "surrogate": row.surrogate,
             "reduction": row.reduction,
@@ -35,7 +35,7 @@ def algorithms() -> Table:
         }
         for name, row in ALGORITHMS.items()
     ]
-    return Table(pd.DataFrame(rows), "set algorithm.loss to a name; a single choice by its own setting")
+    return Table(pd.DataFrame(rows), "set algorithm.name to a name; a single choice by its own setting")
 
 
 def advantages(rewards: Float[Tensor, "prompt group"], lengths: Tensor | None = None) -> Table:
@@ -113,10 +113,10 @@ def per_token(names: Sequence[str], log_ratios: Sequence[float], clip: float) ->
     return Table(pd.DataFrame(lines), f"gain of each token; log-ratios {', '.join(f'{x:+g}' for x in log_ratios)}")
 
 
-def long_answers(lengths: Sequence[int], max_completion: int) -> Table:
+def long_answers(lengths: Sequence[int], max_completion_length: int) -> Table:
     """What an answer of each length weighs in the loss, all with the same advantage: by token, and as a whole."""
     mask = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
-    counts = losses.LossNormalizer(len(lengths), sum(lengths), max_completion)
+    counts = losses.LossNormalizer(len(lengths), sum(lengths), max_completion_length)
     lines = []
     for name, reduce in losses.REDUCTIONS.items():
         per_token = torch.zeros(mask.shape, dtype=torch.float64, requires_grad=True)
@@ -130,7 +130,7 @@ def long_answers(lengths: Sequence[int], max_completion: int) -> Table:
             }
             for i, length in enumerate(lengths)
         ]
-    return Table(pd.DataFrame(lines), f"answers of {', '.join(map(str, lengths))} tokens; cap {max_completion}")
+    return Table(pd.DataFrame(lines), f"answers of {', '.join(map(str, lengths))} tokens; cap {max_completion_length}")
 
 
 def conflict(gradients: Sequence[Float[Tensor, "parameter"]], weights: Sequence[float]) -> pd.DataFrame:

@@ -38,9 +38,9 @@ class EagerEngine:
         are of the model's own, at temperature 1.
 
         Raises:
-            ModelError: a prompt is empty, or leaves no room for `max_completion` tokens in the context; or the
+            ModelError: a prompt is empty, or leaves no room for `max_completion_length` tokens in the context; or the
                 model's scores are not finite.
-            ValueError: temperature is not positive, or uniforms are not [P * K, max_completion or more] float64.
+            ValueError: temperature is not positive, or uniforms are not [P * K, max_completion_length or more] float64.
         """
         _check(policy, request)
         drawn, at_once = _Drawn(request.rows), max(1, self.max_rows // request.group_size)
@@ -113,7 +113,7 @@ def _prefill(policy: Policy, request: Request, first: int, count: int) -> Active
 
 def _decode(policy: Policy, rows: ActiveRows, drawn: _Drawn, request: Request) -> None:
     """Token after token for all rows of `rows`, until each has drawn a terminator or the cap's number of tokens."""
-    processors, cap = _processors(request.sampling, request.temperature), request.sampling.max_completion
+    processors, cap = _processors(request.sampling, request.temperature), request.sampling.max_completion_length
     for t in range(cap):
         scores = processors(cast(torch.LongTensor, rows.history), cast(torch.FloatTensor, rows.logits))
         spread = torch.log_softmax(scores, -1)
@@ -219,12 +219,12 @@ def _processors(sampling: SamplingConfig, temperature: float | None) -> LogitsPr
 
 
 def _check(policy: Policy, request: Request) -> None:
-    longest, cap = max(map(len, request.prompt_ids), default=0), request.sampling.max_completion
+    longest, cap = max(map(len, request.prompt_ids), default=0), request.sampling.max_completion_length
     temperature, uniforms, rows = request.temperature, request.uniforms, request.rows
     if longest + cap > policy.context:
         raise ModelError(
-            f"a prompt of {longest} tokens and max_completion={cap} need {longest + cap} positions, the model's "
-            f"context has {policy.context}; lower sampling.max_completion or shorten the prompt"
+            f"a prompt of {longest} tokens and max_completion_length={cap} need {longest + cap} positions, the model's "
+            f"context has {policy.context}; lower sampling.max_completion_length or shorten the prompt"
         )
     if temperature is None:
         return

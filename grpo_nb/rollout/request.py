@@ -21,8 +21,8 @@ class Request:
     sampling: SamplingConfig
     """With the temperature of now: it is a knob, so not always the run's own."""
     uniforms: Tensor | None = None
-    """float64 in [0, 1), [P * K, at least max_completion]: entry (row, t) alone decides token t of that row given the
-    tokens before it, so a result does not depend on what else is drawn with it. `greedy` needs none."""
+    """float64 in [0, 1), [P * K, at least max_completion_length]: entry (row, t) alone decides token t of that row
+    given the tokens before it, so a result does not depend on what else is drawn with it. `greedy` needs none."""
     greedy: bool = False
     """Take the likeliest token."""
     progress: Progress | None = None

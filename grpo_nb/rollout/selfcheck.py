@@ -52,7 +52,7 @@ def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> 
     completions: Sequence[Sequence[int]] = [[row[0]] * TOKENS for row in prompts]
     with policy.eval_mode():
         if draws:
-            sampling = SamplingConfig(max_completion=TOKENS, temperature=1.0)
+            sampling = SamplingConfig(max_completion_length=TOKENS, temperature=1.0)
             drawn = EagerEngine().generate(policy, Request(prompts, 1, sampling, _uniforms(len(prompts))))
             completions = drawn.completion_ids
         together = _scores(policy, prompts, completions)

@@ -97,7 +97,7 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
     share = level(rows, keys.TRUNCATION.of(objective))
     if share is None or share <= TRUNCATED:
         return None
-    cap = config.sampling.max_completion
+    cap = config.sampling.max_completion_length
     never_ends = share > 0.95
     return Finding(
         "truncation",
@@ -106,7 +106,7 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
         f"{share:.0%} of {objective} answers hit the cap of {cap} tokens, so their reward is that of an unfinished text"
         + (": hardly any ever ends." if never_ends else "."),
         {"objective": objective, "share": share, "cap": cap, "p95": level(rows, keys.LENGTH_P95.of(objective))},
-        f"raise sampling.max_completion from {cap} to {2 * cap}"
+        f"raise sampling.max_completion_length from {cap} to {2 * cap}"
         + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
         + ("" if config.algorithm.mask_truncated else "; algorithm.mask_truncated=true leaves them out of the loss"),
     )
@@ -215,7 +215,7 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     values = series(rows[-WINDOW:], keys.SAMPLER_DIFFERENCE.mean)
     if len(values) < ENOUGH or (gap := statistics.median(values)) <= SAMPLER_GAP:
         return None
-    shaped, kind = _shaping(config), config.algorithm.correction
+    shaped, kind = _shaping(config), config.algorithm.importance_correction
     why, advice = (
         (f"{', '.join(shaped)} shape{'s' if len(shaped) == 1 else ''} the sampler only", "set them back to neutral")
         if shaped
@@ -225,7 +225,7 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     bias = (
         "the gradient is biased by that much"
         if kind == "none"
-        else f"algorithm.correction='{kind}' weighs against it (mean weight "
+        else f"algorithm.importance_correction='{kind}' weighs against it (mean weight "
         f"{_known(rows, keys.IMPORTANCE_WEIGHT_MEAN)}, {_known(rows, keys.IMPORTANCE_WEIGHT_ZERO)} of the tokens at 0)"
     )
     return Finding(
@@ -235,7 +235,11 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
         f"sampled tokens differ by {gap:.3g} nats from the scored policy: {why}; {bias}.",
         {"gap": gap, "settings": shaped, "correction": kind},
         advice
-        + ("; where the engine must differ, algorithm.correction='tis' weighs against it" if kind == "none" else ""),
+        + (
+            "; where the engine must differ, algorithm.importance_correction='tis' weighs against it"
+            if kind == "none"
+            else ""
+        ),
         "warn" if kind == "none" or stale else "none",
     )
 
@@ -299,8 +303,8 @@ def memory_trend(rows: Rows, config: Config) -> Finding | None:
         newest(rows),
         f"peak memory grows by {statistics.fmean(slopes):.3g} MiB a step (now {used[-1]:.0f} MiB) and goes on growing.",
         {"slopes": slopes, "now_mib": used[-1]},
-        "look whether lengths grow too (then lower sampling.max_completion); else something keeps tensors: own reward "
-        "functions are the first suspect",
+        "look whether lengths grow too (then lower sampling.max_completion_length); else something keeps tensors: own "
+        "reward functions are the first suspect",
     )
 
 

@@ -37,7 +37,7 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
     `sampler_mismatch`.
     """
     row, gap = rows[-1], number(rows[-1], keys.SAMPLER_DIFFERENCE.mean)
-    if gap is None or config.sampling.changes_policy or config.algorithm.correction != "none":
+    if gap is None or config.sampling.changes_policy or config.algorithm.importance_correction != "none":
         return None
     beyond = beyond_rounding(row, keys.SAMPLER_DIFFERENCE) if row["step"] == FIRST_STEP else {}
     stops = not gap <= SAMPLER_NATS
@@ -51,7 +51,7 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
         "from another distribution than the one that is trained, so advantages belong to other answers.",
         {"gap": gap, "values": {key: found for key, (found, _) in beyond.items()}},
         "see that the engine has the newest weights, the temperature of the step, and positions and masks that count "
-        "real tokens only; where it must differ a little, set algorithm.correction to 'tis'",
+        "real tokens only; where it must differ a little, set algorithm.importance_correction to 'tis'",
         "stop" if stops else "warn",
     )
 

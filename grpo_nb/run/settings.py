@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_nb.config import Config, JudgeConfig, parse
 from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.storage import former_names
 from grpo_nb.storage.files import RunError, to_json, write_atomically
 
 CONFIG = "config.json"
@@ -48,11 +49,13 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def restored(tree: Any) -> Config:
-    """The settings in a run's own files. What the version that wrote them did not have keeps the meaning it had then.
+    """The settings in a run's own files, also of earlier versions: former names are read, and what they did not have
+    keeps the meaning it had then.
 
     Raises:
         ConfigError: they do not validate.
     """
+    tree = former_names.settings(tree)
     objectives = tree.get("objectives") if isinstance(tree, dict) else None
     if not isinstance(objectives, dict):
         return parse(tree)

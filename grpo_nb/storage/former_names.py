@@ -1,6 +1,7 @@
-"""Names that earlier versions gave to metrics, and what they are called now; files of old runs are read through these.
+"""Names that earlier versions gave to metrics and settings, and what they are called now.
 
-A row of an old run shows its numbers under today's keys, so that a run which goes on has one curve, not two.
+A run's own files are read through these tables: a row of an old run shows its numbers under today's keys, so that a run
+which goes on has one curve, not two. Who gives a setting by its former name is told the new one.
 """
 
 import re
@@ -33,6 +34,19 @@ METRICS: Mapping[str, str] = {
     "weight/zero": keys.IMPORTANCE_WEIGHT_ZERO,
 }
 """Former key -> today's, with the same fields."""
+
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "batch": {"train_batch": "mini_batch", "inner_epochs": "num_iterations"},
+    "sampling": {"max_completion": "max_completion_length", "max_prompt": "max_prompt_length"},
+    "algorithm": {
+        "loss": "name",
+        "correction": "importance_correction",
+        "correction_level": "importance_correction_level",
+        "correction_bounds": "importance_correction_bounds",
+        "entropy_top_share": "top_entropy_quantile",
+    },
+}
+"""Former setting -> today's, by group."""
 
 _FIELD = re.compile(r"\\{\w+\\}")
 
@@ -71,3 +85,27 @@ def _metrics(former: tuple[str, ...]) -> tuple[str, ...] | None:
     """Today's names of a row's keys; None where none has another. Rows of one run share their keys."""
     names = tuple(map(metric, former))
     return None if names == former else names
+
+
+def settings(tree: Any) -> Any:
+    """The settings in a run's own file under today's names; a file that has both names of one keeps both."""
+    if not isinstance(tree, dict):
+        return tree
+    return tree | {group: _renamed(tree[group], names) for group, names in SETTINGS.items() if group in tree}
+
+
+def _renamed(group: Any, names: Mapping[str, str]) -> Any:
+    if not isinstance(group, dict):
+        return group
+    return {name if names.get(name, name) in group else names[name]: value for name, value in group.items()}
+
+
+def setting(dotted: str) -> str | None:
+    """Today's name of a setting that has another one.
+
+    >>> setting("batch.train_batch"), setting("batch.prompts")
+    ('batch.mini_batch', None)
+    """
+    group, _, name = dotted.partition(".")
+    now = SETTINGS.get(group, {}).get(name)
+    return now and f"{group}.{now}"

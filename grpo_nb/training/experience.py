@@ -76,7 +76,7 @@ def shape(
         rewards = losses.stop_properly(rewards, truncated, shaping.truncated_factor)
     if shaping.overlong_buffer:
         rewards = rewards + losses.overlong_penalty(
-            lengths, config.sampling.max_completion, shaping.overlong_buffer, shaping.overlong_penalty
+            lengths, config.sampling.max_completion_length, shaping.overlong_buffer, shaping.overlong_penalty
         )
     if shaping.normalise:
         known = ~rewards.isnan()
@@ -183,16 +183,19 @@ def _kl_cost(
 def _token_weights(
     rollouts: Rollouts, old: TokenStats, kept: Bool[Tensor, "batch"], algorithm: AlgorithmConfig
 ) -> Float[Tensor, "batch token"] | None:
-    if algorithm.correction == "none" and algorithm.entropy_top_share == 1:
+    if algorithm.importance_correction == "none" and algorithm.top_entropy_quantile == 1:
         return None
     mask = _mask(rollouts, algorithm)
     how = losses.Correction(
-        algorithm.correction, algorithm.correction_level, algorithm.correction_bounds, algorithm.log_ratio_clamp
+        algorithm.importance_correction,
+        algorithm.importance_correction_level,
+        algorithm.importance_correction_bounds,
+        algorithm.log_ratio_clamp,
     )
     weights = losses.correction(how, old.logprobs, sampler_logprobs(rollouts), mask)
     for name in dict.fromkeys(drawn.objective for drawn in rollouts.prompts):
         rows = [i for i in rollouts.rows_of(name) if kept[i]]
-        learns = losses.top_entropy(old.entropy[rows], mask[rows], algorithm.entropy_top_share)
+        learns = losses.top_entropy(old.entropy[rows], mask[rows], algorithm.top_entropy_quantile)
         weights[rows] = torch.where(learns, weights[rows], 0.0)
     return weights
 

@@ -40,7 +40,7 @@ def gradient_report(policy: Policy, batch: Experience, plan: StepPlan) -> Row:
 
 def _by_term(policy: Policy, batch: Experience, objective: str, rows: Sequence[int], plan: StepPlan) -> Gradients:
     parameters, beta = policy.parameters_by_name(), plan.betas[objective]
-    normalizer = normalizer_of(batch, rows, plan.max_completion)
+    normalizer = normalizer_of(batch, rows, plan.max_completion_length)
     sums: Gradients = {}
     for micro in chunks(rows, plan.micro_batch):
         for term in plan.loss.terms(beta):

@@ -77,7 +77,7 @@ def objective_gradients(
     separate = algorithm.combine != "sum" and len(rows) > 1
     for name, indices in rows.items():
         scale = 1.0 if separate else plan.weights[name]
-        normalizer = normalizer_of(batch, indices, plan.max_completion)
+        normalizer = normalizer_of(batch, indices, plan.max_completion_length)
         for micro in chunks(indices, plan.micro_batch):
             inputs = loss_inputs(policy, batch, micro, plan, stats.seen)
             terms = losses.loss_terms(inputs, plan.loss, plan.betas[name], normalizer)
@@ -158,11 +158,11 @@ def chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def normalizer_of(batch: Experience, rows: Sequence[int], max_completion: int) -> losses.LossNormalizer:
+def normalizer_of(batch: Experience, rows: Sequence[int], max_completion_length: int) -> losses.LossNormalizer:
     """The denominators of an update over these rows."""
     lengths = batch.lengths[list(rows)]
     sequences, tokens = int((lengths > 0).sum()), int(lengths.sum())  # a masked answer counts nowhere
-    return losses.LossNormalizer(sequences=sequences, tokens=tokens, max_completion=max_completion)
+    return losses.LossNormalizer(sequences=sequences, tokens=tokens, max_completion_length=max_completion_length)
 
 
 def _observe(

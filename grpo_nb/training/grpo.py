@@ -151,7 +151,7 @@ def sample(state: TrainState, plan: StepPlan) -> Rollouts:
     """
     config = state.config
     drawn_P = draw_prompts(state, plan.step)
-    size = len(drawn_P) * config.batch.group_size, plan.max_completion
+    size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
     uniforms = torch.rand(size, dtype=torch.float64, generator=plan.generator("rollout"))
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     sampling = config.sampling.model_copy(update={"temperature": plan.temperature})

@@ -40,7 +40,7 @@ class StepPlan:
     """Whether the old policy's log-probs come from a pass of their own, before the updates."""
     reports_gradients: bool
     micro_batch: int
-    max_completion: int
+    max_completion_length: int
     epochs: int = 1
     updates_per_epoch: int = 1
 
@@ -88,9 +88,9 @@ def plan_step(state: TrainState, knobs: KnobSnapshot) -> StepPlan:
         old_first=not batch.on_policy or algorithm.old_first or step == 1,
         reports_gradients=every > 0 and step % every == 0,
         micro_batch=batch.micro_batch,
-        max_completion=config.sampling.max_completion,
-        epochs=batch.inner_epochs,
-        updates_per_epoch=batch.updates_per_rollout // batch.inner_epochs,
+        max_completion_length=config.sampling.max_completion_length,
+        epochs=batch.num_iterations,
+        updates_per_epoch=batch.updates_per_rollout // batch.num_iterations,
     )
 
 

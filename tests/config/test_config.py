@@ -102,10 +102,10 @@ def test_a_group_of_one_compares_nothing() -> None:
 
 
 def test_train_batch_must_fit_and_divide() -> None:
-    message = refused(batch__train_batch=200)
-    assert names(message, "train_batch=200", 128, "16 prompts x 8")
-    message = refused(batch__train_batch=48)
-    assert names(message, "train_batch=48", 128, "[1, 2, 4, 8, 16, 32, 64, 128]")
+    message = refused(batch__mini_batch=200)
+    assert names(message, "mini_batch=200", 128, "16 prompts x 8")
+    message = refused(batch__mini_batch=48)
+    assert names(message, "mini_batch=48", 128, "[1, 2, 4, 8, 16, 32, 64, 128]")
 
 
 def test_micro_batch_must_divide_an_update() -> None:
@@ -128,7 +128,7 @@ def test_a_valid_geometry_covers_every_completion(
     update = total // parts
     try:
         batch = BatchConfig(
-            prompts=prompts, group_size=group, micro_batch=micro, train_batch=update or None, inner_epochs=epochs
+            prompts=prompts, group_size=group, micro_batch=micro, mini_batch=update or None, num_iterations=epochs
         )
     except ValidationError:
         assert (update and total % update) or (micro < (update or total) and (update or total) % micro)
@@ -139,7 +139,7 @@ def test_a_valid_geometry_covers_every_completion(
 
 
 def test_geometry_in_words() -> None:
-    words = BatchConfig(prompts=8, group_size=4, micro_batch=4, train_batch=16, inner_epochs=2).describe()
+    words = BatchConfig(prompts=8, group_size=4, micro_batch=4, mini_batch=16, num_iterations=2).describe()
     assert re.findall(r"\d+", words) == ["8", "4", "32", "4", "16", "4", "4"], "the product, the updates, the passes"
     assert names(words, "off-policy") and names(BatchConfig().describe(), "on-policy")
 
@@ -211,8 +211,8 @@ def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
         ("sft.learning_rate", 0),
         ("sft.micro_batch", 0),
         ("sampling.temperature", 0),
-        ("sampling.max_completion", 0),
-        ("sampling.max_prompt", 0),
+        ("sampling.max_completion_length", 0),
+        ("sampling.max_prompt_length", 0),
         ("sampling.top_p", 0),
         ("sampling.top_p", 1.1),
         ("sampling.top_k", -1),
@@ -220,8 +220,8 @@ def test_k1_as_a_loss_is_refused_with_the_reason() -> None:
         ("sampling.repetition_penalty", 0),
         ("batch.prompts", 0),
         ("batch.micro_batch", 0),
-        ("batch.inner_epochs", 0),
-        ("algorithm.loss", "ppo"),
+        ("batch.num_iterations", 0),
+        ("algorithm.name", "ppo"),
         ("algorithm.combine", "mean"),
         ("algorithm.learning_rate", -1e-6),
         ("algorithm.cagrad_c", -0.1),
@@ -277,14 +277,18 @@ def test_differences_are_dotted_with_both_values() -> None:
 
 @pytest.mark.parametrize("surrogate", ["gspo", "gmpo"])
 def test_a_ratio_of_the_whole_completion_takes_no_weights_of_tokens(surrogate: str) -> None:
-    said = refused(algorithm__surrogate=surrogate, algorithm__entropy_top_share=0.2)
-    assert names(said, f"'{surrogate}'", "entropy_top_share=0.2", "entropy_top_share=1")
-    said = refused(algorithm__surrogate=surrogate, algorithm__correction="tis")
-    assert names(said, "correction='tis'", "'token'", "correction_level='sequence'")
+    said = refused(algorithm__surrogate=surrogate, algorithm__top_entropy_quantile=0.2)
+    assert names(said, f"'{surrogate}'", "top_entropy_quantile=0.2", "top_entropy_quantile=1")
+    said = refused(algorithm__surrogate=surrogate, algorithm__importance_correction="tis")
+    assert names(said, "importance_correction='tis'", "'token'", "importance_correction_level='sequence'")
     presets.demo().replace(
-        **{"algorithm.surrogate": surrogate, "algorithm.correction": "tis", "algorithm.correction_level": "sequence"}
+        **{
+            "algorithm.surrogate": surrogate,
+            "algorithm.importance_correction": "tis",
+            "algorithm.importance_correction_level": "sequence",
+        }
     )
-    presets.demo().replace(**{"algorithm.surrogate": "gspo_token", "algorithm.entropy_top_share": 0.2})
+    presets.demo().replace(**{"algorithm.surrogate": "gspo_token", "algorithm.top_entropy_quantile": 0.2})
 
 
 @pytest.mark.parametrize("kl", ["k2", "k3_k2"])
@@ -312,24 +316,24 @@ def test_settings_written_by_an_older_version_keep_their_values() -> None:
     """config.json holds every value: what was a default then is a choice now."""
     tree = presets.demo().model_dump(mode="json")
     assert {"kl_weight", "advantage_clip"} <= tree["algorithm"].keys()
-    tree["algorithm"] |= {"kl_weight": "ratio", "advantage_clip": 10.0, "loss": "dr_grpo"}
+    tree["algorithm"] |= {"kl_weight": "ratio", "advantage_clip": 10.0, "name": "dr_grpo"}
     old = parse(tree).algorithm
     assert (old.kl_factor, old.advantage_bound) == ("ratio", 10)
 
 
 @pytest.mark.parametrize("bounds", [[1.1, 2.0], [0.2, 0.9], [1.0, 2.0], [2.0, 0.5]])
 def test_a_correction_lets_an_engine_through_that_agrees(bounds: list[float]) -> None:
-    said = refused(algorithm__correction="mis", algorithm__correction_bounds=bounds)
-    assert names(said, "correction_bounds", *bounds, "lower < 1 < upper")
+    said = refused(algorithm__importance_correction="mis", algorithm__importance_correction_bounds=bounds)
+    assert names(said, "importance_correction_bounds", *bounds, "lower < 1 < upper")
 
 
 def test_every_update_has_all_objectives() -> None:
-    said = refused(batch__train_batch=1, batch__micro_batch=1)
-    assert names(said, "batch.train_batch=1", 2, "[2, 4, 8, 16")
+    said = refused(batch__mini_batch=1, batch__micro_batch=1)
+    assert names(said, "batch.mini_batch=1", 2, "[2, 4, 8, 16")
 
 
 def test_the_geometry_counts_the_passes_of_each_objective() -> None:
-    config = presets.demo().replace(**{"batch.train_batch": 64, "batch.micro_batch": 64})
+    config = presets.demo().replace(**{"batch.mini_batch": 64, "batch.micro_batch": 64})
     assert re.search(r"\b2\D+64\D+\b2\D+32\D*$", config.geometry), "a pass has rows of one objective"
 
 
@@ -367,13 +371,13 @@ def test_the_clamp_acts_after_the_clip() -> None:
     said = refused(algorithm__log_ratio_clamp=0.1)
     assert names(said, "log_ratio_clamp=0.1", 0.247)
     assert names(refused(algorithm__log_ratio_clamp=1.0, algorithm__dual_clip=3.0), "log_ratio_clamp=1", 1.1)
-    assert names(refused(algorithm__loss="cispo_cap", algorithm__log_ratio_clamp=1.0), "log_ratio_clamp=1", 1.61)
-    assert names(refused(algorithm__loss="gmpo", algorithm__log_ratio_clamp=0.3), "log_ratio_clamp=0.3", 0.4)
-    presets.demo().replace(**{"algorithm.loss": "sapo", "algorithm.log_ratio_clamp": 0.1})
+    assert names(refused(algorithm__name="cispo_cap", algorithm__log_ratio_clamp=1.0), "log_ratio_clamp=1", 1.61)
+    assert names(refused(algorithm__name="gmpo", algorithm__log_ratio_clamp=0.3), "log_ratio_clamp=0.3", 0.4)
+    presets.demo().replace(**{"algorithm.name": "sapo", "algorithm.log_ratio_clamp": 0.1})
 
 
 def test_a_cap_is_no_offset() -> None:
-    said = refused(algorithm__loss="cispo_cap", algorithm__clip_high=0.28)
+    said = refused(algorithm__name="cispo_cap", algorithm__clip_high=0.28)
     assert names(said, "clip_high=0.28", "28%", 1, 5)
 
 
@@ -389,10 +393,10 @@ def test_a_cap_is_no_offset() -> None:
     ],
 )
 def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -> None:
-    dotted = {"algorithm.loss": loss} | {f"algorithm.{name}": value for name, value in change.items()}
+    dotted = {"algorithm.name": loss} | {f"algorithm.{name}": value for name, value in change.items()}
     (note,) = presets.demo().replace(**dotted).idle()
-    assert note.startswith(f"algorithm.{next(iter(change))}=") and names(note, "batch.inner_epochs")
-    assert presets.demo().replace(**dotted | {"batch.inner_epochs": 2}).idle() == []
+    assert note.startswith(f"algorithm.{next(iter(change))}=") and names(note, "batch.num_iterations")
+    assert presets.demo().replace(**dotted | {"batch.num_iterations": 2}).idle() == []
 
 
 @pytest.mark.parametrize(
@@ -405,7 +409,7 @@ def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -
     ],
 )
 def test_what_normalising_changes(loss: str, left: str) -> None:
-    (note,) = presets.demo().replace(**{"algorithm.loss": loss, "shaping.normalise": True}).idle()
+    (note,) = presets.demo().replace(**{"algorithm.name": loss, "shaping.normalise": True}).idle()
     assert names(note, "shaping.normalise", ALGORITHMS[loss].advantage, left)
 
 
@@ -429,11 +433,11 @@ def test_a_setting_of_several_types_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "named"),
     [
-        ("algorithm.loss", "gpro", ("'gpro'", "'grpo'")),
+        ("algorithm.name", "gpro", ("'gpro'", "'grpo'")),
         ("algorithm.combine", "pcgard", ("'pcgard'", "'pcgrad'")),
         ("objectives.fairness.controller", "bnad", ("'bnad'", "'band'")),
         ("model.lora_targets", "aut", ("'aut'", "'auto'")),
-        ("algorithm.loss", "zzz", ("'zzz'",)),
+        ("algorithm.name", "zzz", ("'zzz'",)),
         ("run.steps", "grpo", ("'grpo'",)),
     ],
 )

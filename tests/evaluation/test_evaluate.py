@@ -219,7 +219,7 @@ def test_modes_differ_in_greed_and_share_their_luck_across_stages(run: Run, poli
     assert [c.greedy for c in engine.calls] == [True, True, False, False, False, False]
     _, _, sft_f, sft_h, latest_f, latest_h = (c.uniforms for c in engine.calls)
     assert torch.equal(sft_f, latest_f) and torch.equal(sft_h, latest_h) and not torch.equal(sft_f, sft_h)
-    assert sft_f.shape == (40, run.config.sampling.max_completion) and sft_f.dtype == torch.float64
+    assert sft_f.shape == (40, run.config.sampling.max_completion_length) and sft_f.dtype == torch.float64
     trained = torch.rand(sft_f.shape, dtype=torch.float64, generator=seeding.generator(0, 1, "rollout"))
     assert not torch.equal(sft_f, trained)
 

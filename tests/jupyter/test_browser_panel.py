@@ -104,7 +104,7 @@ def test_warnings_and_the_word_about_the_loss_are_there(desk: Desk, tmp_path: Pa
         guards.act_on(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])
     panel_of(desk, run)
     shown = desk.output(1)
-    assert names(shown, "max_completion", "97%", "hallucination")
+    assert names(shown, "max_completion_length", "97%", "hallucination")
     assert names(shown, "Reward", "loss")
     desk.shot("warnings", desk.cell(1))
 

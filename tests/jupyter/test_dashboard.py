@@ -160,7 +160,7 @@ def test_warnings_are_shown_as_they_come_and_remarks_are_not(run: Run) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"truncation/fairness": 0.6}, "max_completion"),
+        ({"truncation/fairness": 0.6}, "max_completion_length"),
         ({"frac_reward_zero_std/fairness": 1.0}, "signal"),
     ],
 )

@@ -92,4 +92,4 @@ def test_diagnostics_need_no_model_and_a_notebook_before_its_predecessor_says_wh
     assert "KeyError" not in str(caught.value)
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert not log.checkpoints.steps()
-    assert page.count("data:image/png;base64,") >= 3 and "max_completion" in page, "plots, and a finding"
+    assert page.count("data:image/png;base64,") >= 3 and "max_completion_length" in page, "plots, and a finding"

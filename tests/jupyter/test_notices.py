@@ -82,7 +82,7 @@ def test_memory_that_ran_out_is_explained_freed_and_can_be_started_again(stage: 
         live.wait_blocking()
     (notice,) = notices.notices(live, live.state, live.step)
     assert names(notice.text, "2.50 GiB", "1 GiB")
-    for setting in ("batch.micro_batch", "model.gradient_checkpointing", "sampling.max_completion"):
+    for setting in ("batch.micro_batch", "model.gradient_checkpointing", "sampling.max_completion_length"):
         assert setting in notice.more
     stage.error = None
     stage.release(FOREVER)

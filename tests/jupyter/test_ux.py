@@ -31,7 +31,7 @@ REQUIREMENTS = {
     14: ("U", "out of memory: what to lower; memory is freed; the same kernel can start again"),
     15: ("U", "not-a-number: nothing is applied; step, objective and quantity are named"),
     16: ("P", "200 steps: every panel drawn, of one size, one picture a second at most"),
-    17: ("U P", "cut answers: a warning that names max_completion"),
+    17: ("U P", "cut answers: a warning that names max_completion_length"),
     18: ("U P", "groups of equal reward: no learning signal, with the share"),
     19: ("P", "a loss near 0 is explained, and reward is the headline"),
     20: ("U P", "after a resume the curves join, with a mark"),

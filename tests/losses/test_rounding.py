@@ -92,7 +92,7 @@ def test_a_sampler_that_is_not_the_trainer(extra: float, action: str) -> None:
     found = row(noise(4096) + extra, "sampler_logp_difference")
     (finding,) = [f for f in rules.after_step([found], CONFIG) if f.rule == "sampler_broken"]
     assert (finding.severity, finding.action) == ("error", action)
-    for change in ({"sampling.top_p": 0.9}, {"algorithm.correction": "tis"}):
+    for change in ({"sampling.top_p": 0.9}, {"algorithm.importance_correction": "tis"}):
         assert not [f for f in rules.after_step([found], CONFIG.replace(**change)) if f.rule == "sampler_broken"]
 
 

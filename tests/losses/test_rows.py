@@ -55,14 +55,14 @@ def config(**changes: object) -> Config:
 
 @pytest.mark.usefixtures("added")
 def test_the_settings_take_a_new_surrogate() -> None:
-    chosen = config(loss=NEW)
+    chosen = config(name=NEW)
     assert parse(chosen.model_dump(mode="json")) == chosen
     assert config(surrogate=NEW).algorithm.row.clip == (0.5, 1.5), "its own usual clip"
     assert widest_log_ratio(algorithm(NEW)) == 1.5
     with pytest.raises(ConfigError, match=pattern("log_ratio_clamp=1", 1.5)):
-        config(loss=NEW, log_ratio_clamp=1.0)
+        config(name=NEW, log_ratio_clamp=1.0)
     with pytest.raises(ConfigError, match=pattern("dual_clip=3", f"'{NEW}'")):
-        config(loss=NEW, dual_clip=3.0)
+        config(name=NEW, dual_clip=3.0)
     with pytest.raises(ConfigError, match=pattern("algorithm.surrogate", "'clipped_log_rati'", f"'{NEW}'")):
         config(surrogate="clipped_log_rati")
 
@@ -70,9 +70,9 @@ def test_the_settings_take_a_new_surrogate() -> None:
 @pytest.mark.usefixtures("added")
 def test_a_setting_that_surrogates_share_is_idle_without_one_of_them() -> None:
     used = {"sapo_tau_positive": 3.0}
-    off_policy = {"batch.inner_epochs": 2}
-    assert config(loss=NEW, **used).replace(**off_policy).idle() == []
-    (note,) = config(loss="grpo", **used).replace(**off_policy).idle()
+    off_policy = {"batch.num_iterations": 2}
+    assert config(name=NEW, **used).replace(**off_policy).idle() == []
+    (note,) = config(name="grpo", **used).replace(**off_policy).idle()
     assert names(note, "algorithm.sapo_tau_positive", "'sapo'", f"'{NEW}'")
 
 
@@ -92,9 +92,9 @@ def test_the_loss_and_its_report_take_a_new_surrogate() -> None:
 @pytest.mark.usefixtures("added")
 def test_the_rules_and_the_exhibits_take_a_new_surrogate() -> None:
     rows = [{"step": i + 1, "entropy/fairness": 1.0 if i < 20 else 0.01} for i in range(60)]
-    finding = entropy_collapse(rows, config(loss=NEW).replace(**{"batch.inner_epochs": 2}), "fairness")
+    finding = entropy_collapse(rows, config(name=NEW).replace(**{"batch.num_iterations": 2}), "fairness")
     assert finding is not None and names(finding.advice, "algorithm.clip_high", 1.5)
-    assert toy_math.algorithms().frame.set_index("loss").loc[NEW, "clip"] == "0.5, 1.5"
+    assert toy_math.algorithms().frame.set_index("name").loc[NEW, "clip"] == "0.5, 1.5"
     pulls = toy_math.pulls(1.0)[NEW]
     assert pulls.loc[0.7:4.4].tolist() == pytest.approx([1] * len(pulls.loc[0.7:4.4])) and pulls.loc[4.5:].max() == 0
 

@@ -324,7 +324,7 @@ def test_beta_over_decades_gets_a_log_axis() -> None:
 
 def test_length_is_drawn_against_the_cap() -> None:
     axis = panel(dashboard(frame(20)), "Completion length")
-    cap = CONFIG.sampling.max_completion
+    cap = CONFIG.sampling.max_completion_length
     assert f"cap {cap}" in [t.get_text() for t in axis.texts] and axis.get_ylim()[1] > cap
 
 

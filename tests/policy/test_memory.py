@@ -41,7 +41,12 @@ def term(result: Plan, name: str, phase: str | None = None) -> Term:
 
 
 def lora(**changes: object) -> Config:
-    base = {"model.train": "lora", "model.lora_rank": 4, "sampling.max_prompt": 6, "sampling.max_completion": 4}
+    base = {
+        "model.train": "lora",
+        "model.lora_rank": 4,
+        "sampling.max_prompt_length": 6,
+        "sampling.max_completion_length": 4,
+    }
     return presets.demo().replace(**base | {key.replace("__", "."): value for key, value in changes.items()})
 
 

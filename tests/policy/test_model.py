@@ -271,7 +271,7 @@ def test_smollm2_from_gguf(smollm2: Policy, tmp_path: Path) -> None:
         padded = smollm2.logprobs(smollm2.collate([ids, [1] * 60], [target, target])).logprobs[0]
     assert alone.mean() > math.log(0.4)
     torch.testing.assert_close(padded, alone, atol=2e-4, rtol=0)
-    sampling = SamplingConfig(max_completion=24)
+    sampling = SamplingConfig(max_completion_length=24)
     answers = EagerEngine().generate(smollm2, Request([ids, ids[:20] + ids[-10:]], 2, sampling, greedy=True))
     assert "Paris" in answers.texts[0] and answers.texts[0] == answers.texts[1] and answers.stop_reasons[0] == "stop"
     smollm2.save(tmp_path)

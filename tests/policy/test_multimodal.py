@@ -52,7 +52,7 @@ def test_a_folder_of_it_is_sampled_from_and_scored_like_a_model_of_text(kind: st
     config = ModelConfig(name=str(saved(tmp_path, kind)), train="lora", lora_rank=4, device="cpu")
     learner = load_policy(config)
     prompts = [models.PROMPT, models.PROMPT * 2]
-    sampling = SamplingConfig(max_completion=6, temperature=1.0)
+    sampling = SamplingConfig(max_completion_length=6, temperature=1.0)
     drawn = torch.rand(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rollouts = EagerEngine().generate(learner, Request(prompts, 2, sampling, drawn))
     found = learner.logprobs(learner.collate([p for p in prompts for _ in range(2)], rollouts.completion_ids)).logprobs

@@ -79,7 +79,7 @@ def model_run(folder: Path, **changes: Any) -> Run:
         "model.train": "lora",
         "model.lora_rank": 2,
     }
-    sampling = {"sampling.max_completion": 4}
+    sampling = {"sampling.max_completion_length": 4}
     config = presets.demo().replace(
         **named, **SMALL, **sampling, **{k.replace("__", "."): v for k, v in changes.items()}
     )
@@ -102,8 +102,8 @@ def data_run(folder: Path, **changes: Any) -> tuple[Run, Path]:
     tiny.folder(folder / "base")
     data = folder / "bbq.jsonl"
     data.write_text("".join(rows_of_bbq()))
-    named = {"objectives": {"fairness": {"task": "bbq", "data": str(data)}}, "sampling.max_completion": 4}
-    named |= {"model.name": str(folder / "base"), "sampling.max_prompt": 120}
+    named = {"objectives": {"fairness": {"task": "bbq", "data": str(data)}}, "sampling.max_completion_length": 4}
+    named |= {"model.name": str(folder / "base"), "sampling.max_prompt_length": 120}
     config = presets.demo().replace(**named, **SMALL | {k.replace("__", "."): v for k, v in changes.items()})
     return Run.create(folder / "run", config), data
 

@@ -14,9 +14,9 @@ REFERENCE = torch.tensor([-0.5, 1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
 
 def test_every_algorithm_is_listed_with_its_choices() -> None:
     frame = toy_math.algorithms().frame
-    assert list(frame["loss"]) == list(ALGORITHMS)
-    assert frame.set_index("loss").loc["gspo", "clip"] == "0.0003, 0.0004"
-    assert frame.set_index("loss").loc[["sapo", "cispo_cap"], "clip"].tolist() == ["-", "-, 5"], "as far as it is used"
+    assert list(frame["name"]) == list(ALGORITHMS)
+    assert frame.set_index("name").loc["gspo", "clip"] == "0.0003, 0.0004"
+    assert frame.set_index("name").loc[["sapo", "cispo_cap"], "clip"].tolist() == ["-", "-, 5"], "as far as it is used"
 
 
 def test_every_estimator_of_the_advantage_is_shown_with_its_numbers() -> None:

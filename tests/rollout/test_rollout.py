@@ -45,7 +45,7 @@ def sample(
 
 
 def sampler(**settings: Any) -> SamplingConfig:
-    return SamplingConfig(**{"max_completion": CAP, "temperature": 1.0} | settings)
+    return SamplingConfig(**{"max_completion_length": CAP, "temperature": 1.0} | settings)
 
 
 # ---- what is drawn
@@ -89,7 +89,7 @@ def test_frequencies_match_the_softmax(temperature: float) -> None:
     with learner.eval_mode():
         logits = learner.model(torch.tensor([PROMPTS[0]])).logits[0, -1].double()
     expected = torch.softmax(logits / temperature, -1)
-    found = sample(learner, PROMPTS[:1], n, uniforms(n, columns=1), temperature, max_completion=1)
+    found = sample(learner, PROMPTS[:1], n, uniforms(n, columns=1), temperature, max_completion_length=1)
     counts = torch.bincount(torch.tensor(found.completion_ids)[:, 0], minlength=tiny.VOCABULARY)
     deviation = (counts - n * expected) / (n * expected * (1 - expected)).sqrt()
     assert expected.max() < 0.6 and deviation.abs().max() < 4
@@ -192,11 +192,11 @@ def test_every_terminator_stops_even_as_the_first_token(terminator: int) -> None
 def test_the_cap_counts_the_terminator() -> None:
     learner = tiny.policy()
     bias_towards(learner, 9)
-    found = sample(learner, max_completion=5)
+    found = sample(learner, max_completion_length=5)
     assert list(found.completion_ids) == [[9] * 5] * 12 and set(found.stop_reasons) == {"length"}
     assert set(found.texts) == {"late late late late late"}
     bias_towards(learner, tiny.END)
-    assert set(sample(learner, max_completion=1).stop_reasons) == {"stop"}
+    assert set(sample(learner, max_completion_length=1).stop_reasons) == {"stop"}
 
 
 def bias_towards(learner: Policy, token: int) -> None:
@@ -313,7 +313,7 @@ def test_padding_is_not_penalised_as_a_repetition() -> None:
     alone = sample(learner, PROMPTS[1:2], draws=draws[3:6], repetition_penalty=3.0)
     assert_same(alone, together, range(3, 6))
     bias_towards(learner, learner.pad_id)
-    assert set(sample(learner, max_completion=1, repetition_penalty=3.0).completion_ids[3]) == {learner.pad_id}
+    assert set(sample(learner, max_completion_length=1, repetition_penalty=3.0).completion_ids[3]) == {learner.pad_id}
 
 
 # ---- errors
@@ -339,8 +339,8 @@ def test_an_engine_of_another_signature_is_refused_before_any_work() -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     learner = tiny.policy()
-    with pytest.raises(ModelError, match=pattern(17, "max_completion=120", 137, 128)):
-        sample(learner, max_completion=120, draws=uniforms(12, columns=120))
+    with pytest.raises(ModelError, match=pattern(17, "max_completion_length=120", 137, 128)):
+        sample(learner, max_completion_length=120, draws=uniforms(12, columns=120))
     with pytest.raises(ModelError, match=r"\A\D*\bprompt\b\D*\Z"):
         sample(learner, [[8], []])
     for wrong in (None, uniforms(11), uniforms(12, columns=CAP - 1), uniforms(12).float()):

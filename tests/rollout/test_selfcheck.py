@@ -30,7 +30,7 @@ def policy_of(kind: str, **settings: Any) -> Policy:
 
 def worst(policy: Policy) -> float:
     """Largest |Δ log p| between tokens as they are drawn together and as each row alone is scored."""
-    sampling = SamplingConfig(max_completion=5, temperature=1.0)
+    sampling = SamplingConfig(max_completion_length=5, temperature=1.0)
     uniforms = torch.rand(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     drawn = EagerEngine().generate(policy, Request(PROMPTS, 2, sampling, uniforms))
     gaps = []

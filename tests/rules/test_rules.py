@@ -17,7 +17,7 @@ from tests.support.tokens import names
 
 CONFIG = presets.demo().replace(
     **{
-        "sampling.max_completion": 12,
+        "sampling.max_completion_length": 12,
         "run.steps": 60,
         "objectives.fairness.kl_band": (0.01, 0.1),
         "objectives.hallucination.kl_band": (0.01, 0.1),
@@ -155,7 +155,7 @@ def test_an_excursion_above_the_band_is_none() -> None:
 
 
 def test_advantages_that_a_bound_flattens() -> None:
-    config = CONFIG.replace(**{"algorithm.advantage_clip": 10.0, "algorithm.loss": "dr_grpo"})
+    config = CONFIG.replace(**{"algorithm.advantage_clip": 10.0, "algorithm.name": "dr_grpo"})
     finding = only(ill(lambda row: {f"advantage_clipped/{F}": 0.8}), "advantage_clipped", config)
     assert finding.evidence == {"objective": F, "share": pytest.approx(0.8), "bound": 10, "advantage": "mean_only"}
     assert "advantage_clipped" not in found(ill(lambda row: {f"advantage_clipped/{F}": 0.01}), config)
@@ -236,7 +236,7 @@ def test_a_label_nobody_got_counts_as_zero() -> None:
 @pytest.mark.ux(17, at="unit")
 def test_truncation_names_the_cap_and_what_to_set() -> None:
     finding = only(ill(lambda row: {f"truncation/{F}": 0.3}, since=45), "truncation")
-    assert finding.severity == "warning" and names(finding.advice, "raise", "sampling.max_completion", 12, 24)
+    assert finding.severity == "warning" and names(finding.advice, "raise", "sampling.max_completion_length", 12, 24)
     all_of_them = only(ill(lambda row: {f"truncation/{F}": 1.0}), "truncation")
     assert all_of_them.severity == "error" and "terminator" in all_of_them.advice
 
@@ -256,10 +256,10 @@ def advice(config: Config) -> str:
 def test_entropy_is_compared_with_the_runs_own_start() -> None:
     finding = only(ill(lambda row: {f"entropy/{F}": 0.01}, since=45), "entropy_collapse")
     assert names(finding.message, 0.01) and names(finding.advice, "raise", "algorithm.entropy_coef", 0)
-    clips = CONFIG.replace(**{"batch.inner_epochs": 2})
+    clips = CONFIG.replace(**{"batch.num_iterations": 2})
     assert "clip_high from 0.28 to 0.39" in advice(clips), "a clip that acts"
-    assert "clip_high from 0.0004 to 0.00056" in advice(clips.replace(**{"algorithm.loss": "gspo"}))
-    assert "clip_high" not in advice(clips.replace(**{"algorithm.loss": "sapo"}))
+    assert "clip_high from 0.0004 to 0.00056" in advice(clips.replace(**{"algorithm.name": "gspo"}))
+    assert "clip_high" not in advice(clips.replace(**{"algorithm.name": "sapo"}))
     assert "entropy_collapse" not in found(ill(lambda row: {f"entropy/{F}": 0.01} | labels(0.97), since=45))
     assert "entropy_collapse" not in found(ill(lambda row: {f"entropy/{F}": 0.01}))
 
@@ -298,7 +298,7 @@ def test_objectives_that_pull_apart_need_persistence() -> None:
 def test_zero_loss_is_explained_on_policy_only() -> None:
     finding = found(healthy())["loss_near_zero"]
     assert finding.severity == "info" and finding.action == "none" and "reward" in finding.advice
-    assert "loss_near_zero" not in found(healthy(), CONFIG.replace(**{"batch.inner_epochs": 2}))
+    assert "loss_near_zero" not in found(healthy(), CONFIG.replace(**{"batch.num_iterations": 2}))
 
 
 def test_memory_that_keeps_growing() -> None:
@@ -401,13 +401,13 @@ def test_a_conflict_is_seen_in_reports_every_few_steps() -> None:
 
 
 def test_a_correction_is_known_to_the_mismatch() -> None:
-    config = CONFIG.replace(**{"algorithm.correction": "tis"})
+    config = CONFIG.replace(**{"algorithm.importance_correction": "tis"})
     rows = ill(
         lambda row: {"sampler_logp_difference": 0.08, "importance_weight/mean": 0.97, "importance_weight/zero": 0.0}
     )
     finding = found(rows, config)["sampler_mismatch"]
-    assert finding.severity == "info" and names(finding.message, "correction='tis'", 0.97)
-    assert names(found(rows)["sampler_mismatch"].advice, "algorithm.correction='tis'")
+    assert finding.severity == "info" and names(finding.message, "importance_correction='tis'", 0.97)
+    assert names(found(rows)["sampler_mismatch"].advice, "algorithm.importance_correction='tis'")
 
 
 def test_masking_is_no_advice_where_it_is_on() -> None:

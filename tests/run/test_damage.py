@@ -29,7 +29,7 @@ CLEAR = (RunError, ConfigError, ModelError, TrainingError)
 HANGS_AFTER = 120
 BOTH_STAGES = {
     **{"sft__steps": 2, "sft__checkpoint_every": 1, "sft__data": None, "sft__batch": 4},
-    **{"run__steps": 2, "run__checkpoint_every": 1, "batch__group_size": 2, "sampling__max_completion": 8},
+    **{"run__steps": 2, "run__checkpoint_every": 1, "batch__group_size": 2, "sampling__max_completion_length": 8},
 }
 Bytes = Callable[[bytes], bytes]
 Value = Callable[[Any], Any]

@@ -236,7 +236,7 @@ BAD_CONFIGS: dict[str, bytes] = {
     "huge-number": b'{"run": {"steps": ' + b"9" * 5000 + b"}}",
     "many-steps": b'{"run": {"steps": 99999999999}}',
     "nan": b'{"run": {"steps": NaN}}',
-    "work-to-check": b'{"batch": {"prompts": 1000000007, "group_size": 1000000007, "train_batch": 7}}',
+    "work-to-check": b'{"batch": {"prompts": 1000000007, "group_size": 1000000007, "mini_batch": 7}}',
     "many-objectives": json.dumps(
         {"objectives": {str(i): {"task": "bbq", "data": "demo"} for i in range(64)}}
     ).encode(),

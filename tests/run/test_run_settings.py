@@ -75,7 +75,7 @@ def test_the_same_settings_are_no_contradiction(run: Run) -> None:
     for arguments in (
         {},
         {"config": CONFIG},
-        {"changes": {"run.seed": CONFIG.run.seed, "algorithm.loss": CONFIG.algorithm.loss}},
+        {"changes": {"run.seed": CONFIG.run.seed, "algorithm.name": CONFIG.algorithm.name}},
         {"config": CONFIG, "changes": {"batch.group_size": CONFIG.batch.group_size}},
         {"config": CONFIG.replace(**{"run.steps": STEPS + 5})},  # a run may always go further
         {"config": CONFIG, "steps": STEPS + 50},
@@ -103,8 +103,8 @@ def test_single_changes_are_compared_with_the_run_not_with_a_preset(tmp_path: Pa
     made = Run.open_or_create(tmp_path / "r", CONFIG, changes={"run.seed": 3})
     assert Run.open_or_create(made.path, changes={"run.seed": 3}).config == made.config
     log(made, 1)
-    with pytest.raises(RunError, match=pattern("algorithm.loss", f"'{made.config.algorithm.loss}'", "'grpo'")):
-        Run.open_or_create(made.path, changes={"algorithm.loss": "grpo"})
+    with pytest.raises(RunError, match=pattern("algorithm.name", f"'{made.config.algorithm.name}'", "'grpo'")):
+        Run.open_or_create(made.path, changes={"algorithm.name": "grpo"})
     with pytest.raises(RunError, match=pattern("run.seed", 3, 0)):
         Run.open_or_create(made.path, CONFIG)
 

@@ -1,7 +1,6 @@
 """Runs of earlier versions: their files are read under today's names, and one that goes on has one curve."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from grpo_nb.storage import index as index_module
 from grpo_nb.storage.files import to_json
 from grpo_nb.storage.index import store
 from grpo_nb.storage.journal import Journal
+from tests.support import former
 from tests.support.made_rows import healthy
 
 Row = dict[str, Any]
@@ -44,25 +44,6 @@ METRICS = {
     "weight/mean": "importance_weight/mean",
     "weight/zero": "importance_weight/zero",
 }
-FORMERLY = (
-    (r"reward/(\w+)/mean", r"reward/\1"),
-    (r"reward/(\w+)/std", r"reward_std/\1"),
-    (r"reward/(\w+)/part/(\w+)", r"reward_part/\1/\2"),
-    (r"frac_reward_zero_std/(\w+)", r"dead_groups/\1"),
-    (r"sampler_logp_difference", "sampler_gap"),
-    (r"clip_ratio/(low|high)", r"clip/\1"),
-    (r"ratio/max_deviation", "ratio/max_dev"),
-)
-"""Keys of `made_rows` today, and what an earlier version called them."""
-
-
-def formerly(row: Row) -> Row:
-    """The row as an earlier version wrote it."""
-    old = {}
-    for key, value in row.items():
-        (name,) = [re.sub(now, former, key) for now, former in FORMERLY if re.fullmatch(now, key)] or [key]
-        old[name] = value
-    return old
 
 
 def write(run: Run, *rows: Row) -> None:
@@ -80,16 +61,16 @@ def run(tmp_path: Path) -> Run:
 def mixed(run: Run) -> Run:
     """Thirty steps of an earlier version, and thirty of this one."""
     rows = healthy(60)
-    write(run, *map(formerly, rows[:30]))
+    write(run, *map(former.row, rows[:30]))
     for row in rows[30:]:
         run.log_metrics(row)
     return run
 
 
-@pytest.mark.parametrize(("former", "now"), METRICS.items())
-def test_a_metric_has_todays_name(former: str, now: str) -> None:
-    assert former_names.metric(former) == now == former_names.metric(now)
-    assert keys.row_of(former) is None and keys.row_of(now) is not None
+@pytest.mark.parametrize(("old", "now"), METRICS.items())
+def test_a_metric_has_todays_name(old: str, now: str) -> None:
+    assert former_names.metric(old) == now == former_names.metric(now)
+    assert keys.row_of(old) is None and keys.row_of(now) is not None
 
 
 def test_every_former_metric_is_tried_here() -> None:
@@ -114,7 +95,7 @@ def test_findings_and_curves_of_a_run_that_went_on_have_no_seam(mixed: Run) -> N
         for row in healthy(60)
     ]
     (mixed.path / "metrics.jsonl").unlink()
-    write(mixed, *map(formerly, ill[:55]), *ill[55:])
+    write(mixed, *map(former.row, ill[:55]), *ill[55:])
     assert hindsight.post_mortem(mixed.stored("metrics"), config) == rules.post_mortem(ill, config) != []
     shown, wanted = (
         [line.get_xydata().tolist() for line in plots.reward_curves(rows, config).axes[0].lines]
@@ -141,7 +122,7 @@ def test_an_index_made_by_an_earlier_version_is_not_used(
 ) -> None:
     monkeypatch.setattr(index_module, "CHUNK_BYTES", 4000)
     monkeypatch.setenv(user_cache.FOLDER, str(tmp_path / "cache"))
-    write(run, *map(formerly, healthy(40)))
+    write(run, *map(former.row, healthy(40)))
     with monkeypatch.context() as earlier:
         earlier.setattr(store, "VERSION", 2)
         earlier.setattr(former_names, "metrics", lambda row: row)

@@ -36,7 +36,7 @@ def made_plan(algorithm: dict[str, Any] | None = None, **changes: Any) -> StepPl
         old_first=True,
         reports_gradients=False,
         micro_batch=8,
-        max_completion=8,
+        max_completion_length=8,
     )
     return dataclasses.replace(made, **changes)
 

@@ -17,7 +17,7 @@ REF = LOGP + 0.2 * torch.sin(2 * ROW + COLUMN)
 ADVANTAGE = torch.tensor([[1], [-1], [0.5], [-0.25]], dtype=float64)
 MASK = torch.tensor([[5], [3], [2], [4]]) > COLUMN
 ENTROPY = 0.1 * (ROW + 1) + 0.05 * COLUMN
-COUNTS = LossNormalizer(sequences=4, tokens=14, max_completion=8)
+COUNTS = LossNormalizer(sequences=4, tokens=14, max_completion_length=8)
 
 
 def recipe(

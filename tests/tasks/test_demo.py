@@ -227,9 +227,9 @@ def test_preset_fits_the_world(tokenizer: PreTrainedTokenizerFast, tasks: tuple[
     for task in tasks:
         for e in [*task.examples("train"), *task.examples("test")]:
             prompt = tokenizer.apply_chat_template(e.prompt, tokenize=False, add_generation_prompt=True)
-            assert len(tokenizer(prompt).input_ids) <= sampling.max_prompt
-            assert len(tokenizer(e.target).input_ids) + 1 <= sampling.max_completion
-    assert sampling.max_prompt + sampling.max_completion <= demo.CONTEXT
+            assert len(tokenizer(prompt).input_ids) <= sampling.max_prompt_length
+            assert len(tokenizer(e.target).input_ids) + 1 <= sampling.max_completion_length
+    assert sampling.max_prompt_length + sampling.max_completion_length <= demo.CONTEXT
 
 
 def test_load_task_errors(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_block_that_the_prompt_opens_is_known(template: str | None, prompt: An
 
 def test_rollouts_are_scored_with_their_marks_and_functions_get_the_text_without() -> None:
     policy = thinker()
-    sampling = SamplingConfig(max_completion=5)
+    sampling = SamplingConfig(max_completion_length=5)
     found = EagerEngine().generate(policy, Request([policy.encode(tiny.CHAT)] * 2, 2, sampling, greedy=True))
     assert [text.startswith(THINK) for text in found.scored_texts] == [True] * 4
     assert list(found.texts) == [policy.decode(ids) for ids in found.completion_ids]

@@ -61,20 +61,20 @@ def learnt(changes: str) -> dict[str, Tensor]:
         ({"algorithm__warmup_steps": 4}, {}),
         ({"algorithm__weight_decay": 0.5}, {}),
         ({"algorithm__advantage_clip": 0.3}, {}),
-        ({"algorithm__advantage_clip": 0.3}, {"algorithm__loss": "dr_grpo", "shaping__normalise": True}),
-        ({"algorithm__mask_truncated": True}, {"sampling__max_completion": 6}),
-        ({"algorithm__entropy_top_share": 0.2}, {}),
-        ({"algorithm__correction": "tis"}, {"algorithm__correction_bounds": [0.5, 1.1]}),
+        ({"algorithm__advantage_clip": 0.3}, {"algorithm__name": "dr_grpo", "shaping__normalise": True}),
+        ({"algorithm__mask_truncated": True}, {"sampling__max_completion_length": 6}),
+        ({"algorithm__top_entropy_quantile": 0.2}, {}),
+        ({"algorithm__importance_correction": "tis"}, {"algorithm__importance_correction_bounds": [0.5, 1.1]}),
         (
-            {"algorithm__correction": "mis"},
-            {"algorithm__correction": "tis", "algorithm__correction_bounds": [0.9, 1.1]},
+            {"algorithm__importance_correction": "mis"},
+            {"algorithm__importance_correction": "tis", "algorithm__importance_correction_bounds": [0.9, 1.1]},
         ),
-        ({"algorithm__correction_level": "sequence_mean"}, {"algorithm__correction": "mis"}),
-        ({"algorithm__correction_bounds": [0.9, 1.1]}, {"algorithm__correction": "tis"}),
-        ({"shaping__truncated_factor": -1.0}, {"sampling__max_completion": 6}),
-        ({"shaping__overlong_buffer": 4}, {"sampling__max_completion": 6}),
-        ({"shaping__overlong_penalty": 3.0}, {"shaping__overlong_buffer": 4, "sampling__max_completion": 6}),
-        ({"shaping__normalise": True}, {"algorithm__loss": "dr_grpo"}),
+        ({"algorithm__importance_correction_level": "sequence_mean"}, {"algorithm__importance_correction": "mis"}),
+        ({"algorithm__importance_correction_bounds": [0.9, 1.1]}, {"algorithm__importance_correction": "tis"}),
+        ({"shaping__truncated_factor": -1.0}, {"sampling__max_completion_length": 6}),
+        ({"shaping__overlong_buffer": 4}, {"sampling__max_completion_length": 6}),
+        ({"shaping__overlong_penalty": 3.0}, {"shaping__overlong_buffer": 4, "sampling__max_completion_length": 6}),
+        ({"shaping__normalise": True}, {"algorithm__name": "dr_grpo"}),
         ({"shaping__clip": 0.3}, {}),
     ],
     ids=lambda c: "-".join(f"{key}={value}" for key, value in c.items()) or "demo",
@@ -100,7 +100,7 @@ def test_kl_in_the_reward_acts_through_the_advantage(tmp_path: Path, loss: str) 
     """No KL term in the loss, and yet beta changes what is learnt, once the policy has left its reference."""
     runs = [
         trained(
-            tmp_path, f"beta{beta}", algorithm__loss=loss, run__steps=3, algorithm__learning_rate=3e-3,
+            tmp_path, f"beta{beta}", algorithm__name=loss, run__steps=3, algorithm__learning_rate=3e-3,
             objectives__fairness__beta=beta, objectives__fairness__kl_band=None,
             objectives__hallucination__beta=beta, objectives__hallucination__kl_band=None,
         )
@@ -113,7 +113,9 @@ def test_kl_in_the_reward_acts_through_the_advantage(tmp_path: Path, loss: str) 
 
 def test_what_was_done_about_the_sampler_is_logged(tmp_path: Path) -> None:
     _, plain = trained(tmp_path, "a")
-    _, masked = trained(tmp_path, "b", algorithm__correction="mis", algorithm__correction_bounds=[0.9, 1.1])
+    _, masked = trained(
+        tmp_path, "b", algorithm__importance_correction="mis", algorithm__importance_correction_bounds=[0.9, 1.1]
+    )
     assert plain[0]["sampler_logp_difference"] == pytest.approx(1 / 3, abs=0.05)
     assert "importance_weight/zero" not in plain[0]
     assert masked[0]["importance_weight/zero"] == pytest.approx(2 / 3, abs=0.05)
@@ -123,7 +125,7 @@ def test_what_was_done_about_the_sampler_is_logged(tmp_path: Path) -> None:
 
 
 def shaped(rewards: list[float], moments: losses.Moments | None = None, **changes: Any) -> tuple[list[float], Any]:
-    config = tiny_config(sampling__max_completion=10, **changes)
+    config = tiny_config(sampling__max_completion_length=10, **changes)
     lengths, truncated = torch.tensor([[4, 8, 10]]), torch.tensor([[False, False, True]])
     values, after = shape(torch.tensor([rewards]), lengths, truncated, config, moments or losses.Moments())
     return values[0].tolist(), after
@@ -154,7 +156,7 @@ def test_advantages_in_units_of_the_reward_are_not_flattened(tmp_path: Path, los
     rewards = {name: [hundredfold] for name in REWARDS}
     cut: list[dict[str, Any]] = []
     for name, clip in (("auto", "auto"), ("old", 10.0)):
-        changes = {"run__steps": 1, "algorithm__loss": loss, "algorithm__advantage_clip": clip}
+        changes = {"run__steps": 1, "algorithm__name": loss, "algorithm__advantage_clip": clip}
         run = tiny_run(tmp_path, name, **changes)
         cut += rows(list(grpo(run, rewards=rewards, tasks=small_tasks())))
         sizes = {abs(sample["advantage"]) for sample in run.samples().to_dict("records")}
@@ -164,7 +166,7 @@ def test_advantages_in_units_of_the_reward_are_not_flattened(tmp_path: Path, los
 
 
 def test_moments_survive_a_resume(tmp_path: Path) -> None:
-    changes = {"shaping__normalise": True, "algorithm__loss": "dr_grpo"}
+    changes = {"shaping__normalise": True, "algorithm__name": "dr_grpo"}
     _, straight = trained(tmp_path, "straight", run__steps=4, **changes)
     run = tiny_run(tmp_path, "broken", run__steps=4, **changes)
     for step in grpo(run, rewards=REWARDS, tasks=small_tasks(), engine=OffByHalf()):
@@ -176,7 +178,7 @@ def test_moments_survive_a_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("loss", "says"), [("dapo", "shaping.clip"), ("dr_grpo", "step")])
 def test_normalising_for_nothing_is_said_in_the_log(tmp_path: Path, loss: str, says: str) -> None:
-    run, _ = trained(tmp_path, "a", shaping__normalise=True, algorithm__loss=loss, run__steps=1)
+    run, _ = trained(tmp_path, "a", shaping__normalise=True, algorithm__name=loss, run__steps=1)
     events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
     (notice,) = [event for event in events if event["kind"] == "idle_setting"]
     assert says in notice["message"]
@@ -212,7 +214,7 @@ def alike_in_float32(completions: list[Any], **columns: Any) -> list[float]:
 def test_equal_rewards_teach_nothing_however_large(tmp_path: Path, function: Any, loss: str) -> None:
     """1000.1 is no float32: a mean over eight of them is another number, and was once taken for a baseline."""
     changes = {f"objectives__{name}__beta": 0.0 for name in REWARDS}
-    run = tiny_run(tmp_path, run__steps=2, shaping__normalise=True, algorithm__loss=loss, **changes)
+    run = tiny_run(tmp_path, run__steps=2, shaping__normalise=True, algorithm__name=loss, **changes)
     tasks = {name: OneReward() for name in run.config.objectives}
     steps = rows(list(grpo(run, tasks=tasks, rewards={name: [(function, 1.0)] for name in tasks})))
     assert [row["frac_reward_zero_std/fairness"] for row in steps] == [1, 1]
@@ -236,7 +238,7 @@ def test_a_step_without_a_gradient_moves_nothing(tmp_path: Path) -> None:
 
 
 def test_masked_answers_teach_nothing_and_their_groups_are_dead(tmp_path: Path) -> None:
-    changes = {"algorithm__mask_truncated": True, "sampling__max_completion": 1}
+    changes = {"algorithm__mask_truncated": True, "sampling__max_completion_length": 1}
     run = tiny_run(tmp_path, run__steps=1, **changes)
     (step,) = rows(list(grpo(run, rewards=REWARDS, tasks=small_tasks())))
     assert step["truncation/fairness"] == 1 and step["status"] == "empty" and step["grad/update"] == 0
@@ -259,7 +261,7 @@ def test_a_group_of_equal_rewards_lives_where_answers_meet_the_whole_batch(tmp_p
     """reinforce_pp knows no group: it learns that one prompt's answers are worse than another's."""
     own = {"rewards": {"fairness": [(by_prompt, 1.0)]}, "tasks": small_tasks() | {"fairness": OneReward()}}
     for loss, dead in (("dapo", 1), ("reinforce_pp", 0)):
-        run = tiny_run(tmp_path, loss, run__steps=1, algorithm__loss=loss)
+        run = tiny_run(tmp_path, loss, run__steps=1, algorithm__name=loss)
         assert rows(list(grpo(run, **own)))[0]["frac_reward_zero_std/fairness"] == dead
 
 
@@ -271,7 +273,7 @@ def by_prompt(completions: list[Any], **columns: Any) -> list[float]:
 
 def test_one_objective_may_have_no_beta_where_the_kl_is_in_the_reward(tmp_path: Path) -> None:
     """Its advantages are one a completion, those of the other one a token; and a beta may come and go."""
-    run = tiny_run(tmp_path, run__steps=3, algorithm__loss="reinforce_pp", objectives__fairness__beta=0.0)
+    run = tiny_run(tmp_path, run__steps=3, algorithm__name="reinforce_pp", objectives__fairness__beta=0.0)
     for step in grpo(run, rewards=REWARDS, tasks=small_tasks()):
         run.knobs["beta/fairness"].set(0.1 if step.step == 1 else 0.0)
         run.knobs["beta/hallucination"].set(0.0)

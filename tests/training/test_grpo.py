@@ -55,7 +55,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
 
 @pytest.mark.ux(5, at="unit")
 @pytest.mark.parametrize(
-    "geometry", [{}, {"batch__inner_epochs": 2}, {"batch__train_batch": 8, "batch__micro_batch": 4}]
+    "geometry", [{}, {"batch__num_iterations": 2}, {"batch__mini_batch": 8, "batch__micro_batch": 4}]
 )
 def test_a_broken_off_run_resumes_to_the_same_bits(tmp_path: Path, geometry: dict[str, Any]) -> None:
     run, expected = straight(tmp_path, "straight", **geometry)
@@ -217,7 +217,7 @@ def test_an_outlier_a_step_is_logged_and_stops_no_run(tmp_path: Path, monkeypatc
         return own(*given, **more | ({"skip_above": 1e-12} if len(calls) % 2 else {}))
 
     monkeypatch.setattr(optim, "apply", every_second)
-    run = tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=4)
+    run = tiny_run(tmp_path, batch__mini_batch=8, batch__micro_batch=4)
     steps = rows(list(grpo(run)))
     assert [row["grad/skipped"] for row in steps] == [1] * 4 and {row["status"] for row in steps} <= {"ok", "clipped"}
     assert all(row["grad/update"] > 0 for row in steps)
@@ -247,7 +247,7 @@ def test_every_update_has_its_share_of_each_objective_and_an_order_of_its_own(
         return own(policy, batch, rows, plan, generator)
 
     monkeypatch.setattr(train, "objective_gradients", watched)
-    next(grpo(tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=4, batch__inner_epochs=2)))
+    next(grpo(tiny_run(tmp_path, batch__mini_batch=8, batch__micro_batch=4, batch__num_iterations=2)))
     assert [rows for rows, _ in updates] == [{"fairness": 4, "hallucination": 4}] * 4
     assert len({seed for _, seed in updates}) == 4
 
@@ -260,7 +260,7 @@ def test_any_micro_batch_gives_the_same_gradient(tmp_path: Path, loss: str, comb
     norms = []
     for micro in (16, 2):
         run = tiny_run(
-            tmp_path, f"micro{micro}", algorithm__loss=loss, algorithm__combine=combine, batch__micro_batch=micro
+            tmp_path, f"micro{micro}", algorithm__name=loss, algorithm__combine=combine, batch__micro_batch=micro
         )
         norms.append(next(iter(grpo(run)))["grad/norm"])
     assert norms[0] > 1e-3  # type: ignore[operator]
@@ -316,8 +316,8 @@ def test_one_objective_needs_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     requirements.check_combiner(config.model_copy(update={"objectives": {"fairness": config.objectives["fairness"]}}))
 
 
-def test_inner_epochs_leave_the_old_policy_and_clip(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, batch__inner_epochs=3, algorithm__learning_rate=3e-3, algorithm__clip_low=0.01)
+def test_num_iterations_leave_the_old_policy_and_clip(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, batch__num_iterations=3, algorithm__learning_rate=3e-3, algorithm__clip_low=0.01)
     steps = list(grpo(run))
     assert steps[1]["ratio/max_deviation"] < 1e-4  # type: ignore[operator]
     assert max(step["clip_ratio/low"] + step["clip_ratio/high"] for step in steps) > 0  # type: ignore[operator]
@@ -491,16 +491,16 @@ def test_an_own_task_trains(tmp_path: Path) -> None:
 
 
 def test_prompts_that_do_not_fit_are_refused_before_any_work(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, sampling__max_prompt=5)
-    with pytest.raises(ConfigError, match="max_prompt"):
+    run = tiny_run(tmp_path, sampling__max_prompt_length=5)
+    with pytest.raises(ConfigError, match="max_prompt_length"):
         next(grpo(run))
     assert run.last_step() in (None, 0)
 
 
 def test_what_grpo_would_refuse_is_refused_before_the_warm_up(tmp_path: Path) -> None:
     for name, change, error in (
-        ("prompt", {"sampling__max_prompt": 5}, "sampling.max_prompt is 5"),
-        ("context", {"sampling__max_completion": 100_000}, r"\b100000\b|max_completion"),
+        ("prompt", {"sampling__max_prompt_length": 5}, "sampling.max_prompt_length is 5"),
+        ("context", {"sampling__max_completion_length": 100_000}, r"\b100000\b|max_completion_length"),
         ("general", {"objectives__fairness__task": "halueval_general"}, "halueval_general"),
     ):
         run = tiny_run(tmp_path / name, **change)
@@ -510,8 +510,8 @@ def test_what_grpo_would_refuse_is_refused_before_the_warm_up(tmp_path: Path) ->
 
 
 def test_objective_whose_task_only_grpo_is_given_does_not_hinder_the_warm_up(tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, objectives__fairness__task="capitals", sampling__max_prompt=5)
-    with pytest.raises(ConfigError, match=pattern("hallucination/", "max_prompt")):
+    run = tiny_run(tmp_path, objectives__fairness__task="capitals", sampling__max_prompt_length=5)
+    with pytest.raises(ConfigError, match=pattern("hallucination/", "max_prompt_length")):
         next(sft(run))
     next(sft(tiny_run(tmp_path / "b", objectives__fairness__task="capitals", sft__data="demo")))
 
@@ -539,7 +539,7 @@ def test_prompts_of_all_epochs_are_drawn_once_each() -> None:
 
 
 def test_every_row_of_an_epoch_is_in_exactly_one_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tiny_run(tmp_path, batch__train_batch=8, batch__micro_batch=8, batch__inner_epochs=2)
+    run = tiny_run(tmp_path, batch__mini_batch=8, batch__micro_batch=8, batch__num_iterations=2)
     seen: list[dict[str, list[int]]] = []
     honest = train.objective_gradients
 

@@ -92,7 +92,7 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
 BOTH_STAGES = {
     **{"sft__steps": 2, "sft__checkpoint_every": 1, "sft__data": None, "sft__batch": 4},
     **{"run__steps": 2, "run__checkpoint_every": 1, "run__quick_eval_every": 2, "run__quick_eval_examples": 2},
-    **{"batch__group_size": 2, "sampling__max_completion": 8},
+    **{"batch__group_size": 2, "sampling__max_completion_length": 8},
 }
 
 

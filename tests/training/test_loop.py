@@ -35,7 +35,7 @@ PATIENCE = 120.0
 STAGES = ("sft", "grpo")
 EVERY = {
     **{"sft__steps": 4, "sft__checkpoint_every": 2, "sft__data": None, "sft__batch": 4},
-    **{"run__steps": 4, "run__checkpoint_every": 2, "batch__group_size": 2, "sampling__max_completion": 8},
+    **{"run__steps": 4, "run__checkpoint_every": 2, "batch__group_size": 2, "sampling__max_completion_length": 8},
 }
 
 

@@ -55,7 +55,7 @@ def test_gradients_are_stepped_and_cleared_once_an_update_not_once_a_micro_batch
     tmp_path: Path, calls: list[str]
 ) -> None:
     """Sixteen micro-batches an update, two epochs: zeroing inside the loop leaves the last micro-batch only."""
-    run = tiny_run(tmp_path, run__steps=1, batch__inner_epochs=2, batch__micro_batch=1)
+    run = tiny_run(tmp_path, run__steps=1, batch__num_iterations=2, batch__micro_batch=1)
     list(grpo(run, rewards=REWARDS, tasks=small_tasks()))
     assert calls == ["step", "clear"] * 2
 
@@ -95,7 +95,7 @@ def test_a_second_update_has_its_own_graph_and_its_own_kl(policy: Policy, name: 
 def kl_after(policy: Policy, experience: Any, name: str, shift: float) -> float | None:
     """The KL term of one more update, after the weights have moved."""
     tiny_models.nudge(policy, shift)
-    _, stats = gradients_of(policy, experience, loss=name, betas={"a": 0.5, "b": 0.5})
+    _, stats = gradients_of(policy, experience, name=name, betas={"a": 0.5, "b": 0.5})
     return stats.terms.get("kl")
 
 

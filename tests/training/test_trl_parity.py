@@ -198,7 +198,7 @@ def our_config(model: Path, beta: float, **changes: Any) -> Config:
         "batch.prompts": len(PROMPTS),
         "batch.group_size": GROUP,
         "batch.micro_batch": 4,
-        "sampling.max_completion": CAP,
+        "sampling.max_completion_length": CAP,
         "sft.steps": 0,
         "algorithm.learning_rate": LEARNING_RATE,
         "algorithm.weight_decay": 0.0,
@@ -235,23 +235,23 @@ def assert_equal(ours: Trace, theirs: Trace) -> None:
 
 
 ALGORITHMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "grpo": ({"algorithm__loss": "grpo"}, {"loss_type": "grpo"}),
-    "dr_grpo": ({"algorithm__loss": "dr_grpo"}, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
-    "dapo": ({"algorithm__loss": "dapo"}, {"loss_type": "dapo"}),
-    "bnpo, which is dapo in one piece": ({"algorithm__loss": "bnpo"}, {"loss_type": "bnpo", "micro_batches": 1}),
+    "grpo": ({"algorithm__name": "grpo"}, {"loss_type": "grpo"}),
+    "dr_grpo": ({"algorithm__name": "dr_grpo"}, {"loss_type": "dr_grpo", "scale_rewards": "none"}),
+    "dapo": ({"algorithm__name": "dapo"}, {"loss_type": "dapo"}),
+    "bnpo, which is dapo in one piece": ({"algorithm__name": "bnpo"}, {"loss_type": "bnpo", "micro_batches": 1}),
 }
 """Our settings and the peer's that name the same algorithm."""
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cispo with its cap": (
-        {"algorithm__loss": "cispo_cap", "algorithm__clip_high": 1.05},
+        {"algorithm__name": "cispo_cap", "algorithm__clip_high": 1.05},
         {"loss_type": "cispo", "epsilon_high": 1.05},
     ),
-    "sapo": ({"algorithm__loss": "sapo"}, {"loss_type": "sapo"}),
+    "sapo": ({"algorithm__name": "sapo"}, {"loss_type": "sapo"}),
     "a completion's ratio": (
         # TRL would weigh a token's KL by the completion's ratio, we do by the token's
         {
-            "algorithm__loss": "gspo",
+            "algorithm__name": "gspo",
             "algorithm__clip_low": 0.02,
             "algorithm__clip_high": 0.03,
             "algorithm__kl_weight": "none",
@@ -265,19 +265,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "KL of weight 1": (
-        {"algorithm__loss": "grpo", "algorithm__kl_weight": "none"},
+        {"algorithm__name": "grpo", "algorithm__kl_weight": "none"},
         {"loss_type": "grpo", "use_bias_correction_kl": False},
     ),
     "dual clip": (
-        {"algorithm__loss": "bnpo", "algorithm__clip_high": 0.02, "algorithm__dual_clip": 1.05},
+        {"algorithm__name": "bnpo", "algorithm__clip_high": 0.02, "algorithm__dual_clip": 1.05},
         {"loss_type": "bnpo", "epsilon_high": 0.02, "delta": 1.05},
     ),
     "std of the batch": (
-        {"algorithm__loss": "grpo", "algorithm__advantage": "batch_std"},
+        {"algorithm__name": "grpo", "algorithm__advantage": "batch_std"},
         {"loss_type": "grpo", "scale_rewards": "batch"},
     ),
     "entropy bonus": (
-        {"algorithm__loss": "bnpo", "algorithm__entropy_coef": 0.05},
+        {"algorithm__name": "bnpo", "algorithm__entropy_coef": 0.05},
         {"loss_type": "bnpo", "entropy_coef": 0.05},
     ),
 }
@@ -300,7 +300,7 @@ def test_several_updates_a_rollout(model: Path, tmp_path: Path, name: str, beta:
     geometry = {"updates": 2, "micro_batches": micro_batches}
     theirs = trl_trace(model, tmp_path, beta=beta, epsilon=0.1, epsilon_high=0.15, **geometry, **other)
     clipping = {"algorithm__clip_low": 0.1, "algorithm__clip_high": 0.15}
-    ours = our_trace(model, tmp_path, beta, batch__inner_epochs=2, **clipping, **mine)
+    ours = our_trace(model, tmp_path, beta, batch__num_iterations=2, **clipping, **mine)
     assert_equal(ours, theirs)
     assert min(ours.clipped) > 0.05
     if micro_batches == 1:  # TRL reports the mean over micro-batches, however many tokens each has
@@ -312,14 +312,14 @@ def test_single_settings(model: Path, tmp_path: Path, name: str) -> None:
     """Two updates a rollout, so that the ratio has left 1; in one piece, as TRL's own means are of a micro-batch."""
     mine, other = SETTINGS[name]
     theirs = trl_trace(model, tmp_path, beta=0.04, updates=2, micro_batches=1, **other)
-    assert_equal(our_trace(model, tmp_path, 0.04, batch__inner_epochs=2, **mine), theirs)
+    assert_equal(our_trace(model, tmp_path, 0.04, batch__num_iterations=2, **mine), theirs)
 
 
 def test_temperature(model: Path, tmp_path: Path) -> None:
     theirs = trl_trace(model, tmp_path, beta=0.04, loss_type="dapo", temperature=0.7)
-    assert_equal(our_trace(model, tmp_path, 0.04, algorithm__loss="dapo", sampling__temperature=0.7), theirs)
+    assert_equal(our_trace(model, tmp_path, 0.04, algorithm__name="dapo", sampling__temperature=0.7), theirs)
 
 
 def test_truncated_answers_left_out(model: Path, tmp_path: Path) -> None:
     theirs = trl_trace(model, tmp_path, beta=0.04, loss_type="dapo", mask_truncated_completions=True)
-    assert_equal(our_trace(model, tmp_path, 0.04, algorithm__loss="dapo", algorithm__mask_truncated=True), theirs)
+    assert_equal(our_trace(model, tmp_path, 0.04, algorithm__name="dapo", algorithm__mask_truncated=True), theirs)
