@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Iterable
 
 
-def near(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
+def close_matches(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
     """The known names most like `name`, those with its letters first; none where nothing is like it.
 
-    >>> near("gpro", ["gspo", "grpo", "opo"], count=1)
+    >>> close_matches("gpro", ["gspo", "grpo", "opo"], count=1)
     ['grpo']
     """
     names = list(known)
@@ -15,11 +15,11 @@ def near(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -
     return sorted(close, key=lambda other: sorted(other) != sorted(name))[:count]
 
 
-def hint(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name, empty where nothing is like it.
 
-    >>> hint("fairnes", ["fairness", "hallucination"])
+    >>> did_you_mean("fairnes", ["fairness", "hallucination"])
     "; did you mean 'fairness'?"
     """
-    close = near(name, known, count=1)
+    close = close_matches(name, known, count=1)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from grpo_nb.suggest import near
+from grpo_nb.suggest import close_matches
 
 Message = Mapping[str, str]
 """One chat turn, `{"role": "user", "content": "..."}`."""
@@ -182,7 +182,7 @@ class StepStats:
             KeyError: there is none; the message lists those most like it.
         """
         if key not in self.metrics:
-            close = ", ".join(near(key, self.metrics)) or ", ".join(self.metrics)
+            close = ", ".join(close_matches(key, self.metrics)) or ", ".join(self.metrics)
             raise KeyError(f"no '{key}' in step {self.step}; there are {close}")
         return self.metrics[key]
 

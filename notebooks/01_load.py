@@ -76,7 +76,7 @@ project.runs()
 
 # %%
 policy = g.load_policy(config.model, config.run.seed)
-tables.facts(policy.describe())
+tables.key_values(policy.describe())
 
 # %% [markdown]
 # ## The tasks

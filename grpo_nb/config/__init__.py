@@ -15,7 +15,7 @@ from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.objective import ObjectiveConfig
 from grpo_nb.storage import former_names
-from grpo_nb.suggest import hint, near
+from grpo_nb.suggest import close_matches, did_you_mean
 
 __all__ = [
     "AlgorithmConfig",
@@ -290,9 +290,9 @@ class Config(Settings):
     def prompts_per_objective(self) -> int:
         return self.batch.prompts // len(self.objectives)
 
-    def idle(self) -> list[str]:
+    def unused_settings(self) -> list[str]:
         """A sentence for each setting that was changed and does nothing, or less than it seems, beside the others."""
-        notes = [note for name, o in self.objectives.items() for note in o.idle(f"objectives.{name}")]
+        notes = [note for name, o in self.objectives.items() for note in o.unused_settings(f"objectives.{name}")]
         if self.algorithm.combine != "sum" and len(self.objectives) == 1:
             notes.append(f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives")
         run = self.run
@@ -301,7 +301,11 @@ class Config(Settings):
                 f"run.quick_eval_every={run.quick_eval_every} measures steps that have no checkpoint, so the best of "
                 f"them cannot be loaded; take a multiple of run.checkpoint_every={run.checkpoint_every}"
             )
-        return [*notes, *self.algorithm.idle(self.batch.on_policy), *self.shaping.idle(self.algorithm.row)]
+        return [
+            *notes,
+            *self.algorithm.unused_settings(self.batch.on_policy),
+            *self.shaping.unused_settings(self.algorithm.row),
+        ]
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.
@@ -380,7 +384,7 @@ def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
 def _unknown(dotted: str, name: str, known: list[str]) -> str:
     if now := former_names.setting(dotted):
         return f"'{dotted}' is now called '{now}'; use that name"
-    close = near(name, known, count=1, cutoff=0.6)
+    close = close_matches(name, known, count=1, cutoff=0.6)
     meant = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
     return f"unknown setting '{dotted}' ('{name}'): {meant}"
 
@@ -401,7 +405,7 @@ def _explain(where: str, items: Sequence[Any]) -> str:
     # a key in the wrong place would be repeated: what stands under `judge` is never shown
     silent = item["type"] == "value_error" or "judge" in item["loc"]
     found = "" if silent else f" (found {item['input']!r})"
-    meant = "" if silent or not isinstance(item["input"], str) else hint(item["input"], _literals(items))
+    meant = "" if silent or not isinstance(item["input"], str) else did_you_mean(item["input"], _literals(items))
     return f"{where}: {message}{found}{meant}" if where else message
 
 

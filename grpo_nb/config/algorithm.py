@@ -124,7 +124,7 @@ class AlgorithmConfig(Settings):
         """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
         return self.row.kl_in_reward or self.top_entropy_quantile < 1 or self.importance_correction != "none"
 
-    def idle(self, on_policy: bool) -> list[str]:
+    def unused_settings(self, on_policy: bool) -> list[str]:
         """Settings that were changed and do nothing beside the others, each with what they would need.
 
         With one update a rollout every ratio is 1, and whatever holds a ratio rests.
@@ -132,7 +132,7 @@ class AlgorithmConfig(Settings):
         row = self.row
         moves = ("two updates a rollout (batch.mini_batch or batch.num_iterations)", not on_policy)
         corrects = ("importance_correction 'tis' or 'mis'", self.importance_correction != "none")
-        notes = self._idle(
+        notes = self._unused(
             "algorithm",
             {
                 "clip_low": [("a surrogate with a lower clip", row.surrogate_row.low is not None), moves],
@@ -237,7 +237,7 @@ class ShapingConfig(Settings):
     def active(self) -> bool:
         return self != ShapingConfig()
 
-    def idle(self, row: Algorithm) -> list[str]:
+    def unused_settings(self, row: Algorithm) -> list[str]:
         """What does nothing here, or less than it seems: a group's mean takes any shift away, its std any scale."""
         notes = []
         if self.overlong_penalty != 1.0 and not self.overlong_buffer:

@@ -45,7 +45,7 @@ class Settings(BaseModel):
             raise ValueError(f"'{name}' is now called '{cls.former[name]}'; use that name")
         return data
 
-    def _idle(self, prefix: str, needs: Mapping[str, Sequence[tuple[str, bool]]]) -> list[str]:
+    def _unused(self, prefix: str, needs: Mapping[str, Sequence[tuple[str, bool]]]) -> list[str]:
         """A sentence for each changed setting with a need, (in words, whether it is met), that is not met."""
         fields = type(self).model_fields
         return [

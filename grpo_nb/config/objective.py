@@ -50,12 +50,12 @@ class ObjectiveConfig(Settings):
         """Whether a controller moves beta when nobody holds it."""
         return self.kl_band is not None and self.controller != "fixed"
 
-    def idle(self, prefix: str) -> list[str]:
+    def unused_settings(self, prefix: str) -> list[str]:
         """Settings that were changed and do nothing beside the others, each with what it would need."""
         banded = ("a kl_band", self.kl_band is not None)
         moves = ("a controller that moves beta", self.controller != "fixed")
         steers = ("controller 'proportional' or 'dual_ascent'", self.controller in ("proportional", "dual_ascent"))
-        return self._idle(
+        return self._unused(
             prefix,
             {
                 "beta_bounds": [banded, moves],

@@ -25,10 +25,10 @@ SAFE = 1e-7
 Pairs = NDArray[np.bool_]
 
 
-def better(metric: str, values: Draws) -> Draws:
+def orient(metric: str, values: Draws) -> Draws:
     """Values turned so that more is better: a bias is its distance from 0, a `_rate` is of what should not be.
 
-    >>> better("bias_ambiguous", np.array([-0.2, 0.1])).tolist(), better("unparsed_rate", np.array([0.3])).tolist()
+    >>> orient("bias_ambiguous", np.array([-0.2, 0.1])).tolist(), orient("unparsed_rate", np.array([0.3])).tolist()
     ([-0.2, -0.1], [-0.3])
     """
     if metric in NEITHER:
@@ -40,21 +40,21 @@ def better(metric: str, values: Draws) -> Draws:
 
 def least_gain(before: Row, after: Row, metric: str) -> float:
     """The lower limit of the paired interval of what `after` is better by; NaN over too few clusters."""
-    was, is_now = (better(metric, np.array([row["metrics"][metric]["value"]])) for row in (before, after))
-    gains = better(metric, draws(after, metric)) - better(metric, draws(before, metric))
+    was, is_now = (orient(metric, np.array([row["metrics"][metric]["value"]])) for row in (before, after))
+    gains = orient(metric, draws(after, metric)) - orient(metric, draws(before, metric))
     return paired(metric, float(is_now[0] - was[0]), gains, *drawn_from(after, metric))[0]
 
 
 def surely_better(rows: Sequence[Row], metric: str) -> Pairs:
     """[after, before]: whether `least_gain` of each pair of rows is above 0."""
-    values = better(metric, np.array([row["metrics"][metric]["value"] for row in rows], float))
+    values = orient(metric, np.array([row["metrics"][metric]["value"] for row in rows], float))
     found = values[:, None] > values[None, :]  # a limit is never above the value
     drawn = [draws(row, metric) for row in rows]
     if len({len(row) for row in drawn}) > 1 or not all(len(row) and np.isfinite(row).all() for row in drawn):
         return _by_definition(rows, metric, found, found)
     clusters, factors = _sizes(rows, metric)
     found &= (clusters >= FEWEST)[:, None]
-    table = better(metric, np.stack(drawn))
+    table = orient(metric, np.stack(drawn))
     spread = table - table.mean(axis=1, keepdims=True)
     variances, constant = (spread**2).mean(axis=1), np.ptp(table, axis=1) == 0
     bounded = is_share(metric) or "bias" in metric

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation.compare import Logged, Row, Split, Stage, count, different, logged, same_questions
-from grpo_nb.evaluation.dominance import NEITHER, better, surely_better
+from grpo_nb.evaluation.dominance import NEITHER, orient, surely_better
 from grpo_nb.evaluation.intervals import PARTS
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 
 log = clean_logger(__name__)
 
@@ -38,10 +38,10 @@ class Point:
     def name(self) -> str:
         return f"step {self.stage}" if isinstance(self.stage, int) else self.stage
 
-    def goodness(self, by: Metrics) -> list[float]:
+    def objective_vector(self, by: Metrics) -> list[float]:
         """The value of each objective's metric, turned so that more is better."""
         values = [self.rows[objective]["metrics"][metric]["value"] for objective, metric in by.items()]
-        return [float(better(metric, np.array([v]))[0]) for metric, v in zip(by.values(), values, strict=True)]
+        return [float(orient(metric, np.array([v]))[0]) for metric, v in zip(by.values(), values, strict=True)]
 
 
 def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, split: Split = "test") -> pd.DataFrame:
@@ -63,8 +63,8 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
     _report_left_out(run, rows)
     by = _chosen(run, rows, by)
     points = _points(rows, by)
-    masters = _masters(points, by)
-    turn, saved = _knee(points, masters, by), _loadable(run)
+    dominators = _dominators(points, by)
+    knee_point, saved = _knee(points, dominators, by), _loadable(run)
     lines = [
         {
             "stage": point.name,
@@ -72,11 +72,11 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
             "saved": point.stage in saved,
             **_values(point, by),
             "front": not over,
-            "knee": point is turn,
+            "knee": point is knee_point,
             "dominated_by": ", ".join(other.name for other in over),
             "n": min(count(point.rows[objective], metric) for objective, metric in by.items()),
         }
-        for point, over in zip(points, masters, strict=True)
+        for point, over in zip(points, dominators, strict=True)
     ]
     values = [f"{objective}/{metric}{part}" for objective, metric in by.items() for part in PARTS.values()]
     return pd.DataFrame(lines, columns=["stage", "step", "saved", *values, "front", "knee", "dominated_by", "n"])
@@ -94,7 +94,7 @@ def best(
     if objective not in run.config.objectives:
         raise ValueError(
             f"'{objective}' is no objective of {run.name}; it has {', '.join(run.config.objectives)}"
-            + hint(objective, run.config.objectives)
+            + did_you_mean(objective, run.config.objectives)
         )
     rows = [row for row in _rows(run, mode, split) if row["objective"] == objective]
     _report_left_out(run, rows)
@@ -116,12 +116,12 @@ def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, spl
     _report_left_out(run, rows)
     by = _chosen(run, rows, by)
     points = _there(run, _points(rows, by))
-    found = _knee(points, _masters(points, by), by)
+    found = _knee(points, _dominators(points, by), by)
     assert found is not None  # of points that are there
     return found.stage
 
 
-def worth_keeping(run: Run) -> tuple[int, ...]:
+def steps_to_keep(run: Run) -> tuple[int, ...]:
     """Steps of the checkpoints that quick evaluation finds best in an objective, and of the knee."""
     rows = _rows(run, "quick", "test")
     by = _chosen(run, rows, None)
@@ -129,8 +129,8 @@ def worth_keeping(run: Run) -> tuple[int, ...]:
     if not points:
         return ()
     chosen = [_first_best(points, {objective: metric}) for objective, metric in by.items()]
-    turn = _knee(points, _masters(points, by), by)
-    return tuple(sorted({point.step for point in (*chosen, turn) if point is not None}))
+    knee_point = _knee(points, _dominators(points, by), by)
+    return tuple(sorted({point.step for point in (*chosen, knee_point) if point is not None}))
 
 
 def _rows(run: Run, mode: Logged | None, split: Split) -> list[Row]:
@@ -168,7 +168,7 @@ def _chosen(run: Run, rows: Sequence[Row], by: Metrics | None, only: str | None 
                 f"no evaluation of {run.name} has '{metric}' of '{objective}'; there are "
                 + "; ".join(f"{name}: {', '.join(metrics)}" for name, metrics in known.items())
             )
-        better(metric, np.zeros(1))
+        orient(metric, np.zeros(1))
     return dict(by)
 
 
@@ -214,10 +214,10 @@ def _values(point: Point, by: Metrics) -> dict[str, float]:
 
 
 def _first_best(points: Sequence[Point], by: Metrics) -> Point:
-    return max(points, key=lambda point: point.goodness(by))  # of equal ones max takes the first
+    return max(points, key=lambda point: point.objective_vector(by))  # of equal ones max takes the first
 
 
-def _masters(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
+def _dominators(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
     """For each point those that dominate it; those that nothing dominates are the front.
 
     One dominates another where it is better in every objective, each paired 95% interval of the difference above 0.
@@ -228,12 +228,12 @@ def _masters(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
     return [[points[int(i)] for i in np.flatnonzero(over[:, place])] for place in range(len(points))]
 
 
-def _knee(points: Sequence[Point], masters: Sequence[Sequence[Point]], by: Metrics) -> Point | None:
+def _knee(points: Sequence[Point], dominators: Sequence[Sequence[Point]], by: Metrics) -> Point | None:
     """The knee of their front, which no points have not: to dominate is to be better, and that has no circles."""
-    front = [point for point, over in zip(points, masters, strict=True) if not over]
+    front = [point for point, over in zip(points, dominators, strict=True) if not over]
     if not front:
         return None
-    values = np.array([point.goodness(by) for point in front])
+    values = np.array([point.objective_vector(by) for point in front])
     span = np.ptp(values, axis=0)
     lost = (values.max(axis=0) - values) / np.where(span > 0, span, 1.0)
     return front[int((lost**2).sum(axis=1).argmin())]

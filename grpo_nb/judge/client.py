@@ -15,7 +15,7 @@ from grpo_nb.judge import host_trust
 from grpo_nb.judge.failures import AskFailed, Kind
 from grpo_nb.judge.network import bounded_client, check_proxies, proxy_of
 from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
-from grpo_nb.judge.refusals import plain, refused, said
+from grpo_nb.judge.refusals import error_text, plain, refused
 from grpo_nb.judge.replies import Reply, read_reply, words_in
 from grpo_nb.judge.secrets import strike
 from grpo_nb.printable import clean_logger
@@ -78,7 +78,7 @@ class Endpoint:
             try:
                 response = await client.chat.completions.create(model=self.provider.model, messages=messages, **options)
             except openai.APIStatusError as error:
-                words = said(_body(error))
+                words = error_text(_body(error))
                 if (fewer := self._without(options, words, error.status_code)) is None:
                     raise self._refusal(error, words) from None
                 options = fewer

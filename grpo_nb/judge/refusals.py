@@ -28,12 +28,12 @@ PARAMETERS: Mapping[str, Sequence[str]] = {
 """Parameters of a request, and the words by which servers name them."""
 
 
-def said(body: str) -> str:
+def error_text(body: str) -> str:
     """The sentence in an error's body of any shape: JSON of any maker, a page, or plain text; '' if there is none.
 
-    >>> said('{"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted", "input": 0}]}')
+    >>> error_text('{"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted", "input": 0}]}')
     'body.seed: Extra inputs are not permitted'
-    >>> said("<html><h1>Not Found</h1></html>")
+    >>> error_text("<html><h1>Not Found</h1></html>")
     'Not Found'
     """
     body = body[:LONGEST_BODY].strip()

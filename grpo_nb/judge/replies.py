@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_nb.judge.failures import Kind
 from grpo_nb.judge.prompts import Messages, before_verdict
-from grpo_nb.judge.refusals import said
+from grpo_nb.judge.refusals import error_text
 
 BYTES_PER_TOKEN = 4
 """What is counted where a server does not say how many tokens it used, or says what cannot be."""
@@ -64,7 +64,7 @@ def read_reply(response: Any, messages: Messages, budget: int) -> Reply:
     if refusal:  # whatever else it wrote
         return Reply("", *tokens, problem=f"the model refused: {refusal}", kind="withheld", final=True)
     if error := next((e for part in (response, choice, choice.message) if (e := getattr(part, "error", None))), None):
-        problem = f"an error came with the reply: {said(json.dumps(error, default=str))}"
+        problem = f"an error came with the reply: {error_text(json.dumps(error, default=str))}"
         return Reply("", *tokens, problem=problem, kind="server")
     if text is None:
         return _no_completion(response, messages)
@@ -74,9 +74,9 @@ def read_reply(response: Any, messages: Messages, budget: int) -> Reply:
 def words_in(response: Any) -> str:
     """The sentence in an answer that came with status 200 and is an error, or a page."""
     if isinstance(response, str):
-        return said(response)
+        return error_text(response)
     more = getattr(response, "model_extra", None)  # what a completion does not have
-    return said(json.dumps(more, default=str)) if isinstance(more, dict) else ""
+    return error_text(json.dumps(more, default=str)) if isinstance(more, dict) else ""
 
 
 def _no_completion(response: Any, messages: Messages) -> Reply:

@@ -21,7 +21,7 @@ from grpo_nb.run.run import RunError
 from grpo_nb.storage.vocabulary import Command, RunState
 
 Row = Mapping[str, Any]
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 AUTO_WIDTH = "72px"
 _LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
@@ -41,11 +41,11 @@ class Setting:
 class KnobControl:
     """One knob as a row: a box to be exact, a slider to feel, a toggle for the controller, and what is in use."""
 
-    def __init__(self, knob: Knob, name: str, slider: w.Widget, arrow: float, say: Say) -> None:
+    def __init__(self, knob: Knob, name: str, slider: w.Widget, arrow: float, notify: Notify) -> None:
         """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""
         self.turned: Callable[[], None] = lambda: None
         """Called when the knob was turned here."""
-        self.knob, self.name, self.slider, self._say = knob, name, slider, say
+        self.knob, self.name, self.slider, self._notify = knob, name, slider, notify
         low, high = knob.bounds
         self.entry = w.FloatText(  # not the bounded one: that would clamp without a word
             value=knob.value,
@@ -80,7 +80,7 @@ class KnobControl:
         """Show the knob as it stands: the controller's value while it is automatic, else what was asked for."""
         shown = used.value if asked.automatic and used is not None else asked.value
         self._show(shown, asked.automatic)
-        text = words(asked, used, note)
+        text = setting_html(asked, used, note)
         if text != self.label.value:
             self.label.value = text
 
@@ -115,11 +115,11 @@ class KnobControl:
             self._write(lambda: self.knob.set(self.entry.value, by="dashboard"))
 
     def _write(self, change: Callable[[], object]) -> bool:
-        self._say("")
+        self._notify("")
         try:
             change()
         except (RunError, OSError) as error:
-            self._say(f"not changed: {error}")
+            self._notify(f"not changed: {error}")
             return False
         self.turned()
         return True
@@ -155,19 +155,19 @@ BUTTONS = (
 class Controls:
     """Every knob and command of one session; `widget` to show, `follow` to bring up to date."""
 
-    def __init__(self, session: Any, say: Say, turned: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, session: Any, notify: Notify, turned: Callable[[], None] = lambda: None) -> None:
         """`turned` is called after a knob was turned or a button was pressed here."""
-        self._session, self._say, self._turned = session, say, turned
+        self._session, self._notify, self._turned = session, notify, turned
         self._problem: str | None = None
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
         self._starts = {keys.BETA.of(name): objective.beta for name, objective in config.objectives.items()}
         self.knobs: dict[str, KnobControl] = {
-            keys.BETA.of(name): beta_control(knobs[keys.BETA.of(name)], name, objective, say)
+            keys.BETA.of(name): beta_control(knobs[keys.BETA.of(name)], name, objective, notify)
             for name, objective in config.objectives.items()
         }
-        self.knobs["temperature"] = temperature_control(knobs["temperature"], say)
-        self.knobs["learning_rate"] = rate_control(knobs["learning_rate"], config.algorithm.learning_rate, say)
+        self.knobs["temperature"] = temperature_control(knobs["temperature"], notify)
+        self.knobs["learning_rate"] = rate_control(knobs["learning_rate"], config.algorithm.learning_rate, notify)
         for control in self.knobs.values():
             control.turned = turned
         self.buttons = {button.command: self._button(button) for button in BUTTONS}
@@ -184,7 +184,7 @@ class Controls:
             used, note = self._used(name, row, wanted.automatic)
             control.follow(wanted, used, note)
         if asked.problem or self._problem:
-            self._say(asked.problem or "")  # and it goes when the file is whole again
+            self._notify(asked.problem or "")  # and it goes when the file is whole again
         self._problem = asked.problem
         for button in BUTTONS:
             self.buttons[button.command].disabled = state not in button.states
@@ -209,44 +209,44 @@ class Controls:
         )
 
         def pressed(_: object) -> None:
-            self._say("")
+            self._notify("")
             try:
                 getattr(self._session, described.method)()
             except (RunError, OSError, RuntimeError) as error:
-                self._say(f"{described.label}: {error}")
+                self._notify(f"{described.label}: {error}")
             self._turned()
 
         button.on_click(pressed)
         return button
 
 
-def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, say: Say) -> KnobControl:
+def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, notify: Notify) -> KnobControl:
     """A logarithmic slider over the objective's beta bounds; the box takes any beta, 0 too."""
     low, high = (math.log10(bound) for bound in objective.beta_bounds)
     title = f"β {name.translate(_LITERAL)}"
     slider = w.FloatLogSlider(value=knob.value, min=low, max=high, step=0.05, **_naming(title))
-    control = KnobControl(knob, title, slider, 0.001, say)
+    control = KnobControl(knob, title, slider, 0.001, notify)
     if objective.kl_band is None or not objective.controlled:
         return control
     return control.with_auto("let the controller hold the KL from {} to {} nats a token".format(*objective.kl_band))
 
 
-def temperature_control(knob: Knob, say: Say) -> KnobControl:
+def temperature_control(knob: Knob, notify: Notify) -> KnobControl:
     """A slider over the usual temperatures; the box takes all that the knob allows."""
     slider = w.FloatSlider(value=knob.value, min=0.1, max=2.0, step=0.05, **_naming("temperature"))
-    return KnobControl(knob, "temperature", slider, 0.05, say)
+    return KnobControl(knob, "temperature", slider, 0.05, notify)
 
 
-def rate_control(knob: Knob, start: float, say: Say) -> KnobControl:
+def rate_control(knob: Knob, start: float, notify: Notify) -> KnobControl:
     """A logarithmic slider two decades to both sides of the configured rate; the box takes any, 0 too."""
     middle = math.log10(start)
     slider = w.FloatLogSlider(
         value=knob.value, min=middle - 2, max=min(middle + 2, 0.0), step=0.05, **_naming("learning rate")
     )
-    return KnobControl(knob, "learning rate", slider, _rounded(start / 10), say)
+    return KnobControl(knob, "learning rate", slider, _rounded(start / 10), notify)
 
 
-def words(asked: Setting, used: Setting | None, note: str = "") -> str:
+def setting_html(asked: Setting, used: Setting | None, note: str = "") -> str:
     """What is in use, and what was asked for where that is not in use yet, as HTML."""
     return str(
         html(

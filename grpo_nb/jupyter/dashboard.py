@@ -68,7 +68,7 @@ class Dashboard:
         empty = canvas.blank(canvas.PAGE if grpo else canvas.STRIP)  # else a broken picture until the first is drawn
         self.picture = w.Image(value=empty, format="png", layout=w.Layout(**PICTURE))
         self._frame = w.Box([self.picture], layout=w.Layout(overflow="auto hidden", flex="0 0 auto"))
-        self.controls = Controls(session, self.say, self.watch) if grpo else None
+        self.controls = Controls(session, self.notify, self.watch) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
             options=[*report.PAGES, SAMPLES],
@@ -132,9 +132,9 @@ class Dashboard:
         """Whether it shows nothing any more; also where ipywidgets closed its widgets."""
         return self._closed.is_set() or self.widget.comm is None
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         """Show one line under the controls; an empty one takes it away."""
-        self.message.value = notices.told([Notice("warning", text)]) if text else ""
+        self.message.value = notices.notice_html([Notice("warning", text)]) if text else ""
 
     def refresh(self, draw_now: bool = False) -> None:
         """Bring everything up to date from the files; the picture only when it is due."""
@@ -201,7 +201,7 @@ class Dashboard:
                 self.refresh(draw_now=not (active or stood[0].is_active))
             except Exception as error:  # a picture that fails must not end the watching, and never the training
                 log.exception("the dashboard of %s could not be drawn", self.session.run.name)
-                self.say(f"the picture could not be drawn ({error}); training is not affected")
+                self.notify(f"the picture could not be drawn ({error}); training is not affected")
             if active or self.session.followed:
                 self._wake.wait(TICK_SECONDS)
             else:
@@ -254,7 +254,7 @@ def _figure(session: Any, followed: Followed, page: str) -> Any:
 
 
 def _notices(session: Any, state: RunState, step: int) -> str:
-    return notices.told(notices.notices(session, state, step))
+    return notices.notice_html(notices.notices(session, state, step))
 
 
 def _warnings(found: Sequence[Row], left: int) -> str:
@@ -262,7 +262,7 @@ def _warnings(found: Sequence[Row], left: int) -> str:
     shown = [
         Notice(e["severity"], f"step {e.get('step')}: {e.get('message')}", str(e.get("advice") or "")) for e in found
     ]
-    return notices.told(shown, f"and {left} more in 04_diagnostics" if left > 0 else "")
+    return notices.notice_html(shown, f"and {left} more in 04_diagnostics" if left > 0 else "")
 
 
 def _signature(folder: os.PathLike[str]) -> object:

@@ -54,14 +54,14 @@ def usual_place() -> Literal["thread", "foreground"]:
     """Where a session trains unless told otherwise; says so where it is the foreground."""
     if (why := limits()) is None:
         return "thread"
-    say(
+    notify(
         f"foreground mode ({why}): this cell trains and shows a picture now and then; interrupt it once to stop and "
         "save; where='process' trains apart, where='thread' insists"
     )
     return "foreground"
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     """One line under the cell that runs; a script gets it as a log record."""
     if shell() is None:
         log.warning("%s", text)
@@ -79,10 +79,10 @@ def welcome() -> None:
 
     def list_runs(*_: Any) -> None:
         here.events.unregister("post_run_cell", list_runs)
-        from grpo_nb.jupyter.project import standing
+        from grpo_nb.jupyter.project import runs_summary
 
-        if text := standing():
-            say(text)
+        if text := runs_summary():
+            notify(text)
 
     here.events.register("post_run_cell", list_runs)
 
@@ -132,7 +132,7 @@ def _exclude(here: Any) -> None:
         return
     own = [name for name in list(sys.modules) if f"{name}.".startswith(f"{PACKAGE}.")]
     if PACKAGE not in reloader.skip_modules and reloader.enabled:
-        say(
+        notify(
             f"%autoreload leaves {PACKAGE} alone from here on, since it would change a run midway: after an edit, "
             f"stop what trains in this kernel and call {PACKAGE}.reload()"
         )

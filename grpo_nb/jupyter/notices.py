@@ -43,7 +43,7 @@ def colour(state: RunState) -> str:
     return BADGES[_STATES.get(state, "info")]
 
 
-def told(notices: Sequence[Notice], rest: str = "") -> str:
+def notice_html(notices: Sequence[Notice], rest: str = "") -> str:
     """A line each with its badge in the theme's own ink, and in small what to do about it, as HTML."""
     return str(html("notices", notices=notices, colours=BADGES, rest=rest))
 

@@ -78,7 +78,7 @@ def runs(folder: str | Path | None = None) -> "Table":
     return Table(pd.DataFrame(rows), f"runs in {folder}" if rows else f"no runs in {folder} yet")
 
 
-def standing(folder: str | Path | None = None, limit: int = 5) -> str | None:
+def runs_summary(folder: str | Path | None = None, limit: int = 5) -> str | None:
     """The newest runs of `folder` (by default the project's), a line each with what to do; None without any."""
     found = list_runs(root() / "runs" if folder is None else folder)
     lines = [one_line(f"{s.name}: {s.state}, step {s.step} of {s.steps}; {_next(s)}") for s in found[:limit]]

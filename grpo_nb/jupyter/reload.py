@@ -32,7 +32,7 @@ def reload() -> list[str]:
     edited, old = fingerprint.changed(), _loaded()
     _import_anew(old)
     if kept := _renew(vars(sys.modules["__main__"]), old):
-        kernel.say(
+        kernel.notify(
             f"{', '.join(kept)}: still of the old code. Run the cells that make them again; `{PACKAGE}.Run.open(path)` "
             f"and `{PACKAGE}.attach(path)` read everything from the run directory."
         )

@@ -31,7 +31,7 @@ from grpo_nb.run.dependencies_file import accepted_kinds
 from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.vocabulary import Command, RunState
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
     import pandas as pd
@@ -178,7 +178,7 @@ class Session:
         if self._worker is not None:
             self._worker.ask_to_stop()
         if not self._trains():
-            kernel.say(f"{self.run.name}: {self.state}, nothing trains it that could stop")
+            kernel.notify(f"{self.run.name}: {self.state}, nothing trains it that could stop")
             return
         try:
             self.run.knobs.request(Command.STOP)
@@ -282,7 +282,7 @@ class Session:
             return
         step, steps = run.last_step(), run.config.run.steps
         further = f"start(…, steps={steps}) goes on, " if step is not None and step < steps else ""
-        kernel.say(
+        kernel.notify(
             f"{run.name} is already complete at step {step} and is reused; {further}start(…, fresh=True) begins it anew"
         )
 
@@ -291,7 +291,7 @@ class Session:
         if self.where != "process":
             kernel.shield_from_autoreload()
         if self._worker is None and self.where == "thread" and (self.run.path / LOG).exists():
-            kernel.say(
+            kernel.notify(
                 f"{self.run.name} trained in a process of its own, and goes on in this kernel; "
                 "start(…, where='process') trains apart again"
             )
@@ -344,7 +344,7 @@ class Session:
     def _interrupted(self) -> None:
         if self._worker is None:
             raise Stopped(f"{self.run.name} goes on without being waited for; `session.stop()` ends it.") from None
-        kernel.say(f"stopping {self.run.name} after this step, then saving (interrupt again to stop waiting)")
+        kernel.notify(f"stopping {self.run.name} after this step, then saving (interrupt again to stop waiting)")
         self.stop()
 
     def _stopped_sentence(self) -> str:
@@ -393,7 +393,7 @@ def start(
     """
     for name, value, known in (("stage", stage, get_args(Stage)), ("where", where, get_args(Where))):
         if value is not None and value not in known:
-            raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{hint(str(value), known)}")
+            raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{did_you_mean(str(value), known)}")
     accepted = accepted_kinds(accept_changed)
     if isinstance(run, str | Path):
         run = Run.open(Path(run)) if config is None else Run.open_or_create(Path(run), config)
@@ -403,7 +403,7 @@ def start(
         begin_anew(run)
     session = Session(run, job)
     if stage == "grpo" and (cold := _cold(run)):
-        kernel.say(cold)
+        kernel.notify(cold)
     session._begin()
     return session
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 
 TEXT = "text"
 """Unit of what is no number."""
@@ -233,5 +233,5 @@ def check(row: Iterable[str]) -> None:
     if unknown := [key for key in row if row_of(key) is None]:
         raise ValueError(
             f"metric '{unknown[0]}' is not in the table of grpo_nb/metrics/keys.py; log a key of the table, numbers "
-            f"of your own as '{USER.name}'{hint(unknown[0], TABLE)}"
+            f"of your own as '{USER.name}'{did_you_mean(unknown[0], TABLE)}"
         )

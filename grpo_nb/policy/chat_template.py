@@ -7,7 +7,7 @@ from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
 from grpo_nb.policy.loading import ModelError
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 
 GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}
 """Variables of a template that transformers fills in."""
@@ -26,7 +26,7 @@ def choose(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
     named = names(tokenizer)
     if name not in named:
         found = f"the tokenizer's are {', '.join(named)}" if named else "the tokenizer has no templates by name"
-        raise ModelError(f"model.chat_template='{name}': {found}{hint(name, named)}. Use one of them, or null")
+        raise ModelError(f"model.chat_template='{name}': {found}{did_you_mean(name, named)}. Use one of them, or null")
     tokenizer.chat_template = tokenizer.chat_template[name]
 
 
@@ -57,7 +57,7 @@ def check_switches(template: Any, switches: Mapping[str, Any]) -> None:
         found = f"it reads {', '.join(read)}" if read else "it reads no switch at all" if text else "there is none"
         raise ModelError(
             f"model.chat_template_kwargs has '{unread[0]}', which the chat template does not read: "
-            f"{found}{hint(unread[0], read)}. Correct the name or remove it"
+            f"{found}{did_you_mean(unread[0], read)}. Correct the name or remove it"
         )
 
 

@@ -22,7 +22,7 @@ from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.report import tables
 from grpo_nb.report.markup import Markup, html
-from grpo_nb.report.tables import Table, cell, interval, words
+from grpo_nb.report.tables import Table, cell, format_value, interval
 from grpo_nb.rollout import engine
 from grpo_nb.run.run import Run
 from grpo_nb.run.status import MILESTONES
@@ -212,7 +212,7 @@ def events(run: Run, limit: int = 20) -> Table:
     newest = islice(run.newest_first("events"), NEWEST_ROWS)
     found = [*islice((event for event in newest if event.get("kind") != "checkpoint"), limit)]
     rows = [
-        {"time": words(e.get("time"), "time"), "step": e.get("step"), "kind": e.get("kind"), "what": _details(e)}
+        {"time": format_value(e.get("time"), "time"), "step": e.get("step"), "kind": e.get("kind"), "what": _details(e)}
         for e in found
     ]
     caption = f"{run.name}: the newest {len(rows)} events" if rows else f"{run.name}: no events"
@@ -359,4 +359,4 @@ def _details(event: Mapping[str, Any]) -> str:
         return str(sentence)
     known = {"kind", "step", "time", "traceback"}
     pairs = ((key, value) for key, value in event.items() if key not in known and value is not None)
-    return ", ".join(f"{key} {words(value, key)}" for key, value in pairs)
+    return ", ".join(f"{key} {format_value(value, key)}" for key, value in pairs)

@@ -54,18 +54,18 @@ def cell(value: Any) -> str:
     return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + " …"
 
 
-def words(value: Any, name: str = "") -> str:
+def format_value(value: Any, name: str = "") -> str:
     """A value of the log in a sentence: numbers in four digits, times as a clock says them, what is inside likewise.
 
-    >>> words({"share": 0.333333, "steps": [1, 2]})
+    >>> format_value({"share": 0.333333, "steps": [1, 2]})
     'share 0.3333, steps 1, 2'
     """
     if type(value) in (int, float) and name in _TIMES and 0 <= value <= _FAR:
         return f"{datetime.fromtimestamp(value):%Y-%m-%d %H:%M:%S}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {words(item, str(key))}" for key, item in value.items())
+        return ", ".join(f"{key} {format_value(item, str(key))}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(words(item) for item in value)
+        return ", ".join(format_value(item) for item in value)
     return cell(value)
 
 
@@ -82,7 +82,7 @@ def interval(value: float, low: float, high: float) -> str:
     return f"{value:.2f} {TOO_FEW}" if math.isnan(low) or math.isnan(high) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def facts(values: Mapping[str, Any], caption: str = "") -> Table:
+def key_values(values: Mapping[str, Any], caption: str = "") -> Table:
     """Names and values, one a line."""
     return Table(pd.DataFrame({"": list(values), " ": [_plain(value) for value in values.values()]}), caption)
 

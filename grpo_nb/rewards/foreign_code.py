@@ -38,11 +38,11 @@ def calling(who: str, where: str = "") -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit, GeneratorExit) as error:
-        raise RewardError(f"{who} raised {said(error)}{where}") from error
+        raise RewardError(f"{who} raised {error_text(error)}{where}") from error
     except asyncio.CancelledError as error:
         if _cancelled():
             raise
-        raise RewardError(f"{who} raised {said(error)}{where}") from error
+        raise RewardError(f"{who} raised {error_text(error)}{where}") from error
     finally:
         if os.getpid() != process:
             os._exit(0)
@@ -55,7 +55,7 @@ def calling(who: str, where: str = "") -> Iterator[None]:
                 log.warning("%s closed file descriptor %d; it leads nowhere from here on", who, fd)
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error in words, also one that has none."""
     try:
         text = str(error)

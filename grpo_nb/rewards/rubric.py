@@ -25,9 +25,8 @@ from typing import Any
 from grpo_nb.rewards.background import Background
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.foreign_code import RewardError as RewardError
-from grpo_nb.rewards.foreign_code import calling
+from grpo_nb.rewards.foreign_code import calling, error_text
 from grpo_nb.rewards.foreign_code import kind as _kind
-from grpo_nb.rewards.foreign_code import said as _said
 from grpo_nb.tasks import Task
 from grpo_nb.tasks.thinking import after_thinking
 from grpo_nb.types import Example, Score
@@ -198,7 +197,7 @@ def _awaited(name: str, future: "Future[Any]") -> Any:
     try:
         return future.result()
     except Exception as error:
-        raise RewardError(f"reward function '{name}' raised {_said(error)}") from error
+        raise RewardError(f"reward function '{name}' raised {error_text(error)}") from error
 
 
 def task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str]) -> list[Score]:

@@ -67,6 +67,18 @@ class Finding:
         """Rule and objective: a finding with the same key is the same trouble going on."""
         return self.rule, str(self.evidence.get("objective", ""))
 
+    def to_dict(self) -> dict[str, object]:
+        """The finding as plain JSON values, as an event holds it."""
+        return {
+            "step": self.step,
+            "rule": self.rule,
+            "severity": self.severity,
+            "message": self.message,
+            "advice": self.advice,
+            "action": self.action,
+            "evidence": dict(self.evidence),
+        }
+
     def __str__(self) -> str:
         where = "" if self.step is None else f" at step {self.step}"
         advice = f" What to do: {self.advice}." if self.advice else ""

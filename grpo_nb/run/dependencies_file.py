@@ -10,7 +10,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.storage import safe_open
 from grpo_nb.storage.digests import Entry
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 
 KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation")
 FILE = "dependencies.json"
@@ -39,7 +39,8 @@ def accepted_kinds(given: Collection[str] | str) -> frozenset[str]:
     names = frozenset([given] if isinstance(given, str) else given)
     for name in sorted(names - {*KINDS}):
         raise ConfigError(
-            f"accept_changed={name!r} is no kind of dependency; needs one of {', '.join(KINDS)}{hint(name, KINDS)}"
+            f"accept_changed={name!r} is no kind of dependency; needs one of {', '.join(KINDS)}"
+            + did_you_mean(name, KINDS)
         )
     return names
 

@@ -21,7 +21,7 @@ from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.vocabulary import Command
-from grpo_nb.suggest import near
+from grpo_nb.suggest import close_matches
 
 log = clean_logger(__name__)
 
@@ -176,7 +176,7 @@ class Knobs(Mapping[str, Knob]):
             RunError: there is none; the message names close ones.
         """
         if name not in self:
-            close = near(name, self, count=1)
+            close = close_matches(name, self, count=1)
             meant = f"did you mean '{close[0]}'?" if close else "there are: " + ", ".join(self)
             raise RunError(f"unknown knob '{name}': {meant}")
         return Knob(name, self)

@@ -40,7 +40,7 @@ from grpo_nb.storage.files import clear_errors, from_json
 from grpo_nb.storage.journal import Follower, Journal, Row
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.vocabulary import Command, RunState
-from grpo_nb.suggest import near
+from grpo_nb.suggest import close_matches
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -396,7 +396,7 @@ def _read_config(path: Path) -> Config:
 def _no_run(path: Path) -> str:
     what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
     neighbours = [folder.name for folder in settings.run_folders(path.parent)]
-    close = near(path.name, neighbours, count=1, cutoff=0.6)
+    close = close_matches(path.name, neighbours, count=1, cutoff=0.6)
     hint = (
         f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 from grpo_nb.tasks import demo
 from grpo_nb.tasks.bbq import BBQ
 from grpo_nb.tasks.halueval import HaluEvalDialogue, HaluEvalQA, HaluEvalSummarization
@@ -170,7 +170,7 @@ def load_tasks(
     if strangers := given.keys() - config.objectives.keys():
         raise ConfigError(
             f"tasks given for {sorted(strangers)}, which the configuration does not have; "
-            f"its objectives are {sorted(config.objectives)}{hint(min(strangers), config.objectives)}"
+            f"its objectives are {sorted(config.objectives)}{did_you_mean(min(strangers), config.objectives)}"
         )
     for name, task in given.items():
         check_task(name, task)

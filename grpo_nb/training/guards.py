@@ -76,7 +76,7 @@ def watch(state: TrainState, row: metrics.Row) -> None:
     state.history.append(row)
     skip = rules.before_update(state.history, state.config) if left_out else None
     found = ([skip] if skip else []) + rules.after_step(state.history, state.config)
-    act_on(state.run, found)
+    log_and_raise(state.run, found)
     state.ends = [finding for finding in found if finding.action == "end"]
 
 
@@ -88,7 +88,7 @@ def watch_sft(run: Run, recent: Rows) -> None:
     """
     if recent[-1][keys.STATUS] == "skipped":
         found = [sft.skipped(recent[-1:], [], run.config), rules.repeated_skips(recent, run.config)]
-        act_on(run, [finding for finding in found if finding])
+        log_and_raise(run, [finding for finding in found if finding])
 
 
 def check_ends(state: TrainState) -> None:
@@ -106,33 +106,20 @@ def watch_sources(state: TrainState) -> None:
     files = fingerprint.changed()
     if files and files != state.edited:
         advice = "to use the new code, stop, restart the kernel (or grpo_nb.reload()) and start again"
-        act_on(
+        log_and_raise(
             state.run,
             [Finding("code_changed", "warning", state.step, fingerprint.sentence(files), {"files": files}, advice)],
         )
     state.edited = files
 
 
-def act_on(run: Run, found: Sequence[Finding]) -> None:
+def log_and_raise(run: Run, found: Sequence[Finding]) -> None:
     """Log findings.
 
     Raises:
         TrainingError: the action of one is to stop.
     """
     for finding in found:
-        run.log_event("finding", **as_event(finding))
+        run.log_event("finding", **finding.to_dict())
     if stops := [finding for finding in found if finding.action == "stop"]:
         raise TrainingError("\n".join(str(finding) for finding in stops))
-
-
-def as_event(finding: Finding) -> dict[str, object]:
-    """A finding as plain JSON values."""
-    return {
-        "step": finding.step,
-        "rule": finding.rule,
-        "severity": finding.severity,
-        "message": finding.message,
-        "advice": finding.advice,
-        "action": finding.action,
-        "evidence": dict(finding.evidence),
-    }

@@ -13,7 +13,7 @@ from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.rubric import RewardFunction, Rubric
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
-from grpo_nb.suggest import hint
+from grpo_nb.suggest import did_you_mean
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.types import Example
 
@@ -54,7 +54,7 @@ def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> di
     if strangers := rewards.keys() - config.objectives.keys():
         raise ConfigError(
             f"rewards given for {sorted(strangers)}; the objectives are {sorted(config.objectives)}"
-            + hint(min(strangers), config.objectives)
+            + did_you_mean(min(strangers), config.objectives)
         )
     objectives = {
         name: _objective(run, name, objective, tasks[name], rewards.get(name, ()))

@@ -62,7 +62,7 @@ def prepare(run: Run, engine: Engine, goal: int, given: Given) -> TrainState:
         _start(state, warm)
     else:
         _restore(state, newest)
-    _note_idle_settings(state)
+    _log_unused_settings(state)
     return state
 
 
@@ -142,8 +142,8 @@ def _note_other_judges(state: TrainState, before: dict[str, list[str]]) -> None:
         log.warning("this run was judged by %s until step %d, from here on by %s", before, state.step, now)
 
 
-def _note_idle_settings(state: TrainState) -> None:
-    for message in state.config.idle():
+def _log_unused_settings(state: TrainState) -> None:
+    for message in state.config.unused_settings():
         state.run.log_event("idle_setting", step=state.step, message=message)
         log.warning(message)
 

@@ -95,7 +95,7 @@ def save(state: TrainState) -> Path:
     elif not checkpoints.holds(0):
         _save_origin(state)
     path = checkpoints.save(state.step, state_dict(state.policy, state.optimizer), stored)
-    always = (0, *pareto.worth_keeping(state.run))
+    always = (0, *pareto.steps_to_keep(state.run))
     checkpoints.prune(state.config.run.keep_checkpoints, always)
     state.run.log_event("checkpoint", step=state.step, path=path.name)
     state.saved = state.step

@@ -353,18 +353,20 @@ def test_the_geometry_counts_the_passes_of_each_objective() -> None:
     ],
 )
 def test_a_controllers_setting_that_nothing_reads_is_said(changes: dict[str, Any], idle: tuple[str, str]) -> None:
-    assert not [note for note in presets.demo().idle() if "objectives." in note]
-    (note,) = [note for note in presets.demo().replace(**changes).idle() if "objectives." in note]
+    assert not [note for note in presets.demo().unused_settings() if "objectives." in note]
+    (note,) = [note for note in presets.demo().replace(**changes).unused_settings() if "objectives." in note]
     assert note.startswith(idle[0]) and names(note, *idle)
     steering = {"objectives.fairness.controller": "proportional", "objectives.fairness.controller_gain": 0.2}
-    assert not [n for n in presets.demo().replace(**steering).idle() if "objectives." in n]
+    assert not [n for n in presets.demo().replace(**steering).unused_settings() if "objectives." in n]
 
 
 @pytest.mark.parametrize(("quick", "saved", "notes"), [(3, 20, 1), (30, 20, 1), (40, 20, 0), (20, 20, 0), (0, 20, 0)])
 def test_steps_that_are_measured_and_cannot_be_loaded_are_said(quick: int, saved: int, notes: int) -> None:
     config = presets.demo().replace(**{"run.quick_eval_every": quick, "run.checkpoint_every": saved})
-    found = [note for note in config.idle() if names(note, "run.quick_eval_every", "run.checkpoint_every=20")]
-    assert len(found) == len(config.idle()) == notes
+    found = [
+        note for note in config.unused_settings() if names(note, "run.quick_eval_every", "run.checkpoint_every=20")
+    ]
+    assert len(found) == len(config.unused_settings()) == notes
 
 
 def test_the_clamp_acts_after_the_clip() -> None:
@@ -394,9 +396,9 @@ def test_a_cap_is_no_offset() -> None:
 )
 def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -> None:
     dotted = {"algorithm.name": loss} | {f"algorithm.{name}": value for name, value in change.items()}
-    (note,) = presets.demo().replace(**dotted).idle()
+    (note,) = presets.demo().replace(**dotted).unused_settings()
     assert note.startswith(f"algorithm.{next(iter(change))}=") and names(note, "batch.num_iterations")
-    assert presets.demo().replace(**dotted | {"batch.num_iterations": 2}).idle() == []
+    assert presets.demo().replace(**dotted | {"batch.num_iterations": 2}).unused_settings() == []
 
 
 @pytest.mark.parametrize(
@@ -409,18 +411,18 @@ def test_what_holds_a_ratio_rests_on_policy(change: dict[str, Any], loss: str) -
     ],
 )
 def test_what_normalising_changes(loss: str, left: str) -> None:
-    (note,) = presets.demo().replace(**{"algorithm.name": loss, "shaping.normalise": True}).idle()
+    (note,) = presets.demo().replace(**{"algorithm.name": loss, "shaping.normalise": True}).unused_settings()
     assert names(note, "shaping.normalise", ALGORITHMS[loss].advantage, left)
 
 
 def test_a_clip_that_is_skipped_first_is_said() -> None:
-    (note,) = presets.demo().replace(**{"algorithm.skip_grad_norm": 0.5}).idle()
+    (note,) = presets.demo().replace(**{"algorithm.skip_grad_norm": 0.5}).unused_settings()
     assert names(note, "max_grad_norm=1", "skip_grad_norm=0.5")
 
 
 @pytest.mark.parametrize("preset", ["demo", "cpu_small", "gpu_24gb", "gpu_40gb", "gpu_80gb"])
 def test_presets_have_no_idle_settings(preset: str) -> None:
-    assert getattr(presets, preset)().idle() == []
+    assert getattr(presets, preset)().unused_settings() == []
 
 
 def test_a_setting_of_several_types_is_refused_in_one_line() -> None:

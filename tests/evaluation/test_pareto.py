@@ -11,9 +11,9 @@ import torch
 
 from grpo_nb.evaluation import dominance
 from grpo_nb.evaluation import evaluate as evaluation
-from grpo_nb.evaluation.dominance import better
+from grpo_nb.evaluation.dominance import orient
 from grpo_nb.evaluation.evaluate import load_best, load_knee, measured
-from grpo_nb.evaluation.pareto import best, knee, pareto, worth_keeping
+from grpo_nb.evaluation.pareto import best, knee, pareto, steps_to_keep
 from grpo_nb.policy.model import load_policy
 from grpo_nb.report import report
 from grpo_nb.run.run import Run, RunError
@@ -118,11 +118,11 @@ def test_pairing_decides_where_separate_intervals_would_not(run: Run) -> None:
 
 def test_more_is_better_but_for_rates_and_distance_from_no_bias() -> None:
     values = np.array([-0.3, 0.1])
-    assert better("accuracy_ambiguous", values).tolist() == [-0.3, 0.1]
-    assert better("hallucinated_rate", values).tolist() == [0.3, -0.1]
-    assert better("bias_ambiguous", values).tolist() == [-0.3, -0.1]
+    assert orient("accuracy_ambiguous", values).tolist() == [-0.3, 0.1]
+    assert orient("hallucinated_rate", values).tolist() == [0.3, -0.1]
+    assert orient("bias_ambiguous", values).tolist() == [-0.3, -0.1]
     with pytest.raises(ValueError, match="unknown_rate"):
-        better("unknown_rate", values)
+        orient("unknown_rate", values)
 
 
 def test_any_metric_of_an_objective_may_count(run: Run) -> None:
@@ -177,7 +177,7 @@ def test_a_stage_without_a_rival_is_said_to_be_one(run: Run, caplog: pytest.LogC
 
 
 def test_nothing_evaluated_is_an_empty_frame_and_no_best(run: Run) -> None:
-    assert pareto(run).empty and "front" in pareto(run) and worth_keeping(run) == ()
+    assert pareto(run).empty and "front" in pareto(run) and steps_to_keep(run) == ()
     for ask in (lambda: best(run, F), lambda: knee(run)):
         with pytest.raises(RunError, match=r"set run\.quick_eval_every"):
             ask()
@@ -206,9 +206,9 @@ def test_the_best_and_the_knee_are_worth_keeping(run: Run) -> None:
     for number, values in ((0, (20, 20)), (2, (5, 50)), (4, (40, 45)), (6, (50, 5)), (8, (10, 10))):
         step(run, number, *values)
     saved(run, 0, 2, 4, 6, 8)
-    assert worth_keeping(run) == (2, 4, 6)
+    assert steps_to_keep(run) == (2, 4, 6)
     asked(run, "step 8", 8, {F: N, H: N}, mode="greedy")
-    assert worth_keeping(run) == (2, 4, 6), "only quick evaluations count"
+    assert steps_to_keep(run) == (2, 4, 6), "only quick evaluations count"
 
 
 def test_one_call_loads_the_best_and_one_the_knee(run: Run) -> None:

@@ -16,7 +16,7 @@ from grpo_nb.judge import FILE, trust
 from grpo_nb.judge.client import THINKING
 from grpo_nb.judge.failures import ADVICE, Kind, advice
 from grpo_nb.judge.network import LARGEST_REPLY, proxy_of
-from grpo_nb.judge.refusals import LONGEST_SAID, refused, said
+from grpo_nb.judge.refusals import LONGEST_SAID, error_text, refused
 from grpo_nb.judge.secrets import strike
 from grpo_nb.storage.journal import Journal
 from tests.support.judge_server import Body, JudgeServer, completion, parts_of, serving
@@ -148,9 +148,9 @@ def test_a_sentence_is_short_on_one_line_and_has_no_control_characters(tmp_path:
     server.script = lambda request: (400, {"error": {"message": "a\x1b[31m\u202eb\n\n" + "c" * 100_000}})
     (verdict,) = ask(judge(tmp_path, server.url), [example()], ["a"])
     assert "a [31m b ccc" in verdict.cause and verdict.cause.isprintable() and len(verdict.cause) < 500
-    assert len(said("x" * 10**6)) == LONGEST_SAID
-    assert said("[" * 100_000) and said('{"error": null}') == "" == said("")
-    assert "secret" not in said('{"detail": [{"loc": ["body"], "msg": "no", "input": {"messages": "secret"}}]}')
+    assert len(error_text("x" * 10**6)) == LONGEST_SAID
+    assert error_text("[" * 100_000) and error_text('{"error": null}') == "" == error_text("")
+    assert "secret" not in error_text('{"detail": [{"loc": ["body"], "msg": "no", "input": {"messages": "secret"}}]}')
 
 
 # ---- the key

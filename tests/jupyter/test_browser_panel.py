@@ -101,7 +101,7 @@ def test_warnings_and_the_word_about_the_loss_are_there(desk: Desk, tmp_path: Pa
     for row in made_rows.ill(lambda row: {"truncation/fairness": 0.6, "frac_reward_zero_std/hallucination": 0.97}, 40):
         rows.append(row)
         run.log_metrics(row)
-        guards.act_on(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])
+        guards.log_and_raise(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])
     panel_of(desk, run)
     shown = desk.output(1)
     assert names(shown, "max_completion_length", "97%", "hallucination")

@@ -168,7 +168,7 @@ def test_findings_of_the_guards_reach_the_panel(run: Run, change: dict[str, Any]
     rows: list[dict[str, Any]] = []
     for step in range(1, 21):
         rows.append(made_rows.healthy(step)[-1] | change)
-        guards.act_on(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])
+        guards.log_and_raise(run, [f for f in rules.after_step(rows, run.config) if f.action != "stop"])
     board = Dashboard(attach(run))
     assert said in board.findings.value
 
@@ -338,6 +338,6 @@ def test_session_shows_widget_picture_and_text(run: Run) -> None:
 
 def test_what_is_shown_is_escaped(tmp_path: Path, drawings: list[int]) -> None:
     board = Dashboard(attach(tiny_run(tmp_path, name="<b>run")))
-    board.say("<script>")
+    board.notify("<script>")
     assert "&lt;b&gt;run" in board.status.value and "<script>" not in board.message.value
     assert "<img" not in Table(pd.DataFrame({"<img": ["<img src=x>"]}), "<img")._repr_html_()

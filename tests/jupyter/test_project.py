@@ -69,17 +69,19 @@ def test_many_edited_files_are_counted() -> None:
 
 def test_lines_of_the_first_import_are_few_and_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert project.standing(tmp_path) is None
+    assert project.runs_summary(tmp_path) is None
     for number in range(4):
         made = tiny_run(tmp_path, f"r{number}")
         made.log_event("start", step=0)
         made.log_metrics(row(made, 1))
     made.sft_checkpoints.save(3, {}, {"step": 3})
-    lines = (project.standing(tmp_path, limit=2) or "").splitlines()
+    lines = (project.runs_summary(tmp_path, limit=2) or "").splitlines()
     assert names(lines[0], "r3", "stopped", 1, 4, "grpo_nb.start('r3')") and lines[1].startswith("r2: ")
     assert len(lines) == 3 and names(lines[2], 2, "grpo_nb.jupyter.project.runs()")
     fresh = tiny_run(tmp_path, "fresh")
-    assert names((project.standing(tmp_path, limit=9) or "").splitlines()[0], "fresh", "new", 0, 4, "02_sft", "03_grpo")
+    assert names(
+        (project.runs_summary(tmp_path, limit=9) or "").splitlines()[0], "fresh", "new", 0, 4, "02_sft", "03_grpo"
+    )
     fresh.sft_checkpoints.save(3, {}, {"step": 3})
-    line = (project.standing(tmp_path, limit=9) or "").splitlines()[0]
+    line = (project.runs_summary(tmp_path, limit=9) or "").splitlines()[0]
     assert names(line, "fresh", "new", 0, 4, "03_grpo") and "02_sft" not in line

@@ -248,7 +248,7 @@ def test_old_kernels_and_colab_train_in_the_foreground(
     monkeypatch.setattr(kernel, "shell", lambda: object())
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     said: list[str] = []
-    monkeypatch.setattr(kernel, "say", said.append)
+    monkeypatch.setattr(kernel, "notify", said.append)
     for version, place in (
         ("6.17.1", "foreground"),
         ("7.3.0", "foreground"),

@@ -71,8 +71,8 @@ def test_the_settings_take_a_new_surrogate() -> None:
 def test_a_setting_that_surrogates_share_is_idle_without_one_of_them() -> None:
     used = {"sapo_tau_positive": 3.0}
     off_policy = {"batch.num_iterations": 2}
-    assert config(name=NEW, **used).replace(**off_policy).idle() == []
-    (note,) = config(name="grpo", **used).replace(**off_policy).idle()
+    assert config(name=NEW, **used).replace(**off_policy).unused_settings() == []
+    (note,) = config(name="grpo", **used).replace(**off_policy).unused_settings()
     assert names(note, "algorithm.sapo_tau_positive", "'sapo'", f"'{NEW}'")
 
 

@@ -111,7 +111,7 @@ def test_tables_show_markup_as_text(run: Run) -> None:
         tables.findings(diagnose(run)),
         tables.settings(run.config),
         project.runs(run.path.parent),
-        tables.facts({MARKUP: MARKUP}, MARKUP),
+        tables.key_values({MARKUP: MARKUP}, MARKUP),
         Table(pd.DataFrame({MARKUP: [MARKUP, [MARKUP], {MARKUP: 1}]}), MARKUP, folded=True),
         Table(pd.DataFrame(), MARKUP),
     ]
@@ -138,7 +138,7 @@ def test_widgets_show_markup_as_text(run: Run) -> None:
                 board.samples.colouring.value = colouring
             parts = [*widgets(board.widget)]
             seen += "".join(text_of(part.value) for part in parts if isinstance(part, w.HTML))
-        board.say(MARKUP)
+        board.notify(MARKUP)
         seen += text_of(board.message.value)
         assert name("run") in seen and name("m") in seen and "Who is it?" in seen
         assert not any(getattr(part, "description_allow_html", False) for part in parts)
@@ -294,7 +294,7 @@ def test_every_logger_of_the_package_is_clean(capsys: pytest.CaptureFixture[str]
 def test_the_list_of_the_first_import_is_clean(tmp_path: Path) -> None:
     run = strangers_run(tmp_path)
     forged = run.path.rename(tmp_path / "a\nb: done, step 1 of 1; all is well")
-    text = project.standing(tmp_path)
+    text = project.runs_summary(tmp_path)
     assert text is not None and not _CONTROLS.search(text) and len(text.splitlines()) == 1
     assert list_runs(tmp_path)[0].name == forged.name
 
