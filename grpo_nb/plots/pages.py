@@ -146,7 +146,7 @@ def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
 
 def times(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Where the seconds of a step go."""
-    phases = [phase for phase in _below(rows, keys.TIME.below()) if phase != "step"]
+    phases = [phase for phase in _below(rows, keys.TIME.below()) if keys.TIME.has(keys.TIME.of(phase))]
     title(axis, "Time of a step", "seconds by phase; line: the whole step")
     tints = [PALETTE[i] for i in (5, 4, 2, 0, 3, 6, 7)]
     stacked = [smooth(column(rows, keys.TIME.of(phase)).fillna(0.0), "median") for phase in phases]

@@ -398,7 +398,8 @@ def test_what_was_not_logged_says_what_to_set() -> None:
 
 
 def test_time_is_told_by_phase() -> None:
-    axis = panel(plots.machinery(reported(), CONFIG), "Time of a step")
+    judged = reported().assign(**{f"time/{part}/{F}": 9.0 for part in ("judge", "judge_p50", "judge_p95")})
+    axis = panel(plots.machinery(judged, CONFIG), "Time of a step")
     named = [t.get_text() for t in axis.get_legend().get_texts()]
     assert named == ["rollout 0.50", "score 0.00", "reference 0.10", "train 0.25", "judge 12.50", "evaluate 3.25"]
 
