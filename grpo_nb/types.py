@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_nb.storage import former_names
 from grpo_nb.suggest import close_matches
 
 Message = Mapping[str, str]
@@ -179,9 +180,11 @@ class StepStats:
         """The number under `key`.
 
         Raises:
-            KeyError: there is none; the message lists those most like it.
+            KeyError: there is none; the message has today's name of a former one, else those most like it.
         """
         if key not in self.metrics:
+            if (now := former_names.metric(key)) in self.metrics:
+                raise KeyError(f"'{key}' is now called '{now}'")
             close = ", ".join(close_matches(key, self.metrics)) or ", ".join(self.metrics)
             raise KeyError(f"no '{key}' in step {self.step}; there are {close}")
         return self.metrics[key]

@@ -629,6 +629,8 @@ def test_a_key_that_a_step_lacks_is_told_the_nearest() -> None:
         step["reward/fairnes/mean"]
     with pytest.raises(KeyError, match=pattern("'zzz'", 3, "reward/fairness/mean", "kl/fairness", "loss")):
         step["zzz"]
+    with pytest.raises(KeyError, match=pattern("'reward/fairness'", "'reward/fairness/mean'")):
+        step["reward/fairness"]
 
 
 def test_repeated_example_ids_are_refused(tmp_path: Path) -> None:
