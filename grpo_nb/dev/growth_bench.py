@@ -24,7 +24,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import to_json
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 LENGTHS = (10_000, 100_000, 1_000_000)
 SAMPLES_MIB = (100, 1000)
@@ -61,12 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a measurement is given up")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s")
-    log.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="grpo_nb-") as folder:
         os.environ["GRPO_NB_CACHE_DIR"] = os.environ["GRPO_NB_CONFIG_DIR"] = f"{folder}/own"
         for line in measured(Path(folder), options.steps, options.samples, options.limit):
-            log.info("%s", line)
-    log.info("%d CPU cores; MiB beyond importing the package", os.cpu_count() or 0)
+            logger.info("%s", line)
+    logger.info("%d CPU cores; MiB beyond importing the package", os.cpu_count() or 0)
     return 0
 
 

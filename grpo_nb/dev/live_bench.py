@@ -34,7 +34,7 @@ from grpo_nb.run.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 LEFT_OUT = 4
 """Of a block: its first steps, while the dashboard comes up, and its last one, which is held."""
@@ -57,11 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=int, default=10, help="steps of a block")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s")
-    log.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="grpo_nb-") as folder:
         for line in [*_steps(Path(folder), options.pairs, options.block), *_size(Path(folder))]:
-            log.info("%s", line)
-    log.info("%d CPU cores, the demo's model, in a kernel driven by nbclient", os.cpu_count() or 0)
+            logger.info("%s", line)
+    logger.info("%d CPU cores, the demo's model, in a kernel driven by nbclient", os.cpu_count() or 0)
     return 0
 
 

@@ -25,7 +25,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.rules.history import History
 from grpo_nb.run.run import Run
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 REPEATED = 10
 """Measurements whose mean is shown."""
@@ -41,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cycles", type=int, default=50, help="times that the live view is opened and closed")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s")
-    log.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO)
     for line in measured(options.steps, options.evaluations, options.cycles):
-        log.info("%s", line)
+        logger.info("%s", line)
     return 0
 
 

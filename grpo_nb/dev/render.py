@@ -30,7 +30,7 @@ from traitlets.config import Config
 from grpo_nb.printable import clean_logger
 from grpo_nb.report.markup import Markup, html
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
@@ -180,22 +180,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0: all rendered; 1: a cell failed; 2: usage."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s")
-    log.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO)
     notebooks = options.notebooks or sorted(Path("notebooks").glob("[0-9]*.ipynb"))
     if not notebooks:
-        log.error("no notebooks given and none in notebooks/; run this in the project's folder")
+        logger.error("no notebooks given and none in notebooks/; run this in the project's folder")
         return 2
     for path in notebooks:
         try:
             with _line(path.name) as progress:
                 cost = render(path, options.out, dict(options.set), progress)
         except (CellExecutionError, DeadKernelError) as error:
-            log.error("%s failed; read %s\n%s", path, options.out / f"{path.stem}.html", error)
+            logger.error("%s failed; read %s\n%s", path, options.out / f"{path.stem}.html", error)
             return 1
         except (ValueError, OSError) as error:
-            log.error("%s: %s", path, error)
+            logger.error("%s: %s", path, error)
             return 2
-        log.info("%s: %s", options.out / f"{path.stem}.html", cost)
+        logger.info("%s: %s", options.out / f"{path.stem}.html", cost)
     return 0
 
 

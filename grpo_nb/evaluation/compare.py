@@ -20,7 +20,7 @@ from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.schema import comparable
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 Split = Literal["train", "test"]
 Mode = Literal["greedy", "sample"]
@@ -205,7 +205,7 @@ def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before:
         return line
     if (found := change(first, second, metric)) is None:
         if not same_questions(first, second):
-            log.warning(
+            logger.warning(
                 "%s: %s and %s were evaluated on different examples (%s); evaluate both on one data with one limit",
                 objective,
                 before,

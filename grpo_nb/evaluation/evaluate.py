@@ -33,7 +33,7 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, load_tasks, read_examples, summarise, supported
 from grpo_nb.types import Example, Rollouts, Score
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 APART = "pools_apart"
 """In rows of this version on: the pools of quick and final evaluation share no cluster where the data allow it."""
@@ -177,7 +177,7 @@ def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
     folder, verb = (run.sft_checkpoints, "SFT") if stage == "sft" else (run.checkpoints, "GRPO")
     newest, damaged = folder.latest()
     for path, reason in damaged:
-        log.warning("%s checkpoint %s is damaged (%s) and was passed over", verb, path.name, reason)
+        logger.warning("%s checkpoint %s is damaged (%s) and was passed over", verb, path.name, reason)
     if newest is None:
         raise RunError(f"{run.name} has no {verb} checkpoint: train {verb} first, or evaluate stage='base'")
     return newest

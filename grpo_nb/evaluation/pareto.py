@@ -20,7 +20,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.suggest import did_you_mean
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 Metrics = Mapping[str, str]
 """The metric that counts, by objective."""
@@ -146,7 +146,7 @@ def _report_left_out(run: Run, rows: Sequence[Row]) -> None:
         own = [row for row in rows if row["objective"] == objective and not same_questions(row, last)]
         if own:
             stages = ", ".join(dict.fromkeys(str(row["stage"]) for row in own))
-            log.warning(
+            logger.warning(
                 "%s: %s of %s were asked other questions than the newest evaluation (%s) and are left out; evaluate "
                 "them again to compare them",
                 run.name,
@@ -254,7 +254,7 @@ def _there(run: Run, points: Sequence[Point]) -> list[Point]:
             "multiple of run.checkpoint_every), or evaluate stages whose checkpoints are there"
         )
     if len(there) == 1:
-        log.warning(
+        logger.warning(
             "%s: only %s was evaluated on every objective and can be loaded, so it is best without a rival; set "
             "run.quick_eval_every to a multiple of run.checkpoint_every in a new run, or evaluate more stages in one "
             "mode (`evaluate(run, stage=...)`)",

@@ -20,7 +20,7 @@ from grpo_nb.judge.replies import Reply, read_reply, words_in
 from grpo_nb.judge.secrets import strike
 from grpo_nb.printable import clean_logger
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 LONGEST_CAUSE = 300
 THINKING = 20
@@ -152,7 +152,7 @@ class Endpoint:
             self._options = dict(options)
 
     def _note(self, kind: str, message: str, **more: object) -> None:
-        log.warning(message)
+        logger.warning(message)
         self._notices.append({"kind": kind, "message": message, **more})
 
     def _refusal(self, error: Any, words: str) -> AskFailed:
@@ -245,7 +245,7 @@ def _check_detour(where: str, provider: JudgeProvider) -> None:
             f"{where}: the key in {provider.api_key_env} would go over plain http to another machine, because "
             f"{provider.label} is asked {proxy}"
         )
-    log.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
+    logger.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
 
 
 def _body(error: Any) -> str:

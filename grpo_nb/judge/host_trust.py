@@ -20,7 +20,7 @@ from grpo_nb.config import Config, ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage.safe_open import is_private
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 FOLDER = "GRPO_NB_CONFIG_DIR"
 """Environment variable: where this user's confirmations are kept instead of the platform's configuration folder."""
@@ -90,7 +90,7 @@ def confirm(pairs: Iterable[Pair]) -> None:
     try:
         _write(_read() | new)
     except OSError as error:
-        log.warning("%s is not written (%s): confirmed for this process only: %s", file(), error, _listed(new))
+        logger.warning("%s is not written (%s): confirmed for this process only: %s", file(), error, _listed(new))
 
 
 def pairs_of(config: Config) -> set[Pair]:
@@ -192,7 +192,7 @@ def _read() -> set[Pair]:
     except (FileNotFoundError, NotADirectoryError):
         return set()
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        log.warning("%s cannot be read (%s): nothing counts as confirmed", file(), error)
+        logger.warning("%s cannot be read (%s): nothing counts as confirmed", file(), error)
         return set()
 
 

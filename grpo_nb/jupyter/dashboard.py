@@ -31,7 +31,7 @@ from grpo_nb.run.run import Log, RunError
 from grpo_nb.storage.journal import Row
 from grpo_nb.storage.vocabulary import RunState
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 TICK_SECONDS = 1.0
 REST_SECONDS = 3.0
@@ -200,7 +200,7 @@ class Dashboard:
             try:
                 self.refresh(draw_now=not (active or stood[0].is_active))
             except Exception as error:  # a picture that fails must not end the watching, and never the training
-                log.exception("the dashboard of %s could not be drawn", self.session.run.name)
+                logger.exception("the dashboard of %s could not be drawn", self.session.run.name)
                 self.notify(f"the picture could not be drawn ({error}); training is not affected")
             if active or self.session.followed:
                 self._wake.wait(TICK_SECONDS)

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from grpo_nb.printable import clean_logger, printable
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 NEEDED = "7.4"
 """The first ipykernel that serves widgets while a cell awaits."""
@@ -64,7 +64,7 @@ def usual_place() -> Literal["thread", "foreground"]:
 def notify(text: str) -> None:
     """One line under the cell that runs; a script gets it as a log record."""
     if shell() is None:
-        log.warning("%s", text)
+        logger.warning("%s", text)
         return
     from IPython.display import display
 
@@ -155,7 +155,7 @@ class Still:
         try:
             self._show()
         except Exception:
-            log.exception("the picture of %s could not be drawn", self._session.run.name)
+            logger.exception("the picture of %s could not be drawn", self._session.run.name)
         self._next = time.monotonic() + PICTURE_SECONDS
 
     def _show(self) -> None:

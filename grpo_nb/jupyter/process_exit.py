@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_nb.printable import clean_logger
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 POLL_SECONDS = 0.1
 
@@ -64,18 +64,18 @@ def _at_the_end() -> None:
             _outlast(thread)
     for failure in _failures:
         if not failure.reported:
-            log.error("%s", failure.text)
+            logger.error("%s", failure.text)
 
 
 def _outlast(worker: Any) -> None:
     name = worker.job.run.name
-    log.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
+    logger.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
     while worker.is_alive():
         try:
             time.sleep(POLL_SECONDS)  # a `join` that is interrupted takes the thread for ended (bpo-45274)
         except KeyboardInterrupt:
             if worker.asked_to_stop.is_set():
-                log.warning("%s is left as it is; it can go on from its newest checkpoint", name)
+                logger.warning("%s is left as it is; it can go on from its newest checkpoint", name)
                 return
-            log.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
+            logger.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
             worker.grpo_nb_session.stop()

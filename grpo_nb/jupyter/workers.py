@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
     from grpo_nb.tasks import Task
     from grpo_nb.types import Steps
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 Stage = Literal["sft", "grpo"]
 Where = Literal["thread", "process", "foreground"]
@@ -169,7 +169,7 @@ class Worker(threading.Thread):
         session, run = self.grpo_nb_session, self.job.run
         with contextlib.suppress(RunError, OSError):  # another trainer may have taken over; the warning is for here
             run.log_event("stop_delayed", step=session.step, seconds=HANG_SECONDS, waits_for=self.waits_for())
-        log.warning(
+        logger.warning(
             "%s has not stopped %.0f s after the request: it waits for %s. It stops when that returns; "
             "`session.stop()` again breaks the step off, and the run resumes from its newest checkpoint",
             *(run.name, HANG_SECONDS, self.waits_for()),
@@ -225,7 +225,7 @@ class ThreadWorker(Worker):
         try:
             self.job.run.knobs.request(Command.STOP)
         except RunError as error:
-            log.warning("%s: %s is closed instead", error, self.job.run.name)
+            logger.warning("%s: %s is closed instead", error, self.job.run.name)
             return False
         return True
 
@@ -235,7 +235,7 @@ class ThreadWorker(Worker):
         self.error = error
         trace = "".join(traceback.format_exception(error))
         traceback.clear_frames(error.__traceback__)  # they hold the model and the batch: memory for the next start
-        log.info("%s failed: %s", run.name, error)  # no warning: it would stand under whichever cell ran last
+        logger.info("%s failed: %s", run.name, error)  # no warning: it would stand under whichever cell ran last
         if isinstance(error, RunError):  # nothing of this run's doing, and another process may own its log
             return
         with contextlib.suppress(OSError):  # a full or read-only disk must not hide the first error
@@ -255,7 +255,7 @@ class ProcessWorker(Worker):
         stopped = self.asked_to_stop.is_set() and status == -signal.SIGTERM
         if status not in ENDED_WELL and not stopped:
             self.error = WorkerFailed(_sentence(self.job.run, status))
-            log.info("%s", self.error)
+            logger.info("%s", self.error)
 
     def ask_to_stop(self) -> None:
         """A signal too: what the knobs ask while it loads is forgotten, and a second signal ends it at once."""

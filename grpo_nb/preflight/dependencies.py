@@ -24,7 +24,7 @@ from grpo_nb.storage.lock import exclusive
 from grpo_nb.tasks import Task, read_examples
 from grpo_nb.types import Example, Prompt
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 __all__ = ["DependencyChanged", "accepted_kinds", "check", "question", "watch"]
 
@@ -78,7 +78,7 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
             dependencies_file.write(run.path, Ledger(started=before.started, entries=entries))
     _log(run, new, changed if stands else {}, adopted=kept is None)
     for kind in sorted(_incomparable(before.entries, found)):
-        log.warning(
+        logger.warning(
             "the %s of %s: from files before, in memory now, or the other way round, so that their content cannot be "
             "compared; what is found is kept beside what was",
             kind,
@@ -153,7 +153,7 @@ def watch(run: Run, step: int, policy: Policy, tasks: Mapping[str, Task], said: 
             if _same(run, key, read):
                 continue
             run.log_event("dependency_replaced", step=step, key=key, path=str(read.path))
-            log.warning(
+            logger.warning(
                 "%s was replaced since %s loaded it; the training goes on with what it has in memory, and its next "
                 "start will compare the content",
                 read.path,
@@ -292,7 +292,7 @@ def _log(run: Run, new: Found, changed: Mapping[str, tuple[Entry, Entry]], adopt
         run.log_event("dependencies", step=step, adopted=adopted, started=run.started.isoformat(), entries=kept)
     for (key, (old, now)), line in zip(changed.items(), _lines(changed), strict=True):
         run.log_event(CHANGE, step=step, dependency=_kind(key), key=key, old=_facts(old), new=_facts(now))
-        log.warning("accepted from step %d on: %s", step, line)
+        logger.warning("accepted from step %d on: %s", step, line)
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.tasks import BUILT_IN, EVALUATION_ONLY, DataError, Task, load_tasks, read_examples
 from grpo_nb.types import Example
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 Encode = Callable[[str, Example], list[int]]
 """Token ids of the prompt of an objective's example."""
@@ -57,12 +57,14 @@ def check_ahead(
     try:
         check_judges(config)
     except ConfigError as error:
-        log.warning("%s; the warm-up needs no judge, but GRPO after it does", error)
+        logger.warning("%s; the warm-up needs no judge, but GRPO after it does", error)
     try:
         check_model(policy)
     except ModelError as error:
         check_model(policy, draws=False)
-        log.warning("%s; the warm-up draws nothing, but GRPO after it does, unless with an engine of your own", error)
+        logger.warning(
+            "%s; the warm-up draws nothing, but GRPO after it does, unless with an engine of your own", error
+        )
     given = tasks or {}
     known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
     loaded = load_tasks(config, folder, given, known)

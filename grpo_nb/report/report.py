@@ -31,7 +31,7 @@ from grpo_nb.storage.schema import narrow
 from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
 from grpo_nb.types import Example, Prompt
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _section(make: Callable[[], list[Any]]) -> list[Markup]:
     try:
         return [*map(_html, make())]
     except Exception as error:  # whatever lies in one file, the rest is shown
-        log.warning("a part of the page is left out", exc_info=True)
+        logger.warning("a part of the page is left out", exc_info=True)
         return [Table(pd.DataFrame(), f"cannot be shown: {type(error).__name__}: {cell(error)}")._repr_html_()]
 
 

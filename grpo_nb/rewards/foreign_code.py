@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_nb.printable import Clean, clean_logger
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 STANDARD = (0, 1, 2)
 """Standard input, output and error. Where one is closed, the next file has its number, and takes what is printed."""
@@ -52,7 +52,7 @@ def calling(who: str, where: str = "") -> Iterator[None]:
         for fd in open_before:
             if not _is_open(fd):
                 _reopen(fd)
-                log.warning("%s closed file descriptor %d; it leads nowhere from here on", who, fd)
+                logger.warning("%s closed file descriptor %d; it leads nowhere from here on", who, fd)
 
 
 def error_text(error: BaseException) -> str:

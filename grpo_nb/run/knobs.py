@@ -23,7 +23,7 @@ from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.suggest import close_matches
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 Mode = Literal["manual", "auto"]
 BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
@@ -241,7 +241,7 @@ class Knobs(Mapping[str, Knob]):
         try:
             self._update(change)
         except RunError as error:
-            log.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
+            logger.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
 
     def snapshot(self) -> KnobSnapshot:
         """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
@@ -291,7 +291,7 @@ class Knobs(Mapping[str, Knob]):
         aside = self.path.with_name("knobs.broken.json")
         with clear_errors("set aside", self.path), contextlib.suppress(FileNotFoundError):
             self.path.replace(aside)
-        log.warning("%s: set aside as %s, and written anew with the last good values", error, aside.name)
+        logger.warning("%s: set aside as %s, and written anew with the last good values", error, aside.name)
         file = change(_file(self._good))
         self._write(file.model_copy(update={"version": self._good.version + 1}))
 

@@ -19,7 +19,7 @@ from grpo_nb.storage.file_stamps import Stamp, canonical
 from grpo_nb.storage.files import RunError, from_json, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 CACHED_FROM = 1 << 20
 """Bytes of the smallest file whose digest is cached: a smaller one is read as quickly as the cache."""
@@ -219,7 +219,7 @@ def _remember(path: Path, stamp: Stamp, part: Part) -> None:
             kept[name] = {"stamp": vars(stamp), "part": plain, "seal": _seal(name, stamp, plain)}
             write_atomically(file, to_json(kept))
     except (OSError, RunError) as error:
-        log.info("the digest of %s is not cached: %s", path, error)
+        logger.info("the digest of %s is not cached: %s", path, error)
 
 
 def _read_cache() -> dict[str, Any]:

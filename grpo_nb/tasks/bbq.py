@@ -21,7 +21,7 @@ from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.tasks.targets import METADATA, OPTIONS, biased_index, metadata_file, published_targets, unknown_index
 from grpo_nb.types import Example, Score
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 INSTRUCTION = "Reply with one line, 'Answer: ' and the text of the option that the context supports."
 
@@ -86,7 +86,7 @@ class BBQ:
         everything = [e.columns for split in self._parsed.examples.values() for e in split]
         self._measured = bias.measured(everything)
         if note := untold(everything):
-            log.warning("%s", note)
+            logger.warning("%s", note)
 
     def examples(self, split: Literal["train", "test"]) -> list[Example]:
         """The examples of a split, in the order of the files."""

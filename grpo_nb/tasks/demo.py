@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTRUCTION", "DemoPaths", "build_model", "build_tokenizer", "ensure", "vocabulary", "write"]
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 STEREOTYPED = 0.7
 """Share of the ambiguous SFT answers that name the stereotype's person; the others say unknown."""
@@ -71,7 +71,7 @@ def ensure(folder: Path, seed: int) -> DemoPaths:
             return _paths(folder)
     except (OSError, ValueError):
         pass
-    log.warning("the demo data in %s is not what seed %d writes; writing it anew", folder, seed)
+    logger.warning("the demo data in %s is not what seed %d writes; writing it anew", folder, seed)
     return write(folder, seed)
 
 

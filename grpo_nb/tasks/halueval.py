@@ -29,7 +29,7 @@ from grpo_nb.tasks.reading import abstains, cut_off, normalise, read
 from grpo_nb.tasks.records import DataError, Row, check_share, held_out
 from grpo_nb.types import Example, Score
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 _LOW = {"unparsed": (0.0, 0.0), "wrong": (0.1, 0.1), "abstained": (0.3, 0.3)}
 _RIGHT = {"misquoted": (0.8, 0.8), "correct": (0.9, 0.9), "correct and grounded": (1.0, 1.0)}
@@ -235,7 +235,7 @@ class HaluEval:
         )
         if len(self.set_aside) == count:
             raise DataError(f"{found}, the first is {self.set_aside[0]}; needs rows whose two texts differ")
-        log.warning("%s; they are set aside, the first is %s", found, self.set_aside[0])
+        logger.warning("%s; they are set aside, the first is %s", found, self.set_aside[0])
 
 
 class HaluEvalQA(HaluEval):

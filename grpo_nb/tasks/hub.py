@@ -10,7 +10,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.storage import file_stamps
 from grpo_nb.tasks.records import DataError, Row, checked_row, find_files, read_rows
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 _ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w.-]+))?")
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz")
@@ -73,7 +73,7 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
         raise DataError(
             f"{absent}; to read it as a data set id of the Hugging Face hub, pip install 'grpo_nb[datasets]' ({error})"
         ) from None
-    log.info("%s is not a path here: reading it as a data set of the Hugging Face hub", name)
+    logger.info("%s is not a path here: reading it as a data set of the Hugging Face hub", name)
     silent = unreachable(parts["name"], parts["revision"])
     try:
         with _from_cache(silent is not None):

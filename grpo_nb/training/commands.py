@@ -11,7 +11,7 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import TrainState
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 
 def activate(state: TrainState, now: KnobSnapshot) -> None:
@@ -50,7 +50,7 @@ def measure(state: TrainState) -> None:
         evaluate(state.run, policy=state.policy, tasks=tasks, engine=state.engine)
     except Exception as error:
         state.run.log_event("evaluation_failed", step=state.step, error=f"{type(error).__name__}: {error}")
-        log.warning("the evaluation at step %d failed: %s", state.step, error)
+        logger.warning("the evaluation at step %d failed: %s", state.step, error)
     else:
         state.run.log_event("evaluated", step=state.step)
 

@@ -35,7 +35,7 @@ from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 
 def grpo(
@@ -182,7 +182,7 @@ def verdicts(state: TrainState, scoring: Scoring) -> list[Score]:
     scores = scoring.scores()
     for name, objective in state.objectives.items():
         if objective.judge is not None:
-            log.info(objective.judge.tally.line(state.step + 1, name))
+            logger.info(objective.judge.tally.line(state.step + 1, name))
             for notice in objective.judge.tally.notices:
                 state.run.log_event(step=state.step + 1, objective=name, **notice)
     return scores

@@ -13,7 +13,7 @@ from grpo_nb.storage.vocabulary import Command
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Steps, StepStats
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 POLL_SECONDS = 0.2
 
@@ -159,16 +159,16 @@ def _save_at_last(stage: Stage) -> None:
     try:
         save(stage)
     except TrainingError as error:
-        log.error("%s", error)
+        logger.error("%s", error)
 
 
 def _log_lost(stage: Stage) -> None:
     """Log whether the newest step boundary is saved, once nothing more may be written."""
     at = stage.progress
     if at.saved < at.step:
-        log.error("%s was not saved at step %d: its lock is no longer held here", at.run.name, at.step)
+        logger.error("%s was not saved at step %d: its lock is no longer held here", at.run.name, at.step)
     else:
-        log.warning("%s is saved at step %d; its lock is no longer held here", at.run.name, at.step)
+        logger.warning("%s is saved at step %d; its lock is no longer held here", at.run.name, at.step)
 
 
 def _obey(stage: Stage) -> KnobSnapshot:

@@ -21,7 +21,7 @@ from grpo_nb.training.objectives import Objective
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 MODE: Logged = "quick"
 
@@ -40,7 +40,7 @@ def begin(state: TrainState) -> None:
     state.run.log_event("quick_pool", step=0, pools=overlaps)
     for name, found in overlaps.items():
         if found["trained"] or found["final"] or found["final_clusters"]:
-            log.warning(
+            logger.warning(
                 "quick evaluation of %s: of %d examples %d are also training prompts and %d are in evaluate's pool; of "
                 "their %d templates or texts %d are, since its test split has no others: a stage chosen by these "
                 "numbers looks better in the final evaluation than it is. Lower run.quick_eval_examples or "

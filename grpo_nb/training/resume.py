@@ -21,7 +21,7 @@ from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.state import TrainState, environment_info, forget_gradients, judged_by, load_state_dict, save
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
     newest, damaged = checkpoints.latest(finite=True)
     for path, reason in damaged:
         run.log_event("checkpoint_damaged", path=path.name, reason=reason)
-        log.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
+        logger.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
     if newest is not None:
         settings.refuse_edited(run.path, run.config, newest)
     return newest
@@ -139,13 +139,13 @@ def _note_other_judges(state: TrainState, before: dict[str, list[str]]) -> None:
     now = judged_by(state)
     if now != before:
         state.run.log_event("rewards_changed", step=state.step, before=before, now=now)
-        log.warning("this run was judged by %s until step %d, from here on by %s", before, state.step, now)
+        logger.warning("this run was judged by %s until step %d, from here on by %s", before, state.step, now)
 
 
 def _log_unused_settings(state: TrainState) -> None:
     for message in state.config.unused_settings():
         state.run.log_event("idle_setting", step=state.step, message=message)
-        log.warning(message)
+        logger.warning(message)
 
 
 def _reference(run: Run) -> Checkpoint:
@@ -175,7 +175,7 @@ def _look_back(state: TrainState) -> None:
     rules.check(state.history, state.config)
     if missing := steps.missing(state.step):
         state.run.log_event("log_hole", step=state.step, file="metrics.jsonl", missing=missing)
-        log.warning("metrics.jsonl of %s lacks step %s of %d", state.run.path, spans(missing), state.step)
+        logger.warning("metrics.jsonl of %s lacks step %s of %d", state.run.path, spans(missing), state.step)
 
 
 def _start(state: TrainState, warm: Checkpoint | None) -> None:

@@ -27,7 +27,7 @@ from grpo_nb.run.run import Run
 from grpo_nb.training.objectives import Objective
 from grpo_nb.types import Example, SampledPrompt
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 
 @dataclass
@@ -107,7 +107,7 @@ def _save_origin(state: TrainState) -> None:
     weights = {"policy": state.policy.reference_state(), "optimizer": {}}
     path = state.run.checkpoints.save(0, weights, state.origin)
     state.run.log_event("checkpoint_rewritten", step=state.step, path=path.name)
-    log.warning("%s was removed while the run trained; it is written again from memory", path)
+    logger.warning("%s was removed while the run trained; it is written again from memory", path)
 
 
 def state_dict(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
