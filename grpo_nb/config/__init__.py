@@ -14,8 +14,9 @@ from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.objective import ObjectiveConfig
+from grpo_nb.config.unknown import names_at, unknown
 from grpo_nb.storage import former_names
-from grpo_nb.suggest import close_matches, did_you_mean
+from grpo_nb.suggest import did_you_mean
 
 __all__ = [
     "AlgorithmConfig",
@@ -370,23 +371,17 @@ def _set(tree: dict[str, Any], path: list[str], value: Any, dotted: str) -> None
     for name in parents:
         tree = _descend(tree, name, dotted)
     if leaf not in tree and parents[-1:] != ["chat_template_kwargs"]:
-        raise ConfigError(_unknown(dotted, leaf, list(tree)))
+        raise ConfigError(unknown(dotted, leaf, tree))
     tree[leaf] = value
 
 
 def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
-    if not isinstance(tree.get(name), dict):
-        raise ConfigError(_unknown(dotted, name, list(tree)))
-    sub: dict[str, Any] = tree[name]
+    if name not in tree:
+        raise ConfigError(unknown(dotted, name, tree))
+    if not isinstance(sub := tree[name], dict):
+        found = "not set" if sub is None else "a single value"
+        raise ConfigError(f"'{dotted}' cannot be set: '{name}' is {found}; set '{name}' itself, with all that it needs")
     return sub
-
-
-def _unknown(dotted: str, name: str, known: list[str]) -> str:
-    if now := former_names.setting(dotted):
-        return f"'{dotted}' is now called '{now}'; use that name"
-    close = close_matches(name, known, count=1, cutoff=0.6)
-    meant = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
-    return f"unknown setting '{dotted}' ('{name}'): {meant}"
 
 
 def _path(item: Any) -> tuple[str, ...]:
@@ -398,7 +393,8 @@ def _path(item: Any) -> tuple[str, ...]:
 def _explain(where: str, items: Sequence[Any]) -> str:
     item = items[0]
     if item["type"] == "extra_forbidden":
-        return f"unknown setting '{where}': remove it or correct its name"
+        *group, name = map(str, item["loc"])
+        return unknown(where, name, names_at(Config, group))
     needed = "Input should be "
     message = item["msg"].removeprefix("Value error, ")
     message += "".join(f" or {other['msg'].removeprefix(needed)}" for other in items[1:])

@@ -447,3 +447,21 @@ def test_a_misspelt_value_is_told_the_nearest(setting: str, value: str, named: t
     with pytest.raises(ConfigError) as refusal:
         presets.demo().replace(**{setting: value})
     assert names(str(refusal.value), setting, *named)
+
+
+@pytest.mark.parametrize(
+    ("judge", "near"),
+    [
+        ({"providers": [{"model": "m"}], "wieght": 0.1}, "weight"),
+        ({"providers": [{"model": "m", "base_ulr": "http://localhost"}]}, "base_url"),
+    ],
+)
+def test_a_misspelt_key_inside_a_judge_gets_the_near_one(judge: dict[str, Any], near: str) -> None:
+    with pytest.raises(ConfigError, match=pattern(f"'{near}'")):
+        presets.demo().replace(**{"objectives.fairness.judge": judge})
+
+
+def test_a_key_of_a_group_that_is_not_set_names_the_group() -> None:
+    with pytest.raises(ConfigError, match=pattern("'objectives.fairness.judge.weight'", "'judge'")) as refused:
+        presets.demo().replace(**{"objectives.fairness.judge.weight": 0.1})
+    assert "did you mean" not in str(refused.value)
