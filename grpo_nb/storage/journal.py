@@ -253,9 +253,15 @@ class Journal:
                 return b""
 
     def _report(self, bad: int) -> None:
-        if bad > self.bad_lines:  # a dashboard reads every second: say it once
+        # a dashboard reads every second, and several readers read one log: say it once
+        if bad > self.bad_lines and bad != _reported.get(self.path):
             logger.warning("%s: %d line(s) are left out; the first %s", self.path, bad, self.bad_because)
+            _reported[self.path] = bad
         self.bad_lines = bad
+
+
+_reported: dict[Path, int] = {}
+"""Damaged lines of each log that a warning was about."""
 
 
 class Unread:

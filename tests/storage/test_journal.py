@@ -377,3 +377,11 @@ def test_a_kill_at_any_call_loses_no_row_and_doubles_none(tmp_path: Path) -> Non
     Journal(folder / "metrics.jsonl").append(*({"step": i} for i in (1, 2, 3, 4)))
     Journal(folder / "aside.jsonl").append({"step": 9})
     assert survives(move_aside, check_no_row_lost, folder) >= 5
+
+
+def test_damaged_lines_are_reported_once_however_many_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("garbage\n{}\n")
+    for _ in range(2):
+        Journal(path).read()
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
