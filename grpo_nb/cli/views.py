@@ -72,10 +72,12 @@ def runs_command(arguments: Namespace) -> int:
     if arguments.json:
         show_json([asdict(summary) for summary in found])
         return DONE
-    rows = [
+    rows: list[dict[str, str | None]] = [
         {"run": str(s.path), "state": s.state, "step": f"{s.step}/{s.steps}", "changed": _time(s.updated)}
         for s in found
     ]
+    if any(s.problem for s in found):
+        rows = [row | {"reason": s.problem} for row, s in zip(rows, found, strict=True)]
     show(rows, empty=f"no runs in {root}")
     return DONE
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.settings import CONFIG, run_folders
-from grpo_nb.run.status import RunSummary, modified
+from grpo_nb.run.status import RunStatus, RunSummary, modified
 from grpo_nb.storage.vocabulary import RunState
 
 logger = clean_logger(__name__)
 
 LONGEST_PROBLEM = 500
-"""Characters of the reason why a run is unreadable."""
+"""Characters of the reason why a run cannot be read, or ended as dead or failed."""
 
 
 def list_runs(root: str | Path) -> list[RunSummary]:
@@ -25,7 +25,9 @@ def list_runs(root: str | Path) -> list[RunSummary]:
 
 def _summary(path: Path) -> RunSummary:
     try:
-        status = Run.open(path).status()
+        run = Run.open(path)
+        status = run.status()
+        problem = _problem(run, status)
     except Exception as error:  # whatever lies in one folder, the others are listed
         if not isinstance(error, RunError):
             logger.info("%s cannot be read", path, exc_info=True)
@@ -34,4 +36,13 @@ def _summary(path: Path) -> RunSummary:
             path.name, path, RunState.UNREADABLE, updated=modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
         )
     updated = status.updated or modified(path / CONFIG)
-    return RunSummary(path.name, path, status.state, status.step, status.steps, updated)
+    return RunSummary(path.name, path, status.state, status.step, status.steps, updated, problem)
+
+
+def _problem(run: Run, status: RunStatus) -> str | None:
+    """Why a run that did not end in good order ended."""
+    if status.state is RunState.DEAD:
+        return f"its process died: {status.owner}"[:LONGEST_PROBLEM]
+    if status.state is RunState.FAILED:
+        return str(run.milestone().get("error") or "the error was not logged")[:LONGEST_PROBLEM]
+    return None

@@ -49,7 +49,7 @@ class RunSummary:
     steps: int = 0
     updated: float | None = None
     problem: str | None = None
-    """Why it is `unreadable`."""
+    """Why it is unreadable, or ended as dead or failed."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from grpo_nb.storage.files import to_json, write_atomically
 from grpo_nb.storage.journal import Journal
 from tests.support.kill_points import ROOT
 from tests.support.run_folder import CONFIG, STEPS, log
-from tests.support.tokens import pattern
+from tests.support.tokens import names, pattern
 
 
 @pytest.fixture
@@ -138,6 +138,16 @@ def test_a_run_on_another_machine_is_judged_by_its_heartbeat(run: Run) -> None:
     assert status(run) == ("running", 0)
     write_owner(run, replace(far, heartbeat=time.time() - 100))
     assert status(run) == ("dead", 0)
+
+
+def test_the_list_says_why_a_run_is_dead_or_failed(run: Run) -> None:
+    write_owner(run, dead_owner())
+    run.log_event("start", step=0)
+    (listed,) = list_runs(run.path.parent)
+    assert listed.state == "dead" and names(str(listed.problem), dead_owner().pid)
+    run.log_event("failed", error="RuntimeError: out of memory")
+    (listed,) = list_runs(run.path.parent)
+    assert (listed.state, listed.problem) == ("failed", "RuntimeError: out of memory")
 
 
 def test_a_copy_of_a_run_that_trains_is_one_of_its_own(run: Run) -> None:
