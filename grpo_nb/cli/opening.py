@@ -1,15 +1,59 @@
 """From the command line to a run or a configuration."""
 
+import re
+import shutil
 from argparse import Namespace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpo_nb.cli.arguments import UsageError, changes, preset
 from grpo_nb.config import Config
+from grpo_nb.run import dependencies_file
+from grpo_nb.run.lock import LOCK
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.settings import CONFIG
+
+MADE = frozenset({CONFIG, "knobs.json", dependencies_file.FILE, LOCK, "data"})
+"""What a run folder holds before anything was done in it, beside the locks of its files."""
 
 
-def open_run(arguments: Namespace, steps: int | None = None) -> Run:
+@contextmanager
+def open_run(arguments: Namespace, steps: int | None = None) -> Iterator[Run]:
     """The run of the command line, made where it is missing and settings are given.
+
+    One that is made here is removed again where the command fails before anything was logged or saved in it.
+
+    Raises:
+        UsageError, RunError: as `_opened`.
+    """
+    path = Path(arguments.run)
+    there = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    run = _opened(arguments, steps)
+    try:
+        yield run
+    except Exception:
+        if CONFIG not in there:
+            with suppress(RunError, OSError):  # e.g. another process trains it by now
+                _remove(run, there, missing)
+        raise
+
+
+def _remove(run: Run, there: Collection[str], missing: Sequence[Path]) -> None:
+    """Remove a run that nothing was done in: all but what was `there` before, and the folders that were `missing`."""
+    with run.lock():
+        made = [entry for entry in run.path.iterdir() if entry.name not in there]
+        if not all(entry.name in MADE or re.fullmatch(r"\..*\.lock", entry.name) for entry in made):
+            return
+        for entry in sorted(made, key=lambda entry: entry.name != CONFIG):  # without it, it is no run any more
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    for folder in missing:
+        folder.rmdir()
+
+
+def _opened(arguments: Namespace, steps: int | None) -> Run:
+    """The run, opened or made.
 
     Raises:
         UsageError: it is missing and nothing says how to make it, or it contradicts the settings given.

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from grpo_nb.cli.arguments import UsageError
@@ -17,6 +18,7 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import load_tasks
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import finished, sft
+from grpo_nb.types import Steps
 
 DONE, INTERRUPTED = 0, 130
 STAGE_KEYS = ("stage", "step", "split", "mode")
@@ -24,15 +26,19 @@ STAGE_KEYS = ("stage", "step", "split", "mode")
 
 def sft_command(arguments: Namespace) -> int:
     """Supervised warm-up to its last step."""
-    run = open_run(arguments)
-    run.lock().refuse_if_taken()  # before a word of what is going to be done
-    return _warm_up(run, arguments, f"; next: grpo-nb train {run.shown}")
+    with open_run(arguments) as run:
+        run.lock().refuse_if_taken()  # before a word of what is going to be done
+        return _warm_up(run, arguments, f"; next: grpo-nb train {run.shown}")
 
 
 def train_command(arguments: Namespace) -> int:
     """GRPO to a total number of steps; SFT first where the run has not had it."""
-    run = open_run(arguments, steps=arguments.steps)
-    run.lock().refuse_if_taken()  # before a word of what is going to be done
+    with open_run(arguments, steps=arguments.steps) as run:
+        run.lock().refuse_if_taken()  # before a word of what is going to be done
+        return _train(run, arguments)
+
+
+def _train(run: Run, arguments: Namespace) -> int:
     goal = run.config.run.steps if arguments.steps is None else arguments.steps
     newest, _ = run.checkpoints.latest()
     if newest is None:
@@ -47,8 +53,9 @@ def train_command(arguments: Namespace) -> int:
     if newest and start >= goal:
         say(f"{run.shown}: already at step {start} of {max(start, run.goal())}; --steps sets a higher total")
         return DONE
-    say(f"{run.shown}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps"))
-    last, interrupted = follow(grpo(run, steps=goal, **_accepted(arguments)), "GRPO", start, goal)
+    line = f"{run.shown}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps")
+    steps = _announced(grpo(run, steps=goal, **_accepted(arguments)), line)
+    last, interrupted = follow(steps, "GRPO", start, goal)
     advice = f"; next: grpo-nb eval {run.shown}, grpo-nb diagnose {run.shown}"
     flag = "" if goal == run.config.run.steps else f" --steps {goal}"
     return _ended(run, f"grpo-nb train {run.shown}{flag}", (last, goal), interrupted, advice)
@@ -57,10 +64,14 @@ def train_command(arguments: Namespace) -> int:
 def eval_command(arguments: Namespace) -> int:
     """Task measures of one stage, or of all stages side by side."""
     if arguments.probe:
-        return _probe(arguments)
-    run = open_run(arguments)
-    if arguments.compare:
-        return _compare(run, arguments)
+        _refuse_other_flags(arguments)
+    with open_run(arguments) as run:
+        if arguments.probe:
+            return _probe(run, arguments)
+        return _compare(run, arguments) if arguments.compare else _evaluate(run, arguments)
+
+
+def _evaluate(run: Run, arguments: Namespace) -> int:
     stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
     table = evaluate(
         run,
@@ -90,9 +101,18 @@ def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
         return DONE
     newest, _ = run.sft_checkpoints.latest()
     start = newest.step if newest else 0
-    say(f"{run.shown}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps"))
-    last, interrupted = follow(sft(run, **_accepted(arguments)), "SFT", start, total)
+    line = f"{run.shown}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps")
+    last, interrupted = follow(_announced(sft(run, **_accepted(arguments)), line), "SFT", start, total)
     return _ended(run, f"grpo-nb sft {run.shown}", (last, total), interrupted, advice)
+
+
+def _announced(steps: Steps, line: str) -> Steps:
+    """The steps; the line is said once the first of them shows that the training was not refused."""
+    with closing(steps):
+        for count, stats in enumerate(steps):
+            if count == 0:
+                say(line)
+            yield stats
 
 
 def _accepted(arguments: Namespace) -> dict[str, Any]:
@@ -137,11 +157,13 @@ def _asked(arguments: Namespace) -> str:
     return "".join(f" --{name} {value}" for name, value, usual in asked if value != usual)
 
 
-def _probe(arguments: Namespace) -> int:
+def _refuse_other_flags(arguments: Namespace) -> None:
     other = {"--compare": arguments.compare, "--limit": arguments.limit, "--mode": arguments.mode != "greedy"}
     if given := [flag for flag, value in (other | {"--split": arguments.split != "test"}).items() if value]:
         raise UsageError(f"--probe asks its own 40 questions, greedily; leave out {', '.join(given)}")
-    run = open_run(arguments)
+
+
+def _probe(run: Run, arguments: Namespace) -> int:
     stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
     rows = [_without(row, ("objective",)) for row in rows_of(probe(run, stage, **_accepted(arguments)))]
     if arguments.json:

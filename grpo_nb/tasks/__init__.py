@@ -165,6 +165,7 @@ def load_tasks(
 
     Raises:
         ConfigError: a task is given for an objective that the configuration does not have, or is no task.
+        ConfigError, DataError: as `load_task`.
     """
     given = given or {}
     if strangers := given.keys() - config.objectives.keys():
@@ -175,9 +176,17 @@ def load_tasks(
     for name, task in given.items():
         check_task(name, task)
     return {
-        name: given[name] if name in given else load_task(config.objectives[name], folder, config.run.seed)
+        name: given[name] if name in given else _task_of(config, name, folder)
         for name in (config.objectives if names is None else names)
     }
+
+
+def _task_of(config: Config, name: str, folder: Path) -> Task:
+    """The built-in task of an objective; an error of it has the objective's name."""
+    try:
+        return load_task(config.objectives[name], folder, config.run.seed)
+    except (ConfigError, DataError) as error:
+        raise (DataError if isinstance(error, DataError) else ConfigError)(f"objectives.{name}: {error}") from error
 
 
 def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:

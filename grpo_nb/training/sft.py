@@ -103,7 +103,10 @@ def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = 
     if config.sft.data == "demo":
         return read_pairs(demo.ensure(folder / "data", config.run.seed).sft)
     if config.sft.data:
-        return read_pairs(Path(config.sft.data))
+        try:
+            return read_pairs(Path(config.sft.data))
+        except DataError as error:
+            raise DataError(f"sft.data: {error}") from error
     pairs = []
     for name, task in load_tasks(config, folder, tasks).items():
         gold = [(e.prompt, e.target) for e in read_examples(task, "train") if e.target is not None]

@@ -13,11 +13,13 @@ import pytest
 
 from grpo_nb.cli import main, progress, verbs
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.tasks import DataError, load_tasks
+from grpo_nb.training.sft import load_pairs
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
 from tests.support.cli_stage import STEPS, fake_grpo, save, says, stats
 from tests.support.tiny import tiny_config, tiny_run
-from tests.support.tokens import names
+from tests.support.tokens import names, pattern
 
 # ---- training
 
@@ -43,6 +45,62 @@ def test_a_second_trainer_is_refused_before_anything_is_announced(run: Run, caps
             status, out, err = says(capsys, verb, run.path)
             assert (status, out) == (1, "") and names(err, run.path, "grpo_nb.release")
     assert says(capsys, "train", run.path)[0] == 0
+
+
+def test_a_refused_training_is_not_announced(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(run: Run, *, steps: int) -> Iterator[StepStats]:
+        raise RunError("changed")
+        yield
+
+    save(run, 3)
+    monkeypatch.setattr(verbs, "grpo", refused)
+    status, out, _ = says(capsys, "train", run.path)
+    assert (status, out) == (1, "")
+
+
+@pytest.mark.parametrize("verb", ["train", "sft", "eval"])
+@pytest.mark.parametrize("there", [None, "", "mine.txt"])
+def test_a_command_that_fails_before_any_work_leaves_nothing(
+    verb: str, there: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(run: Run, **_: object) -> Iterator[StepStats]:
+        raise RunError("no data")
+        yield
+
+    for name in ("grpo", "sft", "load_tasks"):
+        monkeypatch.setattr(verbs, name, lambda *_, **__: list(refused(run=None)))  # type: ignore[arg-type]
+    monkeypatch.setattr(verbs, "evaluate", lambda *_, **__: list(refused(run=None)))  # type: ignore[arg-type]
+    path = tmp_path / "runs" / "new"
+    if there is not None:
+        path.mkdir(parents=True)
+        (path / "mine.txt").write_text("") if there else None
+    before = sorted(tmp_path.rglob("*"))
+    assert says(capsys, verb, path, "--preset", "demo")[0] == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_that_failed_at_work_stays_with_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(run: Run) -> Iterator[StepStats]:
+        run.log_event("sft_failed", error="x")
+        raise RunError("x")
+        yield
+
+    monkeypatch.setattr(verbs, "sft", fails)
+    assert says(capsys, "sft", tmp_path / "new", "--preset", "demo")[0] == 1
+    assert [event["kind"] for event in Run.open(tmp_path / "new").rows("events")] == ["sft_failed"]
+
+
+@pytest.mark.parametrize("key", ["objectives.fairness.data", "sft.data"])
+def test_a_missing_data_file_is_reported_with_its_setting(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config().replace(**{key: str(tmp_path / "absent.jsonl")})
+    with pytest.raises(DataError, match=pattern(key.removesuffix(".data") if "fair" in key else key, "absent.jsonl")):
+        load_pairs(config, tmp_path) if key == "sft.data" else load_tasks(config, tmp_path, names=["fairness"])
 
 
 def test_steps_is_the_total_to_reach(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
