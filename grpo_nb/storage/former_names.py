@@ -97,7 +97,8 @@ def settings(tree: Any) -> Any:
 def _renamed(group: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(group, dict):
         return group
-    return {name if names.get(name, name) in group else names[name]: value for name, value in group.items()}
+    free = {former: now for former, now in names.items() if now not in group}
+    return {free.get(name, name): value for name, value in group.items()}
 
 
 def setting(dotted: str) -> str | None:
