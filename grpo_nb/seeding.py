@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 
 def derived_seed(seed: int, step: int, stream: str) -> int:
@@ -23,6 +24,35 @@ def derived_seed(seed: int, step: int, stream: str) -> int:
 def generator(seed: int, step: int, stream: str, device: str | torch.device = "cpu") -> torch.Generator:
     """A fresh generator for one stream of one step; the same arguments give the same draws."""
     return torch.Generator(device=device).manual_seed(derived_seed(seed, step, stream))
+
+
+def uniforms(key: int, rows: Tensor, columns: int) -> Tensor:
+    """float64 in [0, 1), [row, column], on the device of `rows`: entry (row number, column) is a function of the key.
+
+    Counter-based (Philox 4x32-10, Salmon et al. 2011), so that any part of the table can be made anywhere with the
+    same bits: for some of the rows, in another order, on another device.
+    """
+    column = torch.arange(columns, device=rows.device)
+    high, low = philox((column[None, :], rows.long()[:, None]), key)
+    return ((high >> 5) * 2**26 + (low >> 6)).double() / 2**53
+
+
+def philox(counter: tuple[Tensor, Tensor], key: int) -> tuple[Tensor, Tensor]:
+    """The first two words of Philox 4x32-10 at the counter (c0, c1, 0, 0); 32-bit numbers in int64."""
+    c0, c1 = torch.broadcast_tensors(*counter)
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = key & _WORD, key >> 32 & _WORD
+    for _ in range(10):
+        first, second = _PHILOX[0] * c0, _PHILOX[1] * c2  # wraps around; the low 64 bits are right
+        c0, c1 = (second >> 32 & _WORD) ^ c1 ^ k0, second & _WORD
+        c2, c3 = (first >> 32 & _WORD) ^ c3 ^ k1, first & _WORD
+        k0, k1 = k0 + _WEYL[0] & _WORD, k1 + _WEYL[1] & _WORD
+    return c0, c1
+
+
+_WORD = 2**32 - 1
+_PHILOX, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+"""Multipliers of the rounds, and steps of the key from round to round."""
 
 
 def permutation(n: int, seed: int, epoch: int, stream: str) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from grpo_nb import seeding
 from grpo_nb.seeding import derived_seed, generator, permutation, seeded
 
 
@@ -59,3 +60,19 @@ def test_seeded_leaves_the_global_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     with seeded(0, 1, "lora"):
         assert torch.equal(torch.rand(4), first)
+
+
+def test_uniforms_are_a_function_of_key_row_and_column() -> None:
+    table = seeding.uniforms(7, torch.arange(40), 30)
+    assert table.dtype == torch.float64 and table.shape == (40, 30)
+    assert torch.equal(seeding.uniforms(7, torch.tensor([5, 39, 2]), 12), table[[5, 39, 2], :12])
+    assert len(table.unique()) == 1200 and not torch.equal(seeding.uniforms(8, torch.arange(40), 30), table)
+    many = seeding.uniforms(seeding.derived_seed(0, 1, "rollout"), torch.arange(300), 300)
+    assert many.min() >= 0 and many.max() < 1
+    assert many.mean() == pytest.approx(0.5, abs=0.005) and many.var() == pytest.approx(1 / 12, abs=0.002)
+    assert abs(torch.corrcoef(torch.stack([many[:-1].flatten(), many[1:].flatten()]))[0, 1]) < 0.01
+
+
+def test_philox_gives_the_published_words() -> None:
+    zero = torch.tensor(0)
+    assert [int(word) for word in seeding.philox((zero, zero), 0)] == [0x6627E8D5, 0xE169C58D]
