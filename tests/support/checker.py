@@ -44,6 +44,8 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     """Takes the place of `jaxtyping.jaxtyped` in the hook: a decorator of functions and, by `__init__`, dataclasses."""
     if target is None:
         return functools.partial(jaxtyped, typechecker=typechecker)
+    if target.__module__.endswith("_triton"):
+        return target  # Triton compiles the function itself, with the names of its module
     if not inspect.isclass(target):
         return (shaped if _needs_jaxtyping(target) else _plain)(target, typechecker=typechecker)
     if is_dataclass(target):

@@ -110,7 +110,8 @@ def nudge(learner: Policy, size: float) -> None:
     """Move every trained weight at random."""
     with torch.no_grad():
         for number, parameter in enumerate(learner.parameters_by_name().values()):
-            parameter += size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            change = size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter += change.to(parameter.device)
 
 
 def score(learner: Policy, temperature: float = 1.0) -> Tensor:
