@@ -45,6 +45,7 @@ COMES_WITH = {
     "tokenizers": "transformers",
     "nbformat": "nbclient",
     "pydantic_core": "pydantic",
+    "triton": "torch",  # with builds for CUDA; without it the engine that needs it hands over to another
 }
 """Modules that are imported and belong to a package which is listed."""
 

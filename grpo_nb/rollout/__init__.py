@@ -7,10 +7,11 @@ from typing import Protocol, runtime_checkable
 from grpo_nb.config import ConfigError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
+from grpo_nb.rollout.graph import GraphEngine
 from grpo_nb.rollout.request import Request
 from grpo_nb.types import Rollouts
 
-__all__ = ["ENGINES", "EagerEngine", "Engine", "Request", "engine"]
+__all__ = ["ENGINES", "EagerEngine", "Engine", "GraphEngine", "Request", "engine"]
 
 
 @runtime_checkable
@@ -22,7 +23,7 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"eager": EagerEngine}
+ENGINES: dict[str, Callable[[], Engine]] = {"eager": EagerEngine, "graph": GraphEngine}
 """Engines by name."""
 
 

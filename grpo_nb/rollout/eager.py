@@ -42,8 +42,8 @@ class EagerEngine:
                 model's scores are not finite.
             ValueError: temperature is not positive, or uniforms are not [P * K, max_completion_length or more] float64.
         """
-        _check(policy, request)
-        drawn, at_once = _Drawn(request.rows), max(1, self.max_rows // request.group_size)
+        check(policy, request)
+        drawn, at_once = Drawn(request.rows), max(1, self.max_rows // request.group_size)
         with policy.eval_mode():
             for first in range(0, len(request.prompt_ids), at_once):
                 _decode(policy, _prefill(policy, request, first, at_once), drawn, request)
@@ -65,7 +65,7 @@ class ActiveRows:
 
 
 @dataclass
-class _Drawn:
+class Drawn:
     """Completions as they grow, by number."""
 
     rows: int
@@ -102,7 +102,7 @@ def _prefill(policy: Policy, request: Request, first: int, count: int) -> Active
     """`count` prompts through the model once; its cache and last logits repeated for each of their K rows."""
     prompts, group = request.prompt_ids[first : first + count], request.group_size
     batch = policy.collate(prompts, [[]] * len(prompts))
-    logits, cache = _forward(policy, batch.input_ids, batch.attention_mask, position_ids(batch.attention_mask), None)
+    logits, cache = forward(policy, batch.input_ids, batch.attention_mask, position_ids(batch.attention_mask), None)
     copies = torch.arange(len(prompts), device=policy.device).repeat_interleave(group)
     cache.reorder_cache(copies)  # a plain index, which caches of every kind of layer have
     own = batch.input_ids[:, -1:].expand_as(batch.input_ids)
@@ -111,14 +111,14 @@ def _prefill(policy: Policy, request: Request, first: int, count: int) -> Active
     return ActiveRows(row_ids, cache, history[copies], batch.attention_mask[copies], logits[copies])
 
 
-def _decode(policy: Policy, rows: ActiveRows, drawn: _Drawn, request: Request) -> None:
+def _decode(policy: Policy, rows: ActiveRows, drawn: Drawn, request: Request) -> None:
     """Token after token for all rows of `rows`, until each has drawn a terminator or the cap's number of tokens."""
-    processors, cap = _processors(request.sampling, request.temperature), request.sampling.max_completion_length
+    processors, cap = processors_of(request.sampling, request.temperature), request.sampling.max_completion_length
     for t in range(cap):
         scores = processors(cast(torch.LongTensor, rows.history), cast(torch.FloatTensor, rows.logits))
         spread = torch.log_softmax(scores, -1)
         if not spread.amax(-1).isfinite().all():
-            raise ModelError(_not_finite(policy, t))
+            raise ModelError(not_finite(policy, t))
         tokens = _choose(scores, rows.row_ids, t, request)
         logprobs = spread.gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
         active = list(_record(policy, rows.row_ids, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
@@ -136,7 +136,7 @@ def _choose(scores: Float[Tensor, "row vocab"], row_ids: list[int], t: int, requ
     return sample_inverse_cdf(scores, request.uniforms[row_ids, t].cpu())
 
 
-def _not_finite(policy: Policy, t: int) -> str:
+def not_finite(policy: Policy, t: int) -> str:
     """Why the model's scores are nan or infinite, and what to do."""
     found = f"the model's scores for token {t + 1} of an answer are nan or infinite, so there is nothing to draw from"
     broken = [name for name, weight in policy.model.named_parameters() if not weight.isfinite().all()]
@@ -152,7 +152,7 @@ def _not_finite(policy: Policy, t: int) -> str:
 
 
 def _record(
-    policy: Policy, row_ids: list[int], tokens: list[int], logprobs: list[float], drawn: _Drawn, last: bool
+    policy: Policy, row_ids: list[int], tokens: list[int], logprobs: list[float], drawn: Drawn, last: bool
 ) -> Iterator[int]:
     """Write one token of each row down; yields the places of the rows that go on."""
     for place, number in enumerate(row_ids):
@@ -176,7 +176,7 @@ def _advance(policy: Policy, rows: ActiveRows, tokens: Tensor, active: list[int]
     rows.attention = torch.cat([rows.attention, torch.ones_like(tokens[:, None])], 1)
     positions = rows.attention.sum(1, keepdim=True) - 1
     attention = rows.attention if _attends(rows.cache) else None
-    rows.logits, rows.cache = _forward(policy, tokens[:, None], attention, positions, rows.cache)
+    rows.logits, rows.cache = forward(policy, tokens[:, None], attention, positions, rows.cache)
 
 
 def _attends(cache: Any) -> bool:
@@ -185,7 +185,7 @@ def _attends(cache: Any) -> bool:
     return any(hasattr(layer, "get_seq_length") for layer in cache.layers)
 
 
-def _forward(
+def forward(
     policy: Policy, ids: Tensor, attention: Tensor | None, positions: Tensor, cache: Any
 ) -> tuple[Float[Tensor, "row vocab"], Any]:
     """float32 logits of the token after the last one, and the cache that now holds these ids too."""
@@ -200,7 +200,7 @@ def _forward(
     return output.logits[:, -1].float(), output.cache
 
 
-def _processors(sampling: SamplingConfig, temperature: float | None) -> LogitsProcessorList:
+def processors_of(sampling: SamplingConfig, temperature: float | None) -> LogitsProcessorList:
     """Transformers' processors in the order of its own `generate`; no temperature means greedy: penalties only."""
     chain = LogitsProcessorList()
     if sampling.repetition_penalty != 1:
@@ -218,7 +218,7 @@ def _processors(sampling: SamplingConfig, temperature: float | None) -> LogitsPr
     return chain
 
 
-def _check(policy: Policy, request: Request) -> None:
+def check(policy: Policy, request: Request) -> None:
     longest, cap = max(map(len, request.prompt_ids), default=0), request.sampling.max_completion_length
     temperature, uniforms, rows = request.temperature, request.uniforms, request.rows
     if longest + cap > policy.context:

@@ -5,7 +5,7 @@ drew them, together in one pass, and each row alone without padding. A model who
 bear padding, or whose decoding loop is another function than its full pass, would be trained on wrong ratios.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.request import Request
+from grpo_nb.types import Rollouts
 
 LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
@@ -45,6 +46,21 @@ def check_model(policy: Policy, draws: bool = True) -> None:
     for what, differences in found.items():
         _refuse(policy, f"{name}: {what}", differences, _CAUSES[what])
     policy.checked |= wanted
+
+
+def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts]) -> str | None:
+    """Why log-probs of `generate` are not the policy's own; None where rounding explains all of the difference."""
+    prompts, sampling = _prompts(policy), SamplingConfig(max_completion_length=TOKENS, temperature=1.0)
+    with policy.eval_mode():
+        drawn = generate(policy, Request(prompts, 2, sampling, _uniforms(2 * len(prompts))))
+        scored = _scores(policy, [row for row in prompts for _ in range(2)], drawn.completion_ids)
+    sizes = (torch.tensor([value for row in drawn.logprobs for value in row]) - scored).abs()
+    gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
+    if wrong := broken(gap, step(policy.dtype, policy.device)):
+        return (
+            f"its log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains {wrong['mean'][1]:.2g}"
+        )
+    return None
 
 
 def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:

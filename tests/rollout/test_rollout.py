@@ -364,7 +364,7 @@ def test_weights_that_are_not_finite_are_named_with_what_to_do(greedy: bool) -> 
 def test_scores_that_overflow_with_sound_weights_are_laid_to_the_precision(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, calls = eager._forward, []
+    honest, calls = eager.forward, []
 
     def overflowing(*arguments: Any) -> Any:
         logits, cache = honest(*arguments)
@@ -374,7 +374,7 @@ def test_scores_that_overflow_with_sound_weights_are_laid_to_the_precision(
             logits[-1, :3] = -math.inf
         return logits, cache
 
-    monkeypatch.setattr(eager, "_forward", overflowing)
+    monkeypatch.setattr(eager, "forward", overflowing)
     with pytest.raises(ModelError, match=pattern("token 2", "float32")):
         sample(tiny.policy())
 
