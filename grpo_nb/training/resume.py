@@ -119,7 +119,7 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     _note_other_judges(state, stored["judged_by"])
     run.rewind(state.step)
     _look_back(state)
-    run.log_event("resume", step=state.step, goal=state.goal, **environment_info(policy))
+    run.log_event("resume", step=state.step, goal=state.goal, **_engine(state), **environment_info(policy))
 
 
 def _knobs_of(newest: Checkpoint, stored: State, now: KnobSnapshot) -> KnobSnapshot:
@@ -185,5 +185,10 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
-    run.log_event("start", step=0, **origin, **environment_info(policy))
+    run.log_event("start", step=0, **origin, **_engine(state), **environment_info(policy))
     save(state)
+
+
+def _engine(state: TrainState) -> dict[str, str]:
+    """What draws, for the log: the bits depend on it."""
+    return {"engine": type(state.engine).__name__}

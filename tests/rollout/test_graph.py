@@ -17,8 +17,10 @@ from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.rollout import EagerEngine, Request, decode_attention, graph
 from grpo_nb.rollout.graph import GraphEngine, base_of, bucket
 from grpo_nb.rollout.projections import How
+from grpo_nb.training.grpo import grpo
 from grpo_nb.types import Rollouts
 from tests.support import tiny_models as tiny
+from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
 from tests.support.tiny_causal import causal
 from tests.support.tokens import pattern
 
@@ -254,6 +256,30 @@ def test_progress_counts_to_the_end_and_an_interrupt_restores_the_model(often: N
     with pytest.raises(KeyboardInterrupt):
         own.generate(learner, request)
     assert untouched(learner) and all(m.training for m in learner.model.modules()) and torch.is_grad_enabled()
+
+
+@each_device
+@pytest.mark.parametrize("settings", [{}, {"model__train": "lora", "model__dtype": "float32"}], ids=["full", "lora"])
+def test_a_run_trains_and_resumes_as_with_the_eager_engine(settings: Any, device: str, tmp_path: Path) -> None:
+    settings = settings | {"model__device": device, "run__steps": 3, "batch__micro_batch": 16}
+    trained, found = {}, {}
+    for name, drawing in {"eager": EagerEngine(), "graph": engine(device), "halted": engine(device)}.items():
+        run = tiny_run(tmp_path, name, **settings)
+        given: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
+        if name == "halted":
+            steps = [next(stage := grpo(run, engine=drawing, **given))]
+            stage.close()
+            drawing = engine(device)
+        else:
+            steps = []
+        found[name] = [*steps, *grpo(run, engine=drawing, **given)]
+        trained[name] = weights(run)
+        engines = run.events()["engine"].dropna()
+        assert len(engines) == 1 + (name == "halted") and {*engines} == {type(drawing).__name__}
+    assert rows(found["halted"]) == rows(found["graph"])
+    assert all(torch.equal(weight, trained["graph"][name]) for name, weight in trained["halted"].items())
+    assert [step["tokens"] for step in found["graph"]] == [step["tokens"] for step in found["eager"]]
+    assert all(torch.allclose(weight, trained["graph"][name], atol=1e-5) for name, weight in trained["eager"].items())
 
 
 # ---- what it cannot serve
