@@ -13,9 +13,8 @@ from tests.support.tiny import tiny_run
 from tests.support.tokens import names
 
 SCRIPT = """\
-import sys, time
+import sys, time, types
 from concurrent.futures import ThreadPoolExecutor
-import grpo_nb.training.grpo
 from grpo_nb import start
 
 def grpo(run, *, tasks, rewards, steps):
@@ -33,7 +32,10 @@ def grpo(run, *, tasks, rewards, steps):
         yield step
     run.log_event("done", step=steps)
 
-grpo_nb.training.grpo.grpo = grpo
+# not the real one: models, and what they need, take seconds to import
+trainer = types.ModuleType("grpo_nb.training.grpo")
+trainer.grpo = grpo
+sys.modules[trainer.__name__] = trainer
 session = start(sys.argv[1], steps=int(sys.argv[2]))
 exec(sys.argv[4])
 """
