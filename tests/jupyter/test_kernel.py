@@ -131,6 +131,7 @@ def test_killed_kernel_is_listed_and_its_run_goes_on_to_the_same_rows(kernel: Ke
     assert [stable(row) for row in run.metric_rows()] == [stable(row) for row in straight.metric_rows()]
 
 
+@pytest.mark.slow
 def test_old_kernel_trains_in_the_foreground_and_says_so(shared: Kernel, tmp_path: Path) -> None:
     kernel, run = shared, tiny_run(tmp_path, run__steps=2)
     kernel.run(f"import os; os.chdir({str(tmp_path)!r})\nimport importlib.metadata as m\nreal = m.version")

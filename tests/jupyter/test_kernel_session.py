@@ -156,6 +156,7 @@ def full(fd, data):
 
 
 # one clear state in the panel and in its text, and none of it lost
+@pytest.mark.slow
 def test_full_disk_is_one_clear_state_and_resume_goes_on_when_there_is_space(kernel: Shared, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__steps=6)
     said, _ = kernel.execute(

@@ -116,6 +116,7 @@ def test_process_outlives_its_kernel(run: Run) -> None:
     assert seen.state == "stopped" and seen.error is None
 
 
+@pytest.mark.slow
 def test_sft_in_a_process_obeys_its_knobs(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, sft__steps=400)
     live = start(run, stage="sft", where="process")

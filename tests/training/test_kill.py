@@ -123,7 +123,7 @@ def check_bits(folder: Path) -> None:
     assert not [*(folder / "run").glob("checkpoints/.*"), *(folder / "run").glob("sft/.*")], "leftovers"
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 43])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 97])
 def test_a_kill_before_any_call_of_both_stages_loses_nothing(tmp_path: Path, every: int) -> None:
     folder = tmp_path / "runs"
     straight = fresh(folder, "straight")
