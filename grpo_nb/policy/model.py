@@ -14,10 +14,11 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.policy import adapter_files, adapters, chat_template, loading, template_date
+from grpo_nb.policy import adapter_files, adapters, chat_template, loading, packing, template_date
 from grpo_nb.policy.eval_mode import as_it_came, silence
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
+from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.printable import clean_logger
 from grpo_nb.types import Batch, Prompt, TokenStats
@@ -177,28 +178,50 @@ class Policy:
 
     # scores
 
-    def logprobs(self, batch: Batch, temperature: float = 1.0, *, entropy_learns: bool = False) -> TokenStats:
+    def pack(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
+    ) -> PackedBatch:
+        """Completions behind the prompts that they share, on the policy's device; see `packing.pack`.
+
+        Raises:
+            ModelError: an empty prompt, or a completion that with its prompt is beyond the context.
+        """
+        _check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
+        return packing.pack(prompt_ids, completion_ids, prompt_of, self.pad_id).to(self.device)
+
+    def logprobs(
+        self, batch: Batch | PackedBatch, temperature: float = 1.0, *, entropy_learns: bool = False
+    ) -> TokenStats:
         """log softmax(logits / temperature)[token] of each completion token, with the distribution's entropy.
 
         Computed in float32 as logit - logsumexp, 0 outside the mask. Positions count real tokens only, so padding
         changes nothing. Gradients flow where they are enabled, through the entropy only where `entropy_learns`.
         """
-        start = batch.input_ids.shape[1] - batch.completion_mask.shape[1]
         logits = self._completion_logits(batch)
         logits = logits if temperature == 1.0 else logits / temperature
         normaliser = logits.logsumexp(-1)
-        tokens = batch.input_ids[:, start:, None]
-        logprobs = logits.gather(-1, tokens).squeeze(-1) - normaliser
-        outside = ~batch.completion_mask
         entropy = _entropy(logits, normaliser) if entropy_learns else _entropy(logits.detach(), normaliser.detach())
+        if isinstance(batch, PackedBatch):
+            logprobs = batch.pick_logits(logits) - batch.pick(normaliser)
+            entropy = batch.pick(entropy)
+        else:
+            tokens = batch.input_ids[:, -batch.completion_mask.shape[1] :, None]
+            logprobs = logits.gather(-1, tokens).squeeze(-1) - normaliser
+        outside = ~batch.completion_mask
         return TokenStats(logprobs.masked_fill(outside, 0.0), entropy.masked_fill(outside, 0.0))
 
-    def _completion_logits(self, batch: Batch) -> Float[Tensor, "batch token vocab"]:
-        n = batch.completion_mask.shape[1]
+    def _completion_logits(self, batch: Batch | PackedBatch) -> Float[Tensor, "row column vocab"]:
+        """float32, of the columns that predict a completion token: of a plain batch all but the last one's own."""
+        if isinstance(batch, PackedBatch):
+            attention, positions = batch.attention_mask(self.dtype), batch.position_ids
+            n = batch.input_ids.shape[1] - batch.start - 1
+        else:
+            attention, positions = batch.attention_mask, position_ids(batch.attention_mask)
+            n = batch.completion_mask.shape[1]
         logits: Tensor = self.model(
             input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=position_ids(batch.attention_mask),
+            attention_mask=attention,
+            position_ids=positions,
             logits_to_keep=n + 1,
             use_cache=False,
         ).logits

@@ -1,0 +1,112 @@
+"""Shared prompts: one row holds a prompt once and all of its completions, each of which sees the prompt and itself.
+
+A group of K completions of T tokens after P tokens of prompt takes P + K T tokens through the model instead of
+K (P + T). The attention mask is a tree: the prompt is causal, a completion's token sees the prompt and the earlier
+tokens of its own completion, at the positions that it would have alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Ids = Sequence[int]
+
+PADDING, PROMPT = -1, 0
+"""Segment of a filler and of a prompt's token; completion k of its row is segment k + 1."""
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Completions behind shared prompts, ready for the model; the counterpart of `Batch`."""
+
+    input_ids: Int[Tensor, "prompt sequence"]
+    segments: Int[Tensor, "prompt sequence"]
+    position_ids: Int[Tensor, "prompt sequence"]
+    rows: Int[Tensor, "batch"]
+    """The packed row of each completion."""
+    columns: Int[Tensor, "batch token"]
+    """The column whose logits predict each completion token; any outside the mask."""
+    tokens: Int[Tensor, "batch token"]
+    completion_mask: Bool[Tensor, "batch token"]
+    start: int
+    """The prompts' last column: from there on logits are needed."""
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def to(self, device: torch.device) -> "PackedBatch":
+        """The same on another device."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
+    def pick(self, values: Float[Tensor, "prompt column"]) -> Float[Tensor, "batch token"]:
+        """What was computed at each column from `start` on, at the columns that predict the completion tokens."""
+        return values.flatten()[self._places(values.shape[1])]
+
+    def pick_logits(self, logits: Float[Tensor, "prompt column vocab"]) -> Float[Tensor, "batch token"]:
+        """The logit of each completion token; no logits are copied for completions that share a column."""
+        places = self._places(logits.shape[1]) * logits.shape[2] + self.tokens
+        return logits.flatten().gather(0, places.flatten()).view_as(places)
+
+    def _places(self, columns: int) -> Int[Tensor, "batch token"]:
+        return self.rows[:, None] * columns + self.columns - self.start
+
+    def attention_mask(self, dtype: torch.dtype) -> Float[Tensor, "prompt 1 sequence sequence"]:
+        """0 where a token sees another, the lowest number of the type elsewhere. A filler sees itself."""
+        width = self.segments.shape[1]
+        causal = torch.ones(width, width, dtype=torch.bool, device=self.segments.device).tril()
+        seen, sees = self.segments[:, None, :], self.segments[:, :, None]
+        allowed = causal & ((seen == PROMPT) | (seen == sees)) & (seen != PADDING)
+        allowed |= torch.eye(width, dtype=torch.bool, device=allowed.device)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def pack(prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int], pad_id: int) -> PackedBatch:
+    """Completions behind their prompts, on the CPU; prompts end in one column, fillers stand on both sides.
+
+    Args:
+        prompts: token ids, at least one each.
+        completions: token ids, in the order of the batch's rows.
+        prompt_of: the prompt of each completion; those of one prompt need not be neighbours.
+        pad_id: what fillers hold.
+    """
+    left, longest = max(map(len, prompts)), max(map(len, completions))
+    ends = [left] * len(prompts)
+    starts = []
+    for row, completion in zip(prompt_of, completions, strict=True):
+        starts.append(ends[row])
+        ends[row] += len(completion)
+    shape = len(prompts), max(ends)
+    ids = torch.full(shape, pad_id, dtype=torch.long)
+    segments = torch.full(shape, PADDING)
+    positions = torch.zeros(shape, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        place = slice(left - len(prompt), left)
+        ids[row, place], segments[row, place] = torch.tensor(prompt), PROMPT
+        positions[row, place] = torch.arange(len(prompt))
+    tokens = torch.full((len(completions), longest), pad_id, dtype=torch.long)
+    columns = torch.full(tokens.shape, left - 1)
+    mask = torch.zeros(tokens.shape, dtype=torch.bool)
+    for k, (row, completion, start) in enumerate(zip(prompt_of, completions, starts, strict=True)):
+        count = len(completion)
+        place = slice(start, start + count)
+        tokens[k, :count] = ids[row, place] = torch.tensor(completion)
+        segments[row, place] = k + 1
+        positions[row, place] = len(prompts[row]) + torch.arange(count)
+        columns[k, 1:count] = torch.arange(start, start + max(count - 1, 0))
+        mask[k, :count] = True
+    return PackedBatch(ids, segments, positions, torch.tensor(prompt_of), columns, tokens, mask, left - 1)
+
+
+def window(config: Any) -> int | None:
+    """The fewest tokens that any layer of a model looks back; None where all layers see everything.
+
+    Within it a window hides nothing, and the tree mask, which every layer gets as it is, is right.
+    """
+    sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((size for size in sizes if size), default=None)
