@@ -149,6 +149,9 @@ class BatchConfig(Settings):
     """Completions per optimizer update; null: all of the step's, so that training stays on-policy."""
     num_iterations: Count = 1
     """Passes over each step's completions (mu); above 1 the ratio leaves 1 and clipping acts."""
+    share_prompts: Literal["auto", "never"] = "auto"
+    """A prompt stands once before its K completions in the passes that score and train: `auto` where the model bears
+    it and it is cheaper. Other bits, the same numbers to rounding."""
 
     @property
     def completions(self) -> int:

@@ -117,9 +117,14 @@ class Policy:
         return self.tokenization.pad_id
 
     @property
+    def text_config(self) -> Any:
+        """The configuration of the language model, of a multimodal one too."""
+        return self.model.config.get_text_config()
+
+    @property
     def context(self) -> int:
         """Most tokens, prompt and completion together, that the model has positions for."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or UNLIMITED
+        return getattr(self.text_config, "max_position_embeddings", None) or UNLIMITED
 
     def parameters_by_name(self) -> dict[str, Parameter]:
         """The parameters that train, in an order that never changes; the reference's are not among them."""

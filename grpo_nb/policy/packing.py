@@ -15,6 +15,11 @@ from torch import Tensor
 
 Ids = Sequence[int]
 
+MASKED = 3.0
+"""What attention costs under a tree mask, in attention under a causal one: no fused kernel skips what it hides."""
+WORTH = 0.8
+"""Share of the cost alone below which prompts are shared."""
+
 PADDING, PROMPT = -1, 0
 """Segment of a filler and of a prompt's token; completion k of its row is segment k + 1."""
 
@@ -40,7 +45,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> "PackedBatch":
         """The same on another device."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
     def pick(self, values: Float[Tensor, "prompt column"]) -> Float[Tensor, "batch token"]:
@@ -101,6 +106,28 @@ def pack(prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence
         columns[k, 1:count] = torch.arange(start, start + max(count - 1, 0))
         mask[k, :count] = True
     return PackedBatch(ids, segments, positions, torch.tensor(prompt_of), columns, tokens, mask, left - 1)
+
+
+def pays(config: Any, prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int]) -> bool:
+    """Whether shared prompts are cheaper than rows of their own, and no layer's window is shorter than a row.
+
+    Counts operations: a token of a row of S costs its weights and S / (6 hidden) of that in attention, as a layer has
+    24 hidden^2 of the one and 4 S hidden of the other (Kaplan et al. 2020, table 1).
+
+    Args:
+        config: of the language model.
+        prompts, completions, prompt_of: as `pack`.
+    """
+    longest = max(len(prompts[p]) + len(ids) for p, ids in zip(prompt_of, completions, strict=True))
+    if longest > (window(config) or longest):
+        return False
+    left, right = max(map(len, prompts)), max(map(len, completions))
+    own = [0] * len(prompts)
+    for row, completion in zip(prompt_of, completions, strict=True):
+        own[row] += len(completion)
+    alone, packed, six = left + right, left + max(own), 6 * config.hidden_size
+    cost_alone = len(completions) * alone * (1 + alone / six)
+    return bool(len(prompts) * packed * (1 + MASKED * packed / six) < WORTH * cost_alone)
 
 
 def window(config: Any) -> int | None:

@@ -14,9 +14,12 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.losses.rounding import Gap, broken, step
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
+from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.request import Request
 from grpo_nb.types import Rollouts
+
+log = clean_logger(__name__)
 
 LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
@@ -61,6 +64,39 @@ def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts
             f"its log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains {wrong['mean'][1]:.2g}"
         )
     return None
+
+
+def shares_prompts(policy: Policy) -> bool:
+    """Whether completions behind one shared prompt have the log-probs that they have alone, to rounding.
+
+    Costs two short forward passes, once for each policy.
+    """
+    if not policy.checked & {_SHARES, _SHARES_NOT}:
+        policy.checked.add(_SHARES if _packs(policy) else _SHARES_NOT)
+    return _SHARES in policy.checked
+
+
+_SHARES, _SHARES_NOT = "shared prompts", "no shared prompts"
+
+
+def _packs(policy: Policy) -> bool:
+    prompts, prompt_of = _prompts(policy), [0, 0, 1, 1, 2, 2]
+    completions = [prompts[0][:TOKENS], *([row[0]] * TOKENS for row in prompts), prompts[0][:1], prompts[1][:2]]
+    room = policy.context - max(map(len, prompts))
+    completions = [row[:room] for row in completions]
+    with policy.scoring():
+        alone = _scores(policy, [prompts[p] for p in prompt_of], completions)
+        try:
+            batch = policy.pack(prompts, completions, prompt_of)
+            together = policy.logprobs(batch).logprobs[batch.completion_mask].float().cpu()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
+            log.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
+            return False
+    sizes = (together - alone).abs()
+    gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
+    return not broken(gap, step(policy.dtype, policy.device))
 
 
 def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:

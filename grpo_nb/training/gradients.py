@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_nb import combine_gradients, losses
+from grpo_nb.policy import packing
 from grpo_nb.policy.model import Policy
+from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Batch, Experience, Rollouts, TokenStats
 
@@ -106,7 +108,7 @@ def loss_inputs(
     Before the step's only update this pass is also the old policy's, and its numbers go into `seen`.
     """
     learns = plan.algorithm.entropy_coef > 0
-    stats = policy.logprobs(collate(policy, batch.rollouts, rows), plan.temperature, entropy_learns=learns)
+    stats = policy.logprobs(collate(policy, batch.rollouts, rows, plan), plan.temperature, entropy_learns=learns)
     logp = stats.logprobs.float()
     index, width, device = list(rows), logp.shape[1], logp.device
     if seen is not None:
@@ -130,7 +132,7 @@ def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStat
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
     table = blank(rollouts)
     for rows in chunks(range(len(rollouts.completion_ids)), plan.micro_batch):
-        store(table, rows, policy.logprobs(collate(policy, rollouts, rows), plan.temperature))
+        store(table, rows, policy.logprobs(collate(policy, rollouts, rows, plan), plan.temperature))
     return table
 
 
@@ -140,10 +142,14 @@ def blank(rollouts: Rollouts) -> TokenStats:
     return TokenStats(torch.zeros(shape), torch.zeros(shape))
 
 
-def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int]) -> Batch:
-    """The rows as one padded batch, no wider than they need."""
-    prompts = [rollouts.prompt_ids[rollouts.prompt_of(i)] for i in rows]
-    return policy.collate(prompts, [rollouts.completion_ids[i] for i in rows])
+def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepPlan) -> Batch | PackedBatch:
+    """The rows as one padded batch, no wider than they need; behind shared prompts where that is cheaper."""
+    place = {prompt: n for n, prompt in enumerate(dict.fromkeys(map(rollouts.prompt_of, rows)))}
+    prompts, prompt_of = [rollouts.prompt_ids[p] for p in place], [place[rollouts.prompt_of(i)] for i in rows]
+    completions = [rollouts.completion_ids[i] for i in rows]
+    if plan.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of):
+        return policy.pack(prompts, completions, prompt_of)
+    return policy.collate([prompts[p] for p in prompt_of], completions)
 
 
 def store(table: TokenStats, rows: Sequence[int], stats: TokenStats) -> None:

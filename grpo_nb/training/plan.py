@@ -41,6 +41,8 @@ class StepPlan:
     reports_gradients: bool
     micro_batch: int
     max_completion_length: int
+    shares_prompts: bool = False
+    """Whether a prompt may stand once before its completions in the passes that score and train."""
     epochs: int = 1
     updates_per_epoch: int = 1
 
@@ -89,6 +91,7 @@ def plan_step(state: TrainState, knobs: KnobSnapshot) -> StepPlan:
         reports_gradients=every > 0 and step % every == 0,
         micro_batch=batch.micro_batch,
         max_completion_length=config.sampling.max_completion_length,
+        shares_prompts=state.shares_prompts,
         epochs=batch.num_iterations,
         updates_per_epoch=batch.updates_per_rollout // batch.num_iterations,
     )

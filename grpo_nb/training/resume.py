@@ -10,7 +10,7 @@ from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import EagerEngine, Engine
-from grpo_nb.rollout.selfcheck import check_model
+from grpo_nb.rollout.selfcheck import check_model, shares_prompts
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
@@ -117,6 +117,7 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
         objective.beta = BetaState.from_dict(stored["betas"][name])
         objective.moments = Moments.from_dict(stored.get("reward_moments", {}).get(name, {}))
     _note_other_judges(state, stored["judged_by"])
+    state.shares_prompts = _shares_prompts(state, before=bool(stored.get("shares_prompts", False)))
     run.rewind(state.step)
     _look_back(state)
     run.log_event("resume", step=state.step, goal=state.goal, **_engine(state), **environment_info(policy))
@@ -133,6 +134,20 @@ def _knobs_of(newest: Checkpoint, stored: State, now: KnobSnapshot) -> KnobSnaps
         if missing := sorted(now.values.keys() - has.keys()):
             raise RunError(f"{newest.path} has no knob '{missing[0]}'; restore the checkpoint from a copy")
     return knobs
+
+
+def _shares_prompts(state: TrainState, before: bool) -> bool:
+    """What the run did before, as long as the model still bears it: another way of computing changes bits."""
+    if not before or shares_prompts(state.policy):
+        return before
+    state.run.log_event("prompts_not_shared", step=state.step)
+    logger.warning(
+        "%s shared prompts until step %d, and the model as loaded here gives other log-probs that way: from here on "
+        "each completion has its own copy of the prompt, so the next steps are not bit for bit those of before",
+        state.run.path,
+        state.step,
+    )
+    return False
 
 
 def _note_other_judges(state: TrainState, before: dict[str, list[str]]) -> None:
@@ -184,7 +199,9 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     if warm is not None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
+    state.shares_prompts = run.config.batch.share_prompts == "auto" and shares_prompts(policy)
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
+    origin["shares_prompts"] = state.shares_prompts
     run.log_event("start", step=0, **origin, **_engine(state), **environment_info(policy))
     save(state)
 

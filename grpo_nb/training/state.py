@@ -49,6 +49,8 @@ class TrainState:
     """The step of the newest checkpoint; -1 before the first."""
     mid_update: bool = False
     """The weights are between two step boundaries, so they must not be saved."""
+    shares_prompts: bool = False
+    """Whether passes share prompts: decided when the run starts, since it changes bits, and kept from then on."""
     edited: list[str] = field(default_factory=list)
     """Files of the package edited since they were loaded, as last seen."""
     replaced: set[str] = field(default_factory=set)
@@ -88,6 +90,7 @@ def save(state: TrainState) -> Path:
         "config": settings.plain(state.config),
         "knobs": asdict(state.knobs),
         "judged_by": judged_by(state),
+        "shares_prompts": state.shares_prompts,
         "fingerprint": fingerprint.fingerprint(),
     }
     if state.step == 0:

@@ -41,7 +41,9 @@ def test_gradients_are_those_of_the_rows_alone(entropy_learns: bool) -> None:
         loss = (weights[0] * values[n]).sum() + (weights[1] * values[2 + n]).sum()
         learner.model.zero_grad()
         loss.backward()
-        gradients.append({name: p.grad.clone() for name, p in learner.parameters_by_name().items() if p.grad is not None})
+        gradients.append(
+            {name: p.grad.clone() for name, p in learner.parameters_by_name().items() if p.grad is not None}
+        )
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-4)
