@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from peft import PeftModel
 from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.policy import adapter_files, adapters, chat_template, loading, packing, template_date
+from grpo_nb.policy import adapter_files, adapters, chat_template, loading, logprobs, packing, template_date
 from grpo_nb.policy.eval_mode import as_it_came, silence
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
@@ -197,40 +196,8 @@ class Policy:
     def logprobs(
         self, batch: Batch | PackedBatch, temperature: float = 1.0, *, entropy_learns: bool = False
     ) -> TokenStats:
-        """log softmax(logits / temperature)[token] of each completion token, with the distribution's entropy.
-
-        Computed in float32 as logit - logsumexp, 0 outside the mask. Positions count real tokens only, so padding
-        changes nothing. Gradients flow where they are enabled, through the entropy only where `entropy_learns`.
-        """
-        logits = self._completion_logits(batch)
-        logits = logits if temperature == 1.0 else logits / temperature
-        normaliser = logits.logsumexp(-1)
-        entropy = _entropy(logits, normaliser) if entropy_learns else _entropy(logits.detach(), normaliser.detach())
-        if isinstance(batch, PackedBatch):
-            logprobs = batch.pick_logits(logits) - batch.pick(normaliser)
-            entropy = batch.pick(entropy)
-        else:
-            tokens = batch.input_ids[:, -batch.completion_mask.shape[1] :, None]
-            logprobs = logits.gather(-1, tokens).squeeze(-1) - normaliser
-        outside = ~batch.completion_mask
-        return TokenStats(logprobs.masked_fill(outside, 0.0), entropy.masked_fill(outside, 0.0))
-
-    def _completion_logits(self, batch: Batch | PackedBatch) -> Float[Tensor, "row column vocab"]:
-        """float32, of the columns that predict a completion token: of a plain batch all but the last one's own."""
-        if isinstance(batch, PackedBatch):
-            attention, positions = batch.attention_mask(self.dtype), batch.position_ids
-            n = batch.input_ids.shape[1] - batch.start - 1
-        else:
-            attention, positions = batch.attention_mask, position_ids(batch.attention_mask)
-            n = batch.completion_mask.shape[1]
-        logits: Tensor = self.model(
-            input_ids=batch.input_ids,
-            attention_mask=attention,
-            position_ids=positions,
-            logits_to_keep=n + 1,
-            use_cache=False,
-        ).logits
-        return logits[:, logits.shape[1] - n - 1 : -1].float()
+        """log softmax(logits / temperature)[token] of each completion token; see `logprobs.token_stats`."""
+        return logprobs.token_stats(self.model, batch, temperature, entropy_learns)
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
@@ -373,11 +340,6 @@ class Policy:
         return [note for note in notes if note]
 
 
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """Position of each real token among the real tokens of its row; 0 on the padding before them."""
-    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
-
-
 def _learns_in_full(config: ModelConfig, base: PreTrainedModel) -> bool:
     if getattr(base, "is_quantized", False):
         if config.train == "full":
@@ -456,9 +418,3 @@ def _check_rows(prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequenc
     longest = max(len(p) + len(c) for p, c in zip(prompt_ids_B, completion_ids_B, strict=True))
     if longest > context:
         raise ModelError(f"a row of {longest} tokens; the model's context is {context}: shorten prompts or completions")
-
-
-def _entropy(logits: Tensor, normaliser: Tensor) -> Tensor:
-    """H = logsumexp(z) - sum softmax(z) z, in nats, of the last axis; a forbidden token (z = -inf) adds 0, not NaN."""
-    bounded = logits.clamp(min=torch.finfo(logits.dtype).min)
-    return normaliser - (torch.softmax(logits, -1) * bounded).sum(-1)

@@ -17,7 +17,8 @@ from transformers.generation.logits_process import (
 )
 
 from grpo_nb.config import SamplingConfig
-from grpo_nb.policy.model import ModelError, Policy, position_ids
+from grpo_nb.policy.logprobs import position_ids
+from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.rollout.request import Request
 from grpo_nb.types import Rollouts, StopReason
 

@@ -84,7 +84,7 @@ def _packs(policy: Policy) -> bool:
     completions = [prompts[0][:TOKENS], *([row[0]] * TOKENS for row in prompts), prompts[0][:1], prompts[1][:2]]
     room = policy.context - max(map(len, prompts))
     completions = [row[:room] for row in completions]
-    with policy.scoring():
+    with policy.eval_mode():
         alone = _scores(policy, [prompts[p] for p in prompt_of], completions)
         try:
             batch = policy.pack(prompts, completions, prompt_of)

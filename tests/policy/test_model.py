@@ -12,6 +12,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_nb.config import ModelConfig, SamplingConfig
+from grpo_nb.policy import logprobs
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import EagerEngine, Request
 from tests.support import tiny_models as tiny
@@ -75,15 +76,15 @@ def test_forbidden_tokens_leave_entropy_and_gradients_finite(
     """Logits of -inf, as models have that mask part of their vocabulary: 0 log 0 is 0, not NaN."""
     learner = tiny.policy()
     batch = learner.collate([tiny.PROMPT], [tiny.COMPLETION])
-    plain = learner._completion_logits
+    plain = logprobs._completion_logits
 
-    def masked(batch: Any) -> Any:
-        logits = plain(batch)
+    def masked(model: Any, batch: Any) -> Any:
+        logits = plain(model, batch)
         return torch.where(torch.arange(logits.shape[-1]) == tiny.UNK, -torch.inf, logits)
 
-    monkeypatch.setattr(learner, "_completion_logits", masked)
+    monkeypatch.setattr(logprobs, "_completion_logits", masked)
     stats = learner.logprobs(batch, entropy_learns=entropy_learns)
-    p = masked(batch)[0].detach().double().softmax(-1)
+    p = masked(learner.model, batch)[0].detach().double().softmax(-1)
     expected = torch.special.entr(p).sum(-1)
     torch.testing.assert_close(stats.entropy[0].double().detach(), expected, atol=1e-5, rtol=0)
     assert stats.entropy.requires_grad == entropy_learns
