@@ -9,7 +9,8 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from grpo_nb.policy.model import ModelError, Policy, position_ids
+from grpo_nb.policy.logprobs import position_ids
+from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.compiled_layers import CompiledLayers
 from grpo_nb.rollout.decode_attention import NAME

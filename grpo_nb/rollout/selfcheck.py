@@ -19,7 +19,7 @@ from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.request import Request
 from grpo_nb.types import Rollouts
 
-log = clean_logger(__name__)
+logger = clean_logger(__name__)
 
 LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
@@ -92,7 +92,7 @@ def _packs(policy: Policy) -> bool:
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
-            log.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
+            logger.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
             return False
     sizes = (together - alone).abs()
     gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
