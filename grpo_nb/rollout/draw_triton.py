@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from grpo_nb.rollout.sampling import BLOCK
-
 
 @triton.jit
 def _blocks_kernel(Z, TOP, SUM, BEST, TEMPERATURE, szb, V, NB, BV: tl.constexpr):
@@ -67,20 +65,22 @@ def _pick_kernel(
     tl.store(LOGPROB + b, (chosen.to(tl.float64) - top.to(tl.float64) - tl.log(total)).to(tl.float32))
 
 
-def draw(scores: Tensor, temperature: Tensor, uniforms: Tensor | None, step: Tensor) -> tuple[Tensor, Tensor]:
-    """See `sampling.draw`."""
+def draw(
+    scores: Tensor, temperature: Tensor, uniforms: Tensor | None, step: Tensor, block: int
+) -> tuple[Tensor, Tensor]:
+    """See `sampling.draw`; `block`: tokens that are summed together."""
     rows, vocabulary = scores.shape
-    blocks = triton.cdiv(vocabulary, BLOCK)
+    blocks = triton.cdiv(vocabulary, block)
     top = torch.empty(2, rows, blocks, dtype=torch.float32, device=scores.device)
     best = torch.empty(rows, blocks, dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.long, device=scores.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=scores.device)
     _blocks_kernel[(rows, blocks)](
-        scores, top[0], top[1], best, temperature, scores.stride(0), vocabulary, blocks, BV=BLOCK
+        scores, top[0], top[1], best, temperature, scores.stride(0), vocabulary, blocks, BV=block
     )
     table = top if uniforms is None else uniforms
     _pick_kernel[(rows,)](
         scores, top[0], top[1], best, temperature, table, tokens, logprobs, step, scores.stride(0), table.stride(0),
-        vocabulary, blocks, GREEDY=uniforms is None, BN=triton.next_power_of_2(blocks), BV=BLOCK,
+        vocabulary, blocks, GREEDY=uniforms is None, BN=triton.next_power_of_2(blocks), BV=block,
     )  # fmt: skip
     return tokens, logprobs

@@ -29,7 +29,7 @@ def draw(
         return reference(scores, temperature, uniforms, step)
     from grpo_nb.rollout import draw_triton
 
-    return draw_triton.draw(scores, temperature, uniforms, step)
+    return draw_triton.draw(scores, temperature, uniforms, step, BLOCK)
 
 
 def reference(

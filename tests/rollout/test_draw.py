@@ -83,7 +83,7 @@ def test_the_drawing_kernels(vocabulary: int) -> None:
     table[0, 2], table[1, 2] = 0.0, LARGEST
     temperature, step = torch.tensor([0.7], device=DEVICE), torch.tensor([2], device=DEVICE)
     for uniforms in (table, None):
-        tokens, logprobs = module.draw(scores, temperature, uniforms, step)  # type: ignore[attr-defined]
+        tokens, logprobs = module.draw(scores, temperature, uniforms, step, sampling.BLOCK)  # type: ignore[attr-defined]
         expected = sampling.reference(scores, temperature, uniforms, step)
         assert tokens.tolist() == expected[0].tolist()
         assert logprobs.tolist() == pytest.approx(expected[1].tolist(), abs=1e-5)
