@@ -15,9 +15,9 @@ from torch import Tensor
 
 Ids = Sequence[int]
 
-MASKED = 3.0
+MASKED = 1.5
 """What attention costs under a tree mask, in attention under a causal one: no fused kernel skips what it hides."""
-WORTH = 0.8
+WORTH = 0.9
 """Share of the cost alone below which prompts are shared."""
 
 PADDING, PROMPT = -1, 0

@@ -1,10 +1,12 @@
 """A prompt that stands once gives each of its completions what it would have alone."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from grpo_nb.policy.model import ModelError, Policy
-from grpo_nb.policy.packing import pack, window
+from grpo_nb.policy.packing import pack, pays, window
 from tests.support import tiny_models as tiny
 from tests.support.tokens import pattern
 
@@ -70,3 +72,24 @@ def test_rows_that_cannot_be_packed_are_refused() -> None:
 def test_a_window_is_the_shortest_look_back_of_any_layer() -> None:
     assert window(tiny.policy("llama").model.config) is None
     assert window(tiny.policy("gemma3").model.config) == 6
+
+
+@pytest.mark.parametrize(
+    ("hidden", "prompt", "completion", "group", "shared"),
+    [
+        (4096, 1000, 96, 8, True),  # 4.0 times as fast on an H200
+        (4096, 256, 96, 4, True),  # 1.9
+        (1024, 512, 64, 8, True),  # 1.4
+        (1024, 256, 256, 8, True),  # 1.2
+        (192, 64, 10, 8, True),  # 2.6 on two cores
+        (1024, 32, 512, 8, False),  # attention among 4,128 tokens costs more than seven short prompts
+        (192, 64, 10, 1, False),
+    ],
+)
+def test_prompts_are_shared_where_that_is_cheaper(
+    hidden: int, prompt: int, completion: int, group: int, shared: bool
+) -> None:
+    config = SimpleNamespace(hidden_size=hidden)
+    rows = [[1] * prompt] * 2, [[1] * completion] * 2 * group, [i // group for i in range(2 * group)]
+    assert pays(config, *rows) is shared
+    assert not pays(SimpleNamespace(hidden_size=hidden, sliding_window=prompt + completion - 1), *rows)
