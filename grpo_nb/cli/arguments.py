@@ -280,7 +280,7 @@ def _making(command: ArgumentParser) -> None:
     group.add_argument(
         "--set",
         action="append",
-        type=_setting,
+        type=setting,
         metavar="KEY=VALUE",
         help="change one, e.g. batch.group_size=4; VALUE is JSON or else text; may be repeated",
     )
@@ -313,7 +313,8 @@ def _json(command: ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="the answer as JSON on standard output")
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE` as a dotted name and its JSON value; what is no JSON is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"'{text}' is no setting; needs KEY=VALUE, e.g. batch.group_size=4")

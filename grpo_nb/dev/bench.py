@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_nb import presets
+from grpo_nb.cli.arguments import setting
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.run.run import Run
@@ -94,11 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.bench", description=__doc__)
     parser.add_argument("--preset", choices=sorted(presets.PRESETS), default="demo")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--set", dest="changes", type=setting, action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
     if arguments.steps < 1:
         parser.error(f"--steps {arguments.steps}; needs 1 or more")
-    config = presets.PRESETS[arguments.preset]()
-    command = f"python -m grpo_nb.dev.bench --preset {arguments.preset} --steps {arguments.steps}"
+    config = presets.PRESETS[arguments.preset]().replace(**dict(arguments.changes))
+    changed = "".join(f" --set {key}={value}" for key, value in arguments.changes)
+    command = f"python -m grpo_nb.dev.bench --preset {arguments.preset} --steps {arguments.steps}{changed}"
     rows = measure(config, arguments.steps)
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(rows))
