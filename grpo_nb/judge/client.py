@@ -56,12 +56,13 @@ class Endpoint:
         """A client for one step: it belongs to the event loop that it was made in."""
         from openai import AsyncOpenAI  # half a second, and only a run with a judge needs it
 
+        key = key_of(self.provider) or "none"
         async with AsyncOpenAI(
-            api_key=key_of(self.provider) or "none",
+            api_key=key,
             base_url=self.provider.base_url,
             timeout=self._config.timeout_s,
             max_retries=self._config.retries,
-            http_client=bounded_client(self._config.timeout_s),
+            http_client=bounded_client(self._config.timeout_s, key),
         ) as client:
             yield client
 

@@ -13,6 +13,13 @@ from grpo_nb.config import ConfigError
 LARGEST_REPLY = 4 << 20
 """Bytes of a reply that are read: a verdict is a few hundred."""
 
+SENT = frozenset(
+    ("host", "connection", "user-agent", "accept", "accept-encoding", "content-type", "content-length", "authorization")
+)
+"""Headers of a request; those of `openai` about itself (x-stainless-...) go too, and to OpenAI's own host all others:
+the client takes an organisation, a project and headers of any kind from the environment, for whatever host it asks."""
+OPENAI = "https://api.openai.com"
+
 
 @dataclass(frozen=True)
 class Proxy:
@@ -73,8 +80,10 @@ def check_proxies(where: str) -> None:
         ) from None
 
 
-def bounded_client(seconds: float) -> Any:
+def bounded_client(seconds: float, key: str) -> Any:
     """An HTTP client for `openai` that gives each try `seconds` in all, and reads LARGEST_REPLY bytes of it.
+
+    Of the environment only `key` reaches a server that is not OpenAI's.
 
     The timeouts of httpx bound the wait for the next bytes, so a reply that keeps dripping would never end. Nothing
     compressed is asked for or taken: a few bytes of it can unpack to any number.
@@ -84,6 +93,7 @@ def bounded_client(seconds: float) -> Any:
     class Bounded(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
             http = importlib.import_module(type(request).__module__.partition(".")[0])  # httpx, or httpx2
+            _keep_private(request, key)
             try:
                 async with asyncio.timeout(seconds):
                     response = await super().send(request, stream=True, **options)
@@ -93,6 +103,14 @@ def bounded_client(seconds: float) -> Any:
 
     # a redirect could take the key to any host
     return Bounded(timeout=seconds, follow_redirects=False, headers={"Accept-Encoding": "identity"})
+
+
+def _keep_private(request: Any, key: str) -> None:
+    if f"{request.url.scheme}://{request.url.netloc.decode()}" != OPENAI:
+        for name in [*request.headers]:
+            if name.lower() not in SENT and not name.lower().startswith("x-stainless-"):
+                del request.headers[name]
+    request.headers["Authorization"] = f"Bearer {key}"
 
 
 async def _whole(response: Any, http: Any) -> Any:

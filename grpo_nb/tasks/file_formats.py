@@ -5,8 +5,11 @@ Text may be compressed by gzip, bzip2 or xz. The format is told by the file's fi
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +22,13 @@ class DataError(Clean, ValueError):
     """A data file or a row of it is wrong: the message says where, what was found and what is needed."""
 
 
-_COMPRESSED: dict[bytes, Callable[[bytes], bytes]] = {
-    b"\x1f\x8b": gzip.decompress,
-    b"BZh": bz2.decompress,
-    b"\xfd7zXZ\x00": lzma.decompress,
+LARGEST = 2 << 30
+"""Bytes of a data file's text: a small file that unpacks to more is no data."""
+
+_COMPRESSED: dict[bytes, Callable[[io.BytesIO], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
 }
 _REFUSED = {
     b"PK\x03\x04": ("a zip archive", "unpack it"),
@@ -43,10 +49,7 @@ def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         DataError: it cannot be read, is in a format that is not read, or something in it is no JSON object.
     """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error}); needs one JSON object a line") from None
+    data = _read(file)
     if data.startswith(b"PAR1"):
         yield from _parquet(file)
         return
@@ -65,13 +68,29 @@ def shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def _read(file: Path) -> bytes:
+    """The bytes of a regular file; whoever opened a FIFO would wait for a writer."""
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            found = os.fstat(opened.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise DataError(f"{file} is no regular file; needs one JSON object a line")
+            if found.st_size > LARGEST:
+                raise DataError(f"{file} has {found.st_size} bytes, {LARGEST} are read at most; split it into files")
+            return opened.read()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error}); needs one JSON object a line") from None
+
+
 def _text(file: Path, data: bytes) -> str:
-    for magic, decompress in _COMPRESSED.items():
+    for magic, unpacked in _COMPRESSED.items():
         if data.startswith(magic):
             try:
-                data = decompress(data)
+                data = unpacked(io.BytesIO(data)).read(LARGEST + 1)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
                 raise DataError(f"{file}: cannot be decompressed ({error}); copy it anew") from None
+            if len(data) > LARGEST:
+                raise DataError(f"{file} unpacks to more than {LARGEST} bytes; split it into smaller files")
             break
     for magic, (name, todo) in _REFUSED.items():
         if data.startswith(magic):

@@ -15,9 +15,10 @@ from grpo_nb.config import Config, ConfigError, JudgeConfig
 from grpo_nb.judge import host_trust, trust
 from grpo_nb.judge.client import check_ready
 from grpo_nb.judge.host_trust import Pair, file, origin
+from grpo_nb.judge.network import _keep_private
 from grpo_nb.preflight.requirements import check_judges
 from grpo_nb.run.run import Run
-from tests.support.judging import TEXTS, ask, example, judge
+from tests.support.judging import KEY, TEXTS, ask, example, judge
 from tests.support.tokens import pattern
 
 VARIABLE, HOST = "SOME_SECRET", "https://judge.example.org"
@@ -207,3 +208,42 @@ def test_the_key_follows_no_redirect(tmp_path: Path, judge_key: None) -> None:
         for server in servers:
             server.shutdown()
             server.server_close()
+
+
+def test_nothing_else_of_the_environment_goes_to_a_server(
+    tmp_path: Path, judge_key: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.headers)
+            self.send_response(400)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-1")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Other: secret-1\nAuthorization: Bearer secret-2")
+    server = HTTPServer(("127.0.0.1", 0), Listening)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        ask(judge(tmp_path, f"http://127.0.0.1:{server.server_port}/v1"), [example()], TEXTS[:1])
+    finally:
+        server.shutdown()
+        server.server_close()
+    (headers, *_) = heard
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert not {"openai-organization", "openai-project", "x-other"} & {name.lower() for name in headers}
+    assert not [value for value in headers.values() if any(x in value for x in ("org-1", "project-1", "secret-"))]
+
+
+@pytest.mark.parametrize(
+    ("url", "goes"), [("https://api.openai.com/v1", True), ("https://api.openai.com.x.org/v1", False)]
+)
+def test_an_organisation_is_named_to_openai_alone(url: str, goes: bool) -> None:
+    httpx = pytest.importorskip("httpx")
+    request = httpx.Request("POST", url, headers={"OpenAI-Organization": "org-1"})
+    _keep_private(request, "key-1")
+    assert ("openai-organization" in request.headers) is goes and request.headers["authorization"] == "Bearer key-1"

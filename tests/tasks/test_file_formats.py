@@ -5,12 +5,16 @@ import gzip
 import itertools
 import json
 import lzma
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from grpo_nb.tasks import file_formats
 from grpo_nb.tasks.file_formats import DataError, records
 from grpo_nb.tasks.records import read_rows
+from tests.support.tokens import pattern
 
 ROWS = [{"a": "one", "n": 1}, {"a": "two\nlines, [and] {brackets}", "n": 2}, {"a": "", "n": 3}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -83,3 +87,22 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.jsonl").write_bytes(data)
     with pytest.raises(DataError, match="empty"):
         read_rows([tmp_path / "x.jsonl"], {})
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError):
+        list(records(tmp_path / "rows.jsonl"))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_small_file_that_unpacks_to_more_than_data_is_refused(
+    tmp_path: Path, pack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_formats, "LARGEST", 1000)
+    fits, more = tmp_path / "fits.jsonl", tmp_path / "more.jsonl"
+    fits.write_bytes(pack(b'{"a": 1}\n' * 100))
+    more.write_bytes(pack(b'{"a": 1}\n' * 112))
+    assert len(list(records(fits))) == 100
+    with pytest.raises(DataError, match=pattern(1000)):
+        list(records(more))
