@@ -1,10 +1,11 @@
 """A long run is read by column, from its end, or at the rows that matter: same findings, same pictures, less work."""
 
+import json
 import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from grpo_nb.storage.index import frames
 from grpo_nb.storage.journal import Journal
 from tests.support.made_rows import Row, healthy
 from tests.support.tiny import tiny_run
+from tests.support.tokens import names
 
 F, H = "fairness", "hallucination"
 CONFIG = presets.demo().replace(
@@ -274,3 +276,24 @@ def test_equal_rows_out_of_order_and_twice_share_points_by_step(monkeypatch: pyt
     points = thinning.ordered(rows)
     assert points["max:loss"].max() == 6.0 and list(points["step"])[-1] == 100
     assert thinning.ordered(pd.DataFrame()).empty and thinning.ordered(pd.DataFrame({"loss": [1.0]})).empty
+
+
+@pytest.mark.parametrize("log", ["metrics", "events"])
+def test_a_table_of_few_values_in_many_keys_and_rows_stays_small(
+    tmp_path: Path, log: Literal["metrics", "events"], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tiny_run(tmp_path)
+    monkeypatch.setattr(frames, "CELLS", 10_000)
+    row = {"time": 1.0, "kind": "made", "step": 1}
+    rows = [row | {f"rare-{n}": 1.0 for n in range(500)}, *(row | {"step": step + 2} for step in range(6_000))]
+    (run.path / f"{log}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = run.metrics() if log == "metrics" else run.events()
+    assert len(table) == 6_001 and {*row} <= {*table.columns} and table.size <= 10_000 + 16 * 18_503 + 6_001
+    assert names(caplog.text, 6_001, 503 - len(table.columns))
+
+
+def test_a_table_keeps_what_is_measured_now_and_then(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    for step in range(1, 200):
+        run.log_metrics({"step": step} | ({"eval/fairness/accuracy": 0.5} if step % 50 == 0 else {}))
+    assert run.metrics()["eval/fairness/accuracy"].notna().sum() == 3

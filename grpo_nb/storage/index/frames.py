@@ -1,31 +1,57 @@
 """Rows of a log as a table."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from grpo_nb.printable import clean_logger
 from grpo_nb.storage import schema
 from grpo_nb.storage.index.packing import Floats
 from grpo_nb.storage.index.rows import LogRows
+
+logger = clean_logger(__name__)
 
 Row = dict[str, Any]
 
 FEW_ROWS = 5_000
 """A table of so many is made of the rows; of more it is made of columns, and nothing else stays in memory."""
 
+CELLS, CELLS_PER_VALUE = 1_000_000, 16
+"""Cells of a table: so many, and so many more for each value that the log has. A log of few values in many keys and
+rows would be a table of any size."""
+
 
 def frame(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
     """One row a row, one column a key; of no rows a table of these columns.
 
-    In a long table numbers other than the step are floats, also where they are whole.
+    In a long table numbers other than the step are floats, also where they are whole. Keys that almost no row has are
+    left out of a table that would be empty for the most part, which a warning says.
     """
     if not len(rows):
         return pd.DataFrame(columns=list(columns))
     if not isinstance(rows, LogRows) or len(rows) <= FEW_ROWS:
-        return pd.DataFrame(schema.narrow(list(rows)))
-    return pd.DataFrame({key: _column(rows, key) for key in rows.keys[: schema.MOST_KEYS]}, copy=False)
+        narrow = schema.narrow(list(rows))
+        counts = Counter(key for row in narrow for key in row)
+        return pd.DataFrame(narrow, columns=_frequent(counts, len(narrow)))
+    counts = Counter({key: _count(rows, key) for key in rows.keys[: schema.MOST_KEYS]})
+    return pd.DataFrame({key: _column(rows, key) for key in _frequent(counts, len(rows))}, copy=False)
+
+
+def _frequent(counts: Mapping[str, int], rows: int) -> list[str]:
+    """The keys of a table, in their order; the rarest are left out where there are too many cells."""
+    most = max((CELLS + CELLS_PER_VALUE * sum(counts.values())) // rows, 1)
+    if len(counts) <= most:
+        return [*counts]
+    kept = {*sorted(counts, key=counts.__getitem__, reverse=True)[:most]}
+    logger.warning("the table leaves out %d keys that few of its %d rows have", len(counts) - most, rows)
+    return [key for key in counts if key in kept]
+
+
+def _count(rows: LogRows, key: str) -> int:
+    return len(rows.numbers(key).at) + len(rows.texts(key).at)
 
 
 def dense(rows: LogRows, key: str) -> Floats:
