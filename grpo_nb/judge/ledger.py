@@ -129,7 +129,7 @@ class Ledger:
         self.usd += float(spent[2])
         score, key = row.get("score"), row.get("key")
         if self._config.cache and isinstance(key, str) and type(score) is int and 0 <= score <= TOP:
-            self._known.setdefault(key, Verdict(score, str(row.get("reason", ""))))
+            self._known.setdefault(key, Verdict(score, str(row.get("reason", ""))[:LONGEST_REASON]))
 
 
 def key_of(provider: JudgeProvider, messages: Messages) -> str:

@@ -215,6 +215,14 @@ def test_an_account_that_cannot_be_read_is_one_clear_error(
         judge(tmp_path, server.url)
 
 
+def test_of_a_reason_in_the_file_no_more_is_kept_than_is_written(tmp_path: Path) -> None:
+    row = {"objective": H, "key": "k", "score": 3, "reason": "r" * 10**6, "tokens_in": 1, "tokens_out": 1, "usd": 0.0}
+    Journal(tmp_path / FILE).append(row)
+    config = JudgeConfig(providers=(provider("http://127.0.0.1:1/v1"),))
+    known = ledger.Ledger(H, config, Journal(tmp_path / FILE)).known("k")
+    assert known is not None and (known.score, len(known.reason)) == (3, ledger.LONGEST_REASON)
+
+
 def test_a_reason_without_end_is_kept_short(tmp_path: Path, server: JudgeServer) -> None:
     server.says = lambda body: json.dumps({"reason": "x" * 100_000, "score": 3})
     (verdict,) = ask(judge(tmp_path, server.url), [example()], TEXTS[:1])
