@@ -150,7 +150,10 @@ class Journal:
                 yield None
                 return
             with file:
-                yield file
+                try:
+                    yield file
+                except lines.Endless:
+                    raise self._endless(f"{lines.ENDLESS * schema.LONGEST_LINE:,} bytes without a newline") from None
 
     def _complete(self, fd: int) -> tuple[int, int]:
         """Bytes of the open file, and the byte at which its last complete line ends."""
@@ -158,13 +161,13 @@ class Journal:
         state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if state != self._ends[0]:
             known = state if lines.settled(*state[3:]) else ()
-            self._ends = known, lines.complete(fd, found.st_size)
+            self._ends = known, lines.complete(fd, found.st_size, lines.ENDLESS * schema.LONGEST_LINE)
         return found.st_size, self._ends[1]
 
-    def _endless(self) -> RunError:
+    def _endless(self, what: str = f"{MOST_PASSED:,} lines in a row") -> RunError:
         return RunError(
-            f"{self.path} has more than {MOST_PASSED:,} lines in a row near its end that are no rows of this log. They "
-            "are not read further; remove them"
+            f"{self.path} has more than {what} near its end that are no rows of this log. They are not read further; "
+            "remove them"
         )
 
     def _warn_once(self, why: str) -> None:

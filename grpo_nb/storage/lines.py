@@ -17,8 +17,14 @@ BLOCK = 1 << 16
 """Bytes of one read."""
 FINGERPRINT = 512
 """Bytes before a place by which a file is recognised."""
+ENDLESS = 16
+"""Times `schema.LONGEST_LINE` that a reader from the end passes over in lines too long to be rows."""
 SETTLED_NS = 3_000_000_000
 """A file that was written so recently can be written again without a change of its times: FAT counts 2 s."""
+
+
+class Endless(ValueError):
+    """Near its end a file has more bytes in lines too long to be rows than are passed over."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,11 @@ def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = 
 
     With `sought`, which is true of bytes that hold what is looked for, other lines may be passed over a block at a
     time. Of a line too long to be a row only the beginning is given.
+
+    Raises:
+        Endless: such lines have more than ENDLESS times the bytes of the longest row: a sparse file has any number.
     """
-    position, line = end, _Line()
+    position, line, passed = end, _Line(), 0
     while position > floor:
         size = min(BLOCK, position - floor)
         position = file.seek(position - size)
@@ -76,11 +85,14 @@ def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = 
         first, newline, rest = block.partition(b"\n")
         if not newline:
             line.prepend(block)
+            if passed + line.length > ENDLESS * schema.LONGEST_LINE:
+                raise Endless
             continue
         inner, newline, last = rest.rpartition(b"\n")
         line.prepend(last)
         yield line.text(), end
         end -= line.length + 1
+        passed += line.length if line.length > schema.LONGEST_LINE else 0
         if newline and sought is not None and not sought(inner):
             end -= len(inner) + 1
         elif newline:
@@ -91,9 +103,16 @@ def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = 
     yield line.text(), end
 
 
-def complete(fd: int, size: int) -> int:
-    """The byte at which the last complete line of an open file of `size` bytes ends; 0 where it has none."""
+def complete(fd: int, size: int, most: int | None = None) -> int:
+    """The byte at which the last complete line of an open file of `size` bytes ends; 0 where it has none.
+
+    Raises:
+        Endless: more than `most` bytes follow it.
+    """
+    floor = 0 if most is None else size - most
     while size > 0:
+        if size < floor:
+            raise Endless
         part = min(BLOCK, size)
         newline = os.pread(fd, part, size - part).rfind(b"\n")
         size -= part

@@ -383,6 +383,33 @@ def test_a_line_without_end_is_not_kept_in_memory(tmp_path: Path, monkeypatch: p
     assert [row["step"] for row in journal.backwards()] == [2, 1] == [r["step"] for r in reversed(journal.read())]
 
 
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl"])
+def test_a_line_of_any_length_is_read_up_to_a_bound(
+    tmp_path: Path, name: str, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "LONGEST_LINE", 1 << 17)
+    for each in ("good", "bad"):
+        Run.create(tmp_path / each, CONFIG)
+    log = tmp_path / "bad" / name
+    with open(log, "wb") as file:
+        file.truncate(1 << 28)
+        file.seek(0, os.SEEK_END)
+        file.write(end)
+    taken: list[int] = []
+
+    def read(fd: int, size: int, place: int, pread: Callable[[int, int, int], bytes] = os.pread) -> bytes:
+        taken.append(place)
+        return pread(fd, size, place)
+
+    monkeypatch.setattr(os, "pread", read)
+    found = {summary.name: summary for summary in list_runs(tmp_path)}
+    assert found["good"].state == "new" and found["bad"].state == "unreadable"
+    assert str(log) in str(found["bad"].problem) and min(taken) > 1 << 27
+    with pytest.raises(RunError, match=name):
+        next(Journal(log).backwards())
+
+
 def test_a_table_has_no_more_columns_than_a_step_has_numbers() -> None:
     rows = [{"step": n, **{f"{n}/{k}": 0 for k in range(1000)}} for n in range(100)]
     assert len(schema.narrow(rows)) == 4
