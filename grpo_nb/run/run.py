@@ -68,7 +68,7 @@ class Run:
         """The lock that the newest training of this object acquired."""
         self._logs: dict[Log, Journal] = {
             # dashboards read these every second; samples are large and read rarely
-            log: Journal(path / f"{log}.jsonl", remember=log != "samples")
+            log: Journal(path / f"{log}.jsonl", remember=log != "samples", trains=self.trains_here)
             for log in get_args(Log)
         }
         self._standing = standing_of(path)
@@ -201,8 +201,12 @@ class Run:
         Raises:
             RunLocked: another trainer took the run over, or its lock was released; nothing may be written.
         """
-        if self._lock is not None and self._lock.fences:
+        if self.trains_here() and self._lock is not None:
             self._lock.check()
+
+    def trains_here(self) -> bool:
+        """Whether a training of this object is under way."""
+        return self._lock is not None and self._lock.fences
 
     def _fenced_by(self, lock: RunLock) -> None:
         self._lock = lock
@@ -354,6 +358,10 @@ class Run:
             keys.check(row)
         self.fence()
         self._logs[log].append(*rows)
+        for name, journal in self._logs.items():
+            if journal.separated:
+                journal.separated = False
+                self.log_event("log_separated", log=name)
 
     def _table(self, log: Log, *columns: str) -> DataFrame:
         from grpo_nb.storage.index.frames import frame
@@ -362,7 +370,7 @@ class Run:
         return frame(rows if log in schema.STEPWISE else [*rows], *columns)
 
     def _discard_after(self, log: Log, step: int) -> int:
-        discarded = Journal(self.path / f"{log}.discarded.jsonl")
+        discarded = Journal(self.path / f"{log}.discarded.jsonl", trains=self.trains_here)
         return self._logs[log].move(lambda row: isinstance(row.get("step"), int) and row["step"] > step, discarded)
 
     def _sync(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from grpo_nb.storage import schema
 from grpo_nb.storage.safe_open import RunError as RunError
+from grpo_nb.storage.safe_open import opened
 
 try:
     import fcntl
@@ -148,6 +149,30 @@ def flocked(fd: int) -> Literal["held", "free", "unsupported"]:
     except OSError as error:
         return "held" if error.errno in (errno.EACCES, errno.EAGAIN) else "unsupported"
     return "free"
+
+
+def separate(path: Path) -> bool:
+    """Put a copy in the place of a file of this user that has other names (hard links), which keep what they have.
+
+    Whether it is this user's. Its lock is held meanwhile, so that nothing is appended to it that the copy lacks.
+
+    Raises:
+        Irregular: it is a link, or no regular file.
+        OSError: it cannot be read.
+        RunError: the copy cannot be written; the file is as it was.
+    """
+    fd = opened(path)
+    try:
+        flock(fd, wait=True)
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid():
+            return False
+        if found.st_nlink > 1 and same_file(fd, path):  # else another process was first
+            with os.fdopen(os.dup(fd), "rb") as file:
+                write_atomically(path, iter(lambda: file.read(1 << 20), b""), found.st_mode & 0o777)
+        return True
+    finally:
+        os.close(fd)
 
 
 def same_file(fd: int, path: Path) -> bool:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage import former_names, lines, schema
-from grpo_nb.storage.files import clear_errors, flock, from_json, same_file, sync, to_json, write_atomically
+from grpo_nb.storage.files import clear_errors, flock, from_json, same_file, separate, sync, to_json, write_atomically
 from grpo_nb.storage.lines import Place, Sought, Span
-from grpo_nb.storage.safe_open import RunError, opened, refuse_irregular
+from grpo_nb.storage.safe_open import Irregular, RunError, opened, refuse_irregular
 
 if TYPE_CHECKING:
     from grpo_nb.storage.index import Index, LogRows
@@ -44,15 +44,20 @@ class Journal:
     `sync` is called before each checkpoint, so that what a checkpoint stands on outlives a power cut.
     """
 
-    def __init__(self, path: Path, *, remember: bool = False) -> None:
-        """With `remember`, what was parsed stays in memory, and reading again costs only what is new."""
+    def __init__(self, path: Path, *, remember: bool = False, trains: Callable[[], bool] = lambda: False) -> None:
+        """With `remember`, what was parsed stays in memory, and reading again costs only what is new.
+
+        Where this process `trains` the run, a snapshot by hard links ends no training: a copy takes the file's place.
+        """
         self.path = path
         self.bad_lines = 0
         """Lines that the newest reader of all rows left out: no row of this log (a torn last one not counted)."""
         self.bad_because = ""
         """Why, for the first of them."""
         self._warned = False
-        self._remember = remember
+        self._remember, self._trains = remember, trains
+        self.separated = False
+        """Whether a copy was put in the place of a file that had other names."""
         self._reading = threading.Lock()
         self._index: Index | None = None
         self._seen = _Seen()
@@ -232,7 +237,13 @@ class Journal:
     def _locked(self) -> Iterator[int]:
         """The file opened for appending, alone; `move` may have put a new one in its place while we waited."""
         while True:
-            fd = opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            try:
+                fd = opened(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            except Irregular:
+                if not (self._trains() and separate(self.path)):
+                    raise
+                self.separated = True
+                continue
             try:
                 flock(fd, wait=True)
                 if same_file(fd, self.path):

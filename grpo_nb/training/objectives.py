@@ -73,7 +73,7 @@ def _objective(
 ) -> Objective:
     examples, judge = read_examples(task, "train"), None
     if config.judge is not None:
-        judge = Judge(name, config.task, config.judge, Journal(run.path / JUDGE_FILE))
+        judge = Judge(name, config.task, config.judge, Journal(run.path / JUDGE_FILE, trains=run.trains_here))
         judge.check(examples)
         functions = [*functions, (judge, config.judge.weight)]
     return Objective(

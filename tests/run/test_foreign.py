@@ -181,6 +181,28 @@ def test_a_file_of_two_names_is_not_written(run: Run, precious: Path, name: str)
     assert precious.read_text() == PRECIOUS
 
 
+def test_a_snapshot_by_hard_links_ends_no_training(run: Run, precious: Path) -> None:
+    snapshot = run.path.parent / "snapshot"
+    shutil.copytree(run.path, snapshot, copy_function=os.link)
+    before = {log: (snapshot / f"{log}.jsonl").read_bytes() for log in ("metrics", "events", "sft", "samples")}
+    with pytest.raises(Irregular, match="2 names"):
+        run.log_metrics({"step": 3})
+    with run.lock():
+        run.log_metrics({"step": 3})
+        run.rewind(1)
+        run.rewind_sft(1)
+        os.link(precious, run.path / "evaluations.jsonl")
+        run.log_evaluation({"stage": "base"})
+        link(run.path / "samples.jsonl", precious)
+        with pytest.raises(Irregular, match=r"precious\.txt"):
+            run.log_samples([{"step": 2}])
+    assert before == {log: (snapshot / f"{log}.jsonl").read_bytes() for log in before}
+    assert precious.read_text() == PRECIOUS
+    assert [row["step"] for row in run.rows("metrics")] == [1]
+    separated = {event["log"] for event in run.rows("events") if event["kind"] == "log_separated"}
+    assert separated == {"metrics", "events", "samples", "sft", "evaluations"}
+
+
 def test_a_link_that_is_replaced_or_deleted_leaves_what_it_leads_to(run: Run, precious: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -324,6 +324,19 @@ def test_a_run_that_is_moved_while_it_trains_ends_with_one_error_and_resumes_whe
     assert same(bits(there, stage), expected)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_snapshot_by_hard_links_ends_no_training(stage: str, tmp_path: Path) -> None:
+    run, log = tiny_run(tmp_path, **EVERY), "sft" if stage == "sft" else "metrics"
+    walk = trained(run, stage)
+    next(walk)
+    shutil.copytree(run.path, tmp_path / "snapshot", copy_function=os.link)
+    kept = (tmp_path / "snapshot" / f"{log}.jsonl").read_bytes()
+    steps = [stats.step for stats in walk]
+    assert [row["step"] for row in run.rows(log)] == [1, *steps] and steps  # type: ignore[arg-type]
+    assert run.rows("events")[-1]["kind"] in ("done", "sft_done")
+    assert (tmp_path / "snapshot" / f"{log}.jsonl").read_bytes() == kept
+
+
 @pytest.mark.parametrize(("steps", "level"), [(1, "ERROR"), (2, "WARNING")])  # saved every second step
 def test_a_lost_lock_is_an_error_where_a_step_is_lost_with_it(
     steps: int, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
