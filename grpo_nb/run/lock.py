@@ -87,6 +87,8 @@ class RunLock(Lock):
             )
         owner = self.owner()
         found = f"belongs to {owner}" if owner else "is free"
+        if self.held and self._names_me(owner):
+            found = "is a copy: another folder or file was put in its place"
         raise RunLocked(
             f"{self.path.parent} is no longer trained here: its lock {found}. This training writes nothing more. "
             "Watch the run, or start it again when it is free",

@@ -152,9 +152,11 @@ class Lock:
         self.took_over = asdict(previous) if previous else None
 
     def mine(self) -> bool:
-        """Whether it is held and nobody took it over meanwhile."""
+        """Whether it is held, and nobody took it over or put a copy in its place meanwhile."""
         try:
-            return self.held and self._names_me(self.owner())
+            owner, held = self._read()
+            # a copy names this owner too, but is not locked; inode numbers alone do not show it (see `look`)
+            return self.held and self._names_me(owner) and (held != "free" or self._has_its_file())
         except RunError:  # something else was put in its place
             return False
 
@@ -240,6 +242,13 @@ class Lock:
             os.replace(temporary, self.path)
         os.close(busy)
         return fd
+
+    def _has_its_file(self) -> bool:
+        """Whether the file that was locked is still the one at `path`."""
+        try:
+            return self._file is not None and os.path.samestat(self._file, os.lstat(self.path))
+        except OSError:
+            return False
 
     def _names_me(self, owner: Owner | None) -> bool:
         return owner is not None and self._me is not None and owner.token == self._me.token

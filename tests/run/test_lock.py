@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -329,6 +330,30 @@ def test_a_copy_of_a_held_lock_is_free(path: Path) -> None:
         with RunLock(copy) as lock:
             assert lock.took_over is None, "nobody died"
             assert RunLock(copy).look() == (lock.owner(), True)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_copy_in_the_place_of_a_held_lock_is_not_that_lock(path: Path, watched: bool) -> None:
+    with RunLock(path) as lock:
+        copy = Path(shutil.copy(path, path.with_name("copy")))
+        assert lock.mine()
+        original = path.rename(path.with_name("original"))
+        copied = copy.rename(path).read_bytes()
+        with open(path, "rb") as watcher:
+            if watched:
+                assert files.fcntl is not None
+                files.fcntl.flock(watcher, files.fcntl.LOCK_SH)
+            assert not lock.mine()
+            with pytest.raises(RunLocked, match=pattern(path.parent)):
+                lock.check()
+    assert path.read_bytes() == copied and RunLock(original).owner() is None
+
+
+def test_where_inode_numbers_change_the_file_lock_tells(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunLock(path) as lock:
+        monkeypatch.setattr(os.path, "samestat", lambda one, two: False)
+        assert lock.mine()
+        monkeypatch.undo()
 
 
 def test_to_look_who_holds_it_refuses_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

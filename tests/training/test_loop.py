@@ -324,6 +324,19 @@ def test_a_run_that_is_moved_while_it_trains_ends_with_one_error_and_resumes_whe
     assert same(bits(there, stage), expected)
 
 
+def test_a_copy_in_the_place_of_a_run_that_trains_is_not_written(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, "sft")
+    next(walk)
+    shutil.copytree(run.path, tmp_path / "copy")
+    run.path.rename(tmp_path / "original")
+    (tmp_path / "copy").rename(run.path)
+    before = sizes(run.path)
+    with pytest.raises(RunLocked, match=str(run.path)):
+        list(walk)
+    assert sizes(run.path) == before and Run.open(tmp_path / "original").status().owner is None
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_snapshot_by_hard_links_ends_no_training(stage: str, tmp_path: Path) -> None:
     run, log = tiny_run(tmp_path, **EVERY), "sft" if stage == "sft" else "metrics"
