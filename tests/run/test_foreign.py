@@ -432,6 +432,16 @@ def test_a_line_of_any_length_is_read_up_to_a_bound(
         next(Journal(log).backwards())
 
 
+def test_a_torn_line_too_long_to_be_a_row_is_cut_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "LONGEST_LINE", 1 << 17)
+    journal, pread, sizes = Journal(tmp_path / "metrics.jsonl"), os.pread, list[int]()
+    journal.append({"step": 1})
+    os.truncate(journal.path, 1 << 24)
+    monkeypatch.setattr(os, "pread", lambda fd, size, place: (sizes.append(size), pread(fd, size, place))[1])
+    journal.append({"step": 2})
+    assert max(sizes) <= 1 << 17 and [row["step"] for row in journal.read()] == [1, 2]
+
+
 def test_a_table_has_no_more_columns_than_a_step_has_numbers() -> None:
     rows = [{"step": n, **{f"{n}/{k}": 0 for k in range(1000)}} for n in range(100)]
     assert len(schema.narrow(rows)) == 4
