@@ -14,6 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from grpo_nb.metrics import keys
+from grpo_nb.storage import schema
+
+MOST_METRICS = 100
+"""Names that the reward functions of an objective can note in a step; a row of all objectives stays readable."""
 
 BESIDES = ("trainer_state", "log_metric", "log_extra")
 """What reward functions may name that is no list with an entry for each completion."""
@@ -40,20 +44,28 @@ class Notes:
     state: TrainerState = TrainerState()
     metrics: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[str, list[Any]] = field(default_factory=dict)
+    dropped: int = 0
+    """Numbers that were not noted, since MOST_METRICS other names were."""
 
     def log_metric(self, name: str, value: Any) -> None:
         """Note a number for the step's row; its mean where it is noted several times.
 
         Raises:
-            ValueError: it is no finite number.
+            ValueError: it is no finite number, or the name cannot be part of a key.
         """
+        name = str(name)
+        if not schema.is_name(name):
+            raise ValueError(f"log_metric({name!r:.60}, ...) needs {schema.NAME_RULE} as name")
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
             number = math.nan
         if not math.isfinite(number):
             raise ValueError(f"log_metric('{name}', {value!r:.60}) needs a finite number")
-        self.metrics.setdefault(str(name), []).append(number)
+        if name not in self.metrics and len(self.metrics) >= MOST_METRICS:
+            self.dropped += 1
+            return
+        self.metrics.setdefault(name, []).append(number)
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Note a value for each completion, which its row of samples.jsonl keeps.

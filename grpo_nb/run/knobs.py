@@ -327,11 +327,14 @@ class Knobs(Mapping[str, Knob]):
 
 
 def check_start(config: Config) -> None:
-    """Refuse a configuration that starts a knob where it could not be turned to.
+    """Refuse a configuration that starts a knob where it could not be turned to, or names one as no log can hold it.
 
     Raises:
-        ConfigError: the setting, its value and the knob's bounds.
+        ConfigError: the setting, its value and the knob's bounds; or the objective's name.
     """
+    for name in config.objectives:
+        if not schema.is_name(name):
+            raise ConfigError(f"objectives has the name {name!r:.60}; needs {schema.NAME_RULE}")
     for name, record in _initial(config).knobs.items():
         try:
             _number(name, record.value)

@@ -36,7 +36,7 @@ from grpo_nb.run.status import PAUSES, Milestones, modified, standing_of
 from grpo_nb.run.status import RunStatus as RunStatus
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError as RunError
-from grpo_nb.storage.files import clear_errors, from_json
+from grpo_nb.storage.files import clear_errors, from_json, to_json
 from grpo_nb.storage.journal import Follower, Journal, Row
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.vocabulary import Command, RunState
@@ -356,6 +356,7 @@ class Run:
     def _log(self, log: Log, *rows: Mapping[str, Any]) -> None:
         for row in rows if log in schema.STEPWISE else ():
             keys.check(row)
+        _refuse_unreadable(self.path / f"{log}.jsonl", rows)
         self.fence()
         self._logs[log].append(*rows)
         for name, journal in self._logs.items():
@@ -376,6 +377,23 @@ class Run:
     def _sync(self) -> None:
         for journal in self._logs.values():
             journal.sync()
+
+
+def _refuse_unreadable(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A row that no reader would take must not be written: the run would go on, and its steps would be lost.
+
+    Raises:
+        ValueError: the log, and why the row is none of it.
+    """
+    end = path.stat().st_size if path.exists() else 0
+    for row in rows:
+        line = to_json(row)
+        end += len(line) + 1
+        why = schema.problem(path.name, from_json(line), end)
+        if len(line) > schema.LONGEST_LINE:
+            why = f"is longer than {schema.LONGEST_LINE >> 20} MiB"
+        if why is not None:
+            raise ValueError(f"a row for {path.name} {why}, so no reader would accept it; log less in one row")
 
 
 def _confirm(config: Config, known: Config | None = None) -> None:

@@ -28,6 +28,8 @@ SPARE_STEPS, BYTES_PER_ROW = 10_000, 10
 """A log of n bytes holds no step beyond SPARE_STEPS + n / BYTES_PER_ROW: no row of a step is shorter."""
 MOST_KEYS, LONGEST_KEY, LONGEST_WORD = 5_000, 500, 10_000
 LARGEST_INT = 2**63
+LONGEST_NAME = 100
+NAME_RULE = f"1 to {LONGEST_NAME} printable characters"
 
 
 def shallow(value: Any) -> bool:
@@ -71,6 +73,11 @@ def _loads(data: bytes) -> Any:
 def is_step(value: object) -> bool:
     """Whether it is the number of a step: a whole number from 0 to MAX_STEP."""
     return type(value) is int and 0 <= value <= MAX_STEP
+
+
+def is_name(text: str) -> bool:
+    """Whether a name of somebody's own (an objective, a metric) can be part of a key; see NAME_RULE."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
 
 def reachable(step: int, size: int) -> bool:

@@ -14,7 +14,7 @@ from grpo_nb.losses import rounding
 from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
-from grpo_nb.rewards.context import Notes, TrainerState
+from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
 from grpo_nb.rewards.rubric import Completions, Scoring
 from grpo_nb.rollout import Engine, Request
 from grpo_nb.rollout import engine as engine_of
@@ -242,11 +242,20 @@ def conditions(state: TrainState, batch: Experience) -> metrics.Row:
     return row
 
 
+def _tell_dropped(state: TrainState, step: int) -> None:
+    """An event the first time that reward functions note more metrics than a row holds."""
+    dropped = {name: objective.notes.dropped for name, objective in state.objectives.items() if objective.notes.dropped}
+    if dropped and not state.told_dropped:
+        state.told_dropped = True
+        state.run.log_event("metrics_dropped", step=step, dropped=dropped, most=MOST_METRICS)
+
+
 def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
     """Check, move the betas, log: after this the step exists."""
     commands.move_betas(state, plan, batch.kl)
     state.run.log_samples(samples.sample_rows(state, plan.step, batch))
     state.run.log_metrics(row)
+    _tell_dropped(state, plan.step)
     guards.watch(state, row)
     state.step, state.mid_update = plan.step, False
     return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]
