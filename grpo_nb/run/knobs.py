@@ -26,6 +26,8 @@ from grpo_nb.suggest import close_matches
 logger = clean_logger(__name__)
 
 Mode = Literal["manual", "auto"]
+LAST_VERSION = 2**53 - 1
+"""A file made by hand may have it already; then the version stays, for a file beyond it could not be read."""
 BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
 """What each kind of knob may be set to, ends included."""
 
@@ -68,7 +70,7 @@ class _File(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = Field(ge=0, lt=2**53)
+    version: int = Field(ge=0, le=LAST_VERSION)
     command: _Request
     knobs: dict[str, _Record]
     orders: dict[Annotated[Command, _is_once(True)], _Order] = {}
@@ -212,7 +214,7 @@ class Knobs(Mapping[str, Knob]):
         """
         if command not in list(Command):
             raise RunError(f"unknown command '{command}'; needs one of {', '.join(Command)}")
-        command, now = Command(command), time.time()
+        command, now, by = Command(command), time.time(), by[: schema.LONGEST_KEY]
 
         def change(file: _File) -> _File:
             if command.once:
@@ -267,7 +269,8 @@ class Knobs(Mapping[str, Knob]):
             record = file.knobs[name]
             if all(getattr(record, key) == update[key] for key in ("value", "mode") if key in update):
                 return file
-            turned = record.model_copy(update=update | {"at": time.time()})
+            by = update["by"][: schema.LONGEST_KEY]
+            turned = record.model_copy(update=update | {"by": by, "at": time.time()})
             return file.model_copy(update={"knobs": file.knobs | {name: turned}})
 
         self._update(change)
@@ -296,6 +299,7 @@ class Knobs(Mapping[str, Knob]):
         self._write(file.model_copy(update={"version": self._good.version + 1}))
 
     def _write(self, file: _File) -> None:
+        file = file.model_copy(update={"version": min(file.version, LAST_VERSION)})
         write_atomically(self.path, to_json(file.model_dump(), indent=2) + b"\n")
         self._good = _snapshot(file)
 

@@ -475,3 +475,11 @@ def test_a_beta_starts_within_the_bounds_of_its_controller() -> None:
     check_start(config.replace(**{"objectives.fairness.beta": 0.0}))
     with pytest.raises(ConfigError, match=pattern("objectives.fairness.beta_bounds=", 10)):
         check_start(config.replace(**{"objectives.fairness.beta_bounds": [1.0, 30.0]}))
+
+
+def test_what_is_written_can_be_read_whatever_the_version_and_the_name(knobs: Knobs) -> None:
+    edit(knobs, lambda tree: tree.update(version=2**53 - 1))
+    knobs["temperature"].set(0.9, by="x" * 501)
+    knobs.request("stop", by="x" * 501)
+    now = Knobs(knobs.path, CONFIG).snapshot()
+    assert (now.problem, now.command, now.values["temperature"]) == (None, Command.STOP, 0.9)
