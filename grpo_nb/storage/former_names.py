@@ -77,7 +77,10 @@ def metric(key: str) -> str:
 def metrics(row: dict[str, Any]) -> dict[str, Any]:
     """A row of metrics.jsonl under today's keys; one without former keys is returned itself."""
     names = _metrics(tuple(row))
-    return row if names is None else dict(zip(names, row.values(), strict=True))
+    if names is None:
+        return row
+    # of a row with both names of a metric, today's number stands
+    return dict(zip(names, row.values(), strict=True)) | {name: row[name] for name in names if name in row}
 
 
 @lru_cache(maxsize=128)

@@ -133,3 +133,9 @@ def test_an_index_made_by_an_earlier_version_is_not_used(
     reward = [row[keys.REWARD.of("fairness")] for row in healthy(40)]
     assert rows.numbers(keys.REWARD.of("fairness")).values.tolist() == reward
     assert len(list((tmp_path / "cache").rglob("*.sqlite"))) == 2
+
+
+def test_of_both_names_of_a_metric_todays_stands() -> None:
+    both = {"reward/fairness/mean": 0.1, "reward/fairness": 0.9}
+    for row in (both, dict(reversed(both.items()))):
+        assert former_names.metrics(row) == {"reward/fairness/mean": 0.1}
