@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from grpo_nb.metrics import keys
+from grpo_nb.storage import schema
 
 METRICS: Mapping[str, str] = {
     "reward/{objective}": keys.REWARD.name,
@@ -57,7 +58,13 @@ def _pattern(former: str) -> re.Pattern[str]:
     return re.compile(r"([^/]*)".join(first) + (r"(.*)" if first else "") + last, re.DOTALL)
 
 
-_FORMER = [(_pattern(former), keys.TABLE[now]) for former, now in METRICS.items()]
+_FORMER: dict[str, list[tuple[re.Pattern[str], keys.Key]]] = {}
+"""By the first part of a key."""
+for _former, _now in METRICS.items():
+    _FORMER.setdefault(_former.partition("/")[0], []).append((_pattern(_former), keys.TABLE[_now]))
+
+LONGEST_NAMES = 20_000
+"""Characters of a row's keys together that are remembered: a run's own rows have a tenth of it."""
 
 
 @lru_cache(maxsize=20_000)
@@ -67,16 +74,20 @@ def metric(key: str) -> str:
     >>> metric("reward/fairness"), metric("reward/fairness/mean")
     ('reward/fairness/mean', 'reward/fairness/mean')
     """
-    if keys.row_of(key) is None:
-        for pattern, now in _FORMER:
+    former = _FORMER.get(key.partition("/")[0])
+    if former and keys.row_of(key) is None:
+        for pattern, now in former:
             if found := pattern.fullmatch(key):
                 return now.of(*found.groups())
     return key
 
 
 def metrics(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of metrics.jsonl under today's keys; one without former keys is returned itself."""
-    names = _metrics(tuple(row))
+    """A row of metrics.jsonl under today's keys; one without former keys, or with more than a row has, is returned."""
+    if len(row) > schema.MOST_KEYS or max(map(len, row), default=0) > schema.LONGEST_KEY:
+        return row
+    former = tuple(row)
+    names = _metrics(former) if sum(map(len, former)) <= LONGEST_NAMES else _metrics.__wrapped__(former)
     if names is None:
         return row
     # of a row with both names of a metric, today's number stands

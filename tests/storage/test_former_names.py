@@ -11,7 +11,7 @@ from grpo_nb import plots, presets, rules
 from grpo_nb.metrics import keys
 from grpo_nb.rules import hindsight
 from grpo_nb.run.run import Run
-from grpo_nb.storage import former_names, user_cache
+from grpo_nb.storage import former_names, schema, user_cache
 from grpo_nb.storage import index as index_module
 from grpo_nb.storage.files import to_json
 from grpo_nb.storage.index import store
@@ -139,3 +139,12 @@ def test_of_both_names_of_a_metric_todays_stands() -> None:
     both = {"reward/fairness/mean": 0.1, "reward/fairness": 0.9}
     for row in (both, dict(reversed(both.items()))):
         assert former_names.metrics(row) == {"reward/fairness/mean": 0.1}
+
+
+def test_a_row_that_is_none_is_neither_renamed_nor_remembered() -> None:
+    former_names._metrics.cache_clear()
+    for row in ({f"dead_groups/{n}": 1.0 for n in range(schema.MOST_KEYS + 1)}, {"dead_groups/" + "x" * 600: 1.0}):
+        assert former_names.metrics(row) is row
+    long = {f"dead_groups/{n:0100}": 1.0 for n in range(1000)}
+    assert not former_names.metrics(long).keys() & long.keys()
+    assert former_names._metrics.cache_info().currsize == 0
