@@ -1,5 +1,6 @@
 """Gradients of one optimizer update: micro-batches in, the objectives' combined gradient in `.grad`."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -131,7 +132,9 @@ def loss_inputs(
 def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStats:
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
     table = blank(rollouts)
-    for rows in chunks(range(len(rollouts.completion_ids)), plan.micro_batch):
+    # with shared prompts the batches of an update, so that equal weights give equal bits and a KL of exactly 0
+    parts = map(rollouts.rows_of, plan.betas) if plan.shares_prompts else [range(len(rollouts.completion_ids))]
+    for rows in itertools.chain.from_iterable(chunks(part, plan.micro_batch) for part in parts):
         store(table, rows, policy.logprobs(collate(policy, rollouts, rows, plan), plan.temperature))
     return table
 
