@@ -14,8 +14,10 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from grpo_nb.printable import Clean
 
-class Unserved(Exception):
+
+class Unserved(Clean):
     """The graph engine cannot draw from this model; the text says why."""
 
 

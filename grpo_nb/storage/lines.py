@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
+from grpo_nb.printable import Clean
 from grpo_nb.storage import schema
 
 Sought = Callable[[bytes], bool]
@@ -23,7 +24,7 @@ SETTLED_NS = 3_000_000_000
 """A file that was written so recently can be written again without a change of its times: FAT counts 2 s."""
 
 
-class Endless(ValueError):
+class Endless(Clean, ValueError):
     """Near its end a file has more bytes in lines too long to be rows than are passed over."""
 
 
