@@ -182,10 +182,7 @@ def _weights(config: Config, shape: ModelShape, trainable: int, full: bool, item
 
 
 def _sampling(config: Config, shape: ModelShape, item: int, on_gpu: bool) -> Iterator[Term]:
-    rows, length = (
-        min(config.batch.completions, IN_FLIGHT),
-        config.sampling.max_prompt_length + config.sampling.max_completion_length,
-    )
+    rows, length = min(config.batch.completions, IN_FLIGHT), _longest(config)
     cached = kv_bytes_per_token(shape, item)
     yield Term("KV cache", "sampling", cached * rows * length, f"{cached:,} B x {rows} rows x {length:,} tokens")
     each = item + 12 if on_gpu else item + 28  # float32 copies; the draw itself is float64 on the CPU
@@ -194,22 +191,22 @@ def _sampling(config: Config, shape: ModelShape, item: int, on_gpu: bool) -> Ite
 
 
 def _backward(config: Config, shape: ModelShape, rows: int, full: bool, item: int, phase: Phase) -> Iterator[Term]:
-    tokens, saved = (
-        rows * (config.sampling.max_prompt_length + config.sampling.max_completion_length),
-        _saved_bytes(shape, full, item),
-    )
+    tokens, saved = rows * _longest(config), _saved_bytes(shape, full, item)
     if config.model.gradient_checkpointing:
         kept = item * shape.hidden * (shape.layers + 2)
         amount, words = tokens * (kept + saved), f"{tokens:,} tokens x ({kept:,} B checkpoints + {saved:,} B one layer)"
     else:
         amount, words = tokens * saved * shape.layers, f"{tokens:,} tokens x {shape.layers} layers x {saved:,} B"
     yield Term("activations", phase, amount, words)
-    answers, each = (
-        rows * config.sampling.max_completion_length,
-        item + 12,
-    )  # the logits, float32 copies, their gradient
+    answers = rows * config.sampling.max_completion_length
+    each = item + 12  # the logits, float32 copies, their gradient
     words = f"{each} B x {answers:,} completion tokens x {shape.vocabulary:,} words"
     yield Term("logits", phase, each * answers * shape.vocabulary, words)
+
+
+def _longest(config: Config) -> int:
+    """Tokens of the longest row."""
+    return config.sampling.max_prompt_length + config.sampling.max_completion_length
 
 
 def _saved_bytes(shape: ModelShape, full: bool, item: int) -> int:

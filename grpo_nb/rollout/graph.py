@@ -76,7 +76,7 @@ class GraphEngine:
 
     def unserved(self, policy: Policy) -> str | None:
         """Why this policy is drawn from by the eager engine; None where it is not."""
-        base, text = base_of(policy), policy.model.config.get_text_config()
+        base, text = base_of(policy), policy.text_config
         if policy.device.type not in self.devices:
             return f"the model is on {policy.device.type}"
         if getattr(base, "is_quantized", False):

@@ -57,9 +57,7 @@ def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts
     with policy.eval_mode():
         drawn = generate(policy, Request(prompts, 2, sampling, _uniforms(2 * len(prompts))))
         scored = _scores(policy, [row for row in prompts for _ in range(2)], drawn.completion_ids)
-    sizes = (torch.tensor([value for row in drawn.logprobs for value in row]) - scored).abs()
-    gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
-    if wrong := broken(gap, step(policy.dtype, policy.device)):
+    if wrong := _beyond_rounding(policy, torch.tensor([value for row in drawn.logprobs for value in row]) - scored):
         return (
             f"its log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains {wrong['mean'][1]:.2g}"
         )
@@ -94,9 +92,7 @@ def _packs(policy: Policy) -> bool:
         except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
             logger.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
             return False
-    sizes = (together - alone).abs()
-    gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
-    return not broken(gap, step(policy.dtype, policy.device))
+    return not _beyond_rounding(policy, together - alone)
 
 
 def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:
@@ -128,15 +124,19 @@ _CAUSES = {
 
 
 def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
-    sizes = differences.abs()
-    if not sizes.isfinite().all():
+    if not differences.isfinite().all():
         return  # damaged weights are no fault of the architecture: whoever trains or draws says so
-    gap = Gap(mean=float(sizes.mean()), tokens=sizes.numel())
-    if wrong := broken(gap, step(policy.dtype, policy.device)):
+    if wrong := _beyond_rounding(policy, differences):
         raise ModelError(
             f"{what}: log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains "
             f"{wrong['mean'][1]:.2g}. The cause: {cause}. Choose another model"
         )
+
+
+def _beyond_rounding(policy: Policy, differences: Tensor) -> dict[str, tuple[float, float]]:
+    """What of some differences of log-probs is more than rounding; see `rounding.broken`."""
+    sizes = differences.abs()
+    return broken(Gap(mean=float(sizes.mean()), tokens=sizes.numel()), step(policy.dtype, policy.device))
 
 
 def _prompts(policy: Policy) -> list[list[int]]:

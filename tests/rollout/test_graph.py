@@ -90,15 +90,7 @@ def test_tokens_and_logprobs_are_those_of_the_eager_engine(kind: str, setting: s
 def test_greedy_equals_transformers_generate(kind: str, device: str) -> None:
     learner = policy_of(kind, device)
     found = engine(device).generate(learner, asked(1, greedy=True))
-    batch = learner.collate(PROMPTS, [[]] * len(PROMPTS))
-    theirs = learner.model.generate(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        do_sample=False,
-        max_new_tokens=CAP,
-        eos_token_id=list(learner.stop_token_ids),
-        pad_token_id=learner.pad_id,
-    )[:, batch.input_ids.shape[1] :].tolist()
+    theirs = tiny.generated(learner, PROMPTS, CAP)
     for ours, row in zip(found.completion_ids, theirs, strict=True):
         assert row[: len(ours)] == list(ours) and set(row[len(ours) :]) <= {learner.pad_id}
 

@@ -55,15 +55,7 @@ def sampler(**settings: Any) -> SamplingConfig:
 def test_greedy_equals_transformers_generate(kind: str) -> None:
     learner = tiny.policy(kind, seed=4, eos=[tiny.EOS, 20])
     found = sample(learner, k=1, greedy=True)
-    batch = learner.collate(PROMPTS, [[]] * len(PROMPTS))
-    theirs = learner.model.generate(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        do_sample=False,
-        max_new_tokens=CAP,
-        eos_token_id=list(learner.stop_token_ids),
-        pad_token_id=learner.pad_id,
-    )[:, batch.input_ids.shape[1] :].tolist()
+    theirs = tiny.generated(learner, PROMPTS, CAP)
     for ours, row, reason in zip(found.completion_ids, theirs, found.stop_reasons, strict=True):
         assert row[: len(ours)] == list(ours)
         assert set(row[len(ours) :]) <= {learner.pad_id}

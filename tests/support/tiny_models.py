@@ -114,6 +114,20 @@ def nudge(learner: Policy, size: float) -> None:
             parameter += change.to(parameter.device)
 
 
+def generated(learner: Policy, prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """What transformers' `generate` writes greedily after each prompt, fillers included."""
+    batch = learner.collate(prompts, [[]] * len(prompts))
+    ids = learner.model.generate(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        do_sample=False,
+        max_new_tokens=most,
+        eos_token_id=list(learner.stop_token_ids),
+        pad_token_id=learner.pad_id,
+    )
+    return [list(row) for row in ids[:, batch.input_ids.shape[1] :].tolist()]
+
+
 def score(learner: Policy, temperature: float = 1.0) -> Tensor:
     """Log-probs of one short completion."""
     return learner.logprobs(learner.collate([PROMPT], [COMPLETION]), temperature).logprobs.detach()
