@@ -1,5 +1,6 @@
 """What the tests rely on: a call of the package with wrong types or axes fails, with and without axes in its hints."""
 
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,3 +126,12 @@ def test_the_first_calls_in_each_test_are_checked(made: Any) -> None:
 def test_nothing_is_checked_where_a_test_asks_for_it(made: Any, unchecked: None) -> None:
     assert made.double("2") == "22" and made.double(0) == "nothing" and made.Plain("3").number == "3"
     assert made.Shaped(torch.ones(2), torch.ones(3)).b.shape == (3,)
+
+
+def test_a_check_leaves_the_random_numbers_of_its_test_alone() -> None:
+    @checker.check
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    before = random.getstate()
+    assert [total([*range(n)]) for n in range(1, 9)][-1] == 28 and random.getstate() == before

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import random
 import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
@@ -9,6 +10,11 @@ from typing import Any
 
 import jaxtyping
 from beartype import BeartypeConf, FrozenDict, beartype
+from beartype._check.code import codemain
+
+# Which item of a list is looked at is drawn: not from the generator that tests use and hypothesis watches, since a
+# check may run at any moment, in another thread or when a generator is collected.
+codemain.getrandbits = random.Random(0).getrandbits
 
 CALLS = 64
 """Calls of a function without axes that are checked in one test: a loop's later ones are like its first ones."""
