@@ -23,6 +23,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.run.lock import LOCK, release_here
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import safe_open
+from grpo_nb.storage.files import separate
 from grpo_nb.storage.vocabulary import Command, RunState
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
@@ -341,6 +342,8 @@ def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal
         environment.pop(colour, None)
+    if os.path.lexists(output):
+        separate(output)  # a snapshot by hard links keeps the output of the worker before
     with os.fdopen(safe_open.opened(output, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.truncate()
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())

@@ -126,6 +126,7 @@ class RunLock(Lock):
             try:
                 if not is_file(self._fd, self._file):
                     raise OSError(errno.EBADF, "its descriptor was closed by other code")
+                self._separate()
                 self._write(self._fd, self._me)
             except OSError as error:  # a full or absent disk: the next beat may succeed
                 logger.warning("no heartbeat in %s: %s", self.path, error)

@@ -165,7 +165,7 @@ def separate(path: Path) -> bool:
     try:
         flock(fd, wait=True)
         found = os.fstat(fd)
-        if found.st_uid != os.geteuid():
+        if not is_own(fd):
             return False
         if found.st_nlink > 1 and same_file(fd, path):  # else another process was first
             with os.fdopen(os.dup(fd), "rb") as file:
@@ -173,6 +173,11 @@ def separate(path: Path) -> bool:
         return True
     finally:
         os.close(fd)
+
+
+def is_own(fd: int) -> bool:
+    """Whether an open file is this user's."""
+    return os.fstat(fd).st_uid == os.geteuid()
 
 
 def same_file(fd: int, path: Path) -> bool:

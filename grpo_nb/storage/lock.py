@@ -19,8 +19,8 @@ from typing import Any
 
 from grpo_nb.printable import one_line
 from grpo_nb.storage import documents
-from grpo_nb.storage.files import RunError, clear_errors, flock, flocked, same_file
-from grpo_nb.storage.safe_open import opened
+from grpo_nb.storage.files import RunError, clear_errors, flock, flocked, is_own, same_file
+from grpo_nb.storage.safe_open import Irregular, opened
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
@@ -199,7 +199,7 @@ class Lock:
         """The lock file, locked, and the dead owner it was taken from."""
         patience = time.monotonic() + self._heartbeat
         while True:
-            fd = opened(self.path, os.O_RDWR | os.O_CREAT)
+            fd, shared = self._opened()
             with _closed_on_error(fd):
                 answer = flock(fd)
                 previous = Owner.parse(os.pread(fd, _SIZE, 0))
@@ -211,9 +211,24 @@ class Lock:
                     if answer == "unsupported" or (previous and not previous.on_this_machine()):
                         self.refuse_if_taken()
                     # one that is alive holds the file that this one is a copy of
-                    return fd, None if previous and previous.alive(self._stale) else previous
+                    dead = None if previous and previous.alive(self._stale) else previous
+                    return self._replaced(fd) if shared else fd, dead
             os.close(fd)
             time.sleep(POLL_SECONDS)
+
+    def _opened(self) -> tuple[int, bool]:
+        """The lock file, made where it is missing, and whether it must not be written: a hard link is another name.
+
+        A snapshot by hard links gives the lock such a name. Where the file is this user's, a copy can take its place.
+        """
+        try:
+            return opened(self.path, os.O_RDWR | os.O_CREAT), False
+        except Irregular:
+            fd = opened(self.path)
+            with _closed_on_error(fd):
+                if not is_own(fd):
+                    raise
+            return fd, True
 
     def _kept_for_the_dead(self, owner: Owner | None, patience: float) -> bool:
         """Whether a file lock has no living owner: a server keeps it for a dead machine, or a forked child has it."""
@@ -233,14 +248,25 @@ class Lock:
                 return True
         return False
 
-    def _replaced(self, busy: int) -> int:
-        """A new lock file in the place of the one that is busy."""
+    def _separate(self) -> None:
+        """Put a copy, held as well, in the place of the held file where a snapshot by hard links named it again."""
+        if self._fd is not None and os.fstat(self._fd).st_nlink > 1 and same_file(self._fd, self.path):
+            self._fd = self._replaced(self._fd)
+            self._file = os.fstat(self._fd)
+
+    def _replaced(self, old: int) -> int:
+        """A copy, locked, in the place of the open lock file, which is closed; under other names it stays as it is."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         with _closed_on_error(fd):
-            flock(fd)
-            os.replace(temporary, self.path)
-        os.close(busy)
+            try:
+                flock(fd)
+                os.pwrite(fd, os.pread(old, _SIZE, 0), 0)
+                os.replace(temporary, self.path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        os.close(old)
         return fd
 
     def _has_its_file(self) -> bool:

@@ -97,7 +97,7 @@ def device(path: Path, precious: Path) -> None:
 KINDS = (link, dangling, fifo, folder, unix_socket, device)
 kinds = pytest.mark.parametrize("put", KINDS, ids=lambda put: put.__name__)
 
-WRITES: dict[str, Callable[[Run], object]] = {
+WRITES: dict[str, Callable[[Run], Any]] = {
     "lock": lambda run: run.lock().acquire(),
     "metrics.jsonl": lambda run: run.log_metrics({"step": 3}),
     "samples.jsonl": lambda run: run.log_samples([{"step": 3}]),
@@ -173,11 +173,21 @@ def _raised(call: Callable[[], object]) -> Exception | None:
 
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", ".knobs.json.lock", "worker.log"])
-def test_a_file_of_two_names_is_not_written(run: Run, precious: Path, name: str) -> None:
+@pytest.mark.parametrize("own", [True, False])
+def test_a_file_of_two_names_is_not_written(
+    run: Run, precious: Path, name: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of this user is replaced where it holds no rows; one of another user is refused."""
     (run.path / name).unlink(missing_ok=True)
     os.link(precious, run.path / name)
-    with pytest.raises(Irregular, match="2 names"):
-        WRITES[name](run)
+    monkeypatch.setattr(os, "geteuid", lambda uid=os.geteuid(): uid if own else uid + 1)
+    if own and name != "metrics.jsonl":
+        if (process := WRITES[name](run)) is not None:
+            process.wait()
+        assert not os.path.samefile(precious, run.path / name)
+    else:
+        with pytest.raises(Irregular, match="2 names"):
+            WRITES[name](run)
     assert precious.read_text() == PRECIOUS
 
 
