@@ -7,8 +7,8 @@ from collections import deque
 import pandas as pd
 
 from grpo_nb.run.run import Log, Run
+from grpo_nb.storage.index.frames import narrowed
 from grpo_nb.storage.journal import Row
-from grpo_nb.storage.schema import narrow
 
 MOST_ROWS = 2000
 """Rows of a picture; of more, every second one is left out, then every second one of those that are left."""
@@ -44,8 +44,7 @@ class Rows:
     def frame(self) -> pd.DataFrame:
         """One row a step, by step."""
         chosen = {id(row): row for row in (*self._even, *self._skipped, *self.newest)}
-        rows = narrow(sorted(chosen.values(), key=lambda row: int(row["step"])))
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["step"])
+        return narrowed(sorted(chosen.values(), key=lambda row: int(row["step"])), "step")
 
 
 class Events:
@@ -76,8 +75,7 @@ class Events:
 
     def frame(self) -> pd.DataFrame:
         """The marks and the newest goal, as the pictures read them."""
-        rows = narrow([*self._marks["resume"], *self._marks["knob"], *self._goal])
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["time", "kind"])
+        return narrowed([*self._marks["resume"], *self._marks["knob"], *self._goal], "time", "kind")
 
 
 class Followed:

@@ -34,6 +34,7 @@ from grpo_nb.plots.exhibits import arrows, curves
 from grpo_nb.plots.fronts import pareto
 from grpo_nb.plots.thinning import ordered
 from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.index.frames import DROPPED
 
 __all__ = [
     "RENDER_LOCK",
@@ -202,6 +203,7 @@ def _header(figure: Picture, rows: pd.DataFrame, total: int, name: str, updated:
     step = _last(rows)
     figure.text(0.05, 0.945, name or "GRPO", size=16, weight="bold", color=INK)
     when = f"   last update {updated:%H:%M:%S}" if updated else ""
+    when += f"   {dropped} metrics left out" if (dropped := rows.attrs.get(DROPPED)) else ""
     figure.text(0.985, 0.945, f"step {step} of {total}{when}", size=11, color=INK, ha="right")
     done = min(1.0, step / total) if total else 1.0
     for share, colour in ((1.0, GRID), (done, INK)):

@@ -27,7 +27,7 @@ from grpo_nb.rollout import engine
 from grpo_nb.run.run import Run
 from grpo_nb.run.status import MILESTONES
 from grpo_nb.storage.index import LogRows
-from grpo_nb.storage.schema import narrow
+from grpo_nb.storage.index.frames import narrowed
 from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
 from grpo_nb.types import Example, Prompt
 
@@ -102,7 +102,7 @@ def picture(
     """One page of the dashboard, of the run's log as it is now, or of these rows and events."""
     rows = run.stored("metrics") if rows is None else rows
     if events is None:
-        events = pd.DataFrame(narrow([*run.stored("events").having("kind", _MARKED)]))
+        events = narrowed([*run.stored("events").having("kind", _MARKED)])
     updated = run.status().updated
     time = datetime.fromtimestamp(updated) if updated else None
     return PAGES[page](rows, run.config, events, name=run.name, updated=time)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_nb import presets
-from grpo_nb.config import Config, ConfigError
+from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.run import dependencies_file, settings
@@ -34,13 +34,13 @@ from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.settings import CONFIG
 from grpo_nb.run.status import PAUSES, Milestones, modified, standing_of
 from grpo_nb.run.status import RunStatus as RunStatus
-from grpo_nb.storage import safe_open, schema
+from grpo_nb.storage import schema
 from grpo_nb.storage.files import RunError as RunError
-from grpo_nb.storage.files import clear_errors, from_json, to_json
-from grpo_nb.storage.journal import Follower, Journal, Row
+from grpo_nb.storage.files import clear_errors
+from grpo_nb.storage.follower import Follower
+from grpo_nb.storage.journal import Journal, Row
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.vocabulary import Command, RunState
-from grpo_nb.suggest import close_matches
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -131,7 +131,7 @@ class Run:
         Raises:
             RunError: there is none, or its config.json is broken; the message says where and what.
         """
-        return cls(Path(path), _read_config(Path(path)))
+        return cls(Path(path), settings.read(Path(path)))
 
     @classmethod
     def open_or_create(
@@ -187,7 +187,7 @@ class Run:
         Raises:
             RunError: it is not; each setting is listed with both values.
         """
-        settings.refuse_stale(self.path, self.config.differences(_read_config(self.path)))
+        settings.refuse_stale(self.path, self.config.differences(settings.read(self.path)))
 
     def lock(self) -> RunLock:
         """The right to train this run: `with run.lock(): ...`. From then on everything written is fenced by it."""
@@ -356,7 +356,6 @@ class Run:
     def _log(self, log: Log, *rows: Mapping[str, Any]) -> None:
         for row in rows if log in schema.STEPWISE else ():
             keys.check(row)
-        _refuse_unreadable(self.path / f"{log}.jsonl", rows)
         self.fence()
         self._logs[log].append(*rows)
         for name, journal in self._logs.items():
@@ -379,51 +378,9 @@ class Run:
             journal.sync()
 
 
-def _refuse_unreadable(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A row that no reader would take must not be written: the run would go on, and its steps would be lost.
-
-    Raises:
-        ValueError: the log, and why the row is none of it.
-    """
-    end = path.stat().st_size if path.exists() else 0
-    for row in rows:
-        line = to_json(row)
-        end += len(line) + 1
-        why = schema.problem(path.name, from_json(line), end)
-        if len(line) > schema.LONGEST_LINE:
-            why = f"is longer than {schema.LONGEST_LINE >> 20} MiB"
-        if why is not None:
-            raise ValueError(f"a row for {path.name} {why}, so no reader would accept it; log less in one row")
-
-
 def _confirm(config: Config, known: Config | None = None) -> None:
     """Whoever gives a run its judges here says with it that their keys may go there; not for those of `known`."""
     if any(objective.judge is not None for objective in config.objectives.values()):
         from grpo_nb.judge import host_trust
 
         host_trust.confirm(host_trust.pairs_of(config) - (host_trust.pairs_of(known) if known else set()))
-
-
-def _read_config(path: Path) -> Config:
-    file = path / CONFIG
-    with clear_errors("read", file):
-        try:
-            text = safe_open.read(file, schema.LARGEST_CONFIG)
-        except (FileNotFoundError, NotADirectoryError):
-            raise RunError(_no_run(path)) from None
-    try:
-        return settings.restored(from_json(text))
-    except ConfigError as error:
-        raise RunError(f"{file} does not validate: {error}") from None
-    except ValueError as error:
-        raise RunError(f"{file} is not valid JSON ({error}); restore it, a run never changes it") from None
-
-
-def _no_run(path: Path) -> str:
-    what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
-    neighbours = [folder.name for folder in settings.run_folders(path.parent)]
-    close = close_matches(path.name, neighbours, count=1, cutoff=0.6)
-    hint = (
-        f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
-    )
-    return f"no run in {path}: it {what}{hint}"

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.config import Config, JudgeConfig, parse
+from grpo_nb.config import Config, ConfigError, JudgeConfig, parse
 from grpo_nb.run.checkpoints import Checkpoint
-from grpo_nb.storage import former_names
-from grpo_nb.storage.files import RunError, to_json, write_atomically
+from grpo_nb.storage import former_names, safe_open, schema
+from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
+from grpo_nb.suggest import close_matches
 
 CONFIG = "config.json"
 
@@ -36,6 +37,26 @@ def run_folders(root: str | Path) -> list[Path]:
     except OSError:
         return []
     return [folder for folder in folders if os.path.lexists(folder / CONFIG)]
+
+
+def read(path: Path) -> Config:
+    """The settings of the run in folder `path`.
+
+    Raises:
+        RunError: there is no run, or its config.json is broken; the message says where and what.
+    """
+    file = path / CONFIG
+    with clear_errors("read", file):
+        try:
+            text = safe_open.read(file, schema.LARGEST_CONFIG)
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(_no_run(path)) from None
+    try:
+        return restored(from_json(text))
+    except ConfigError as error:
+        raise RunError(f"{file} does not validate: {error}") from None
+    except ValueError as error:
+        raise RunError(f"{file} is not valid JSON ({error}); restore it, a run never changes it") from None
 
 
 def write(folder: Path, config: Config) -> None:
@@ -148,3 +169,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:
         return False
+
+
+def _no_run(path: Path) -> str:
+    what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
+    neighbours = [folder.name for folder in run_folders(path.parent)]
+    close = close_matches(path.name, neighbours, count=1, cutoff=0.6)
+    hint = (
+        f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
+    )
+    return f"no run in {path}: it {what}{hint}"

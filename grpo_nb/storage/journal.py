@@ -4,10 +4,9 @@ A row is one write of one whole line. A kill can tear at most the last line; rea
 next append cuts it off, so that no row is ever glued to it.
 """
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage import former_names, lines, schema
-from grpo_nb.storage.files import clear_errors, flock, from_json, same_file, separate, sync, to_json, write_atomically
+from grpo_nb.storage.appending import mend_tail, parse, write_whole
+from grpo_nb.storage.files import clear_errors, flock, same_file, separate, sync, to_json, write_atomically
 from grpo_nb.storage.lines import Place, Sought, Span
 from grpo_nb.storage.safe_open import Irregular, RunError, opened, refuse_irregular
 
@@ -71,36 +71,50 @@ class Journal:
         Raises:
             RunError: read-only folder or full disk; the file is as it was.
             TypeError: a value that JSON cannot hold.
+            ValueError: a row that is none of this log; says why.
         """
-        data = b"".join(to_json(row) + b"\n" for row in rows)
+        data = [to_json(row) for row in rows]
         if data:
             with clear_errors("append to", self.path), self._locked() as fd:
-                _write_whole(fd, [data], _mend_tail(fd, self.path))
+                end = mend_tail(fd, self.path)
+                self._refuse_unreadable(data, end)
+                write_whole(fd, [b"\n".join([*data, b""])], end)
+
+    def _refuse_unreadable(self, data: Sequence[bytes], end: int) -> None:
+        """A row that no reader would take must not be written: the run would go on, and its steps would be lost."""
+        for line in data:
+            end += len(line) + 1
+            if (why := self._row(line, end)[1]) is not None:
+                raise ValueError(f"a row for {self.path.name} {why}, so no reader would accept it; log less in one row")
 
     def read(self) -> list[Row]:
         """All rows, oldest first. A torn last line is passed over; a bad line before it is logged and counted.
 
         The rows are shared with later reads: they are to be looked at, not changed.
+
+        Raises:
+            RunError: it cannot be read, or has too much that is no row.
         """
-        with self._reading:
-            data = self._unseen()
-            *complete, last = data.split(b"\n")
-            rows, bad, end = [], 0, self._seen.end
-            for line in complete:
-                end += len(line) + 1
+        with self._reading, self.unread(self._seen.place if self._remember else Place()) as part:
+            if part is None or part.anew:
+                self._seen = _Seen()
+            if part is None:
+                return []
+            rows, bad, torn = list[Row](), 0, list[Row]()
+            for line, end in part.lines():
                 row, why = self._row(line, end)
                 if row is not None:
-                    rows.append(row)
-                elif why:
+                    (rows if end < part.place.end else torn).append(row)
+                elif why and end < part.place.end:
                     bad, self.bad_because = bad + 1, self.bad_because or why
-            self._seen.add(rows, bad, data[: len(data) - len(last)])
+            self._seen.add(rows, bad, part.place)
             self._report(self._seen.bad)
-            torn, _ = self._row(last, end + len(last))
-            return self._seen.rows + ([] if torn is None else [torn])
+            return self._seen.rows + torn
 
     def stored(self) -> "LogRows":
         """All rows, oldest first, of which only those that are looked at are parsed; and their columns by key."""
-        rows = self._indexed().rows()
+        with self._bounded():
+            rows = self._indexed().rows()
         self.bad_because = rows.bad_because
         self._report(rows.bad_lines)
         return rows
@@ -154,11 +168,16 @@ class Journal:
             except FileNotFoundError:
                 yield None
                 return
-            with file:
-                try:
-                    yield file
-                except lines.Endless:
-                    raise self._endless(f"{lines.ENDLESS * schema.LONGEST_LINE:,} bytes without a newline") from None
+            with file, self._bounded():
+                yield file
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """One clear error where lines that are no rows, such as the hole of a sparse file, come to no end."""
+        try:
+            yield
+        except lines.Endless:
+            raise self._endless(f"{lines.most_passed():,} bytes in lines too long to be rows") from None
 
     def _complete(self, fd: int) -> tuple[int, int]:
         """Bytes of the open file, and the byte at which its last complete line ends."""
@@ -166,13 +185,12 @@ class Journal:
         state = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if state != self._ends[0]:
             known = state if lines.settled(*state[3:]) else ()
-            self._ends = known, lines.complete(fd, found.st_size, lines.ENDLESS * schema.LONGEST_LINE)
+            self._ends = known, lines.complete(fd, found.st_size, lines.most_passed())
         return found.st_size, self._ends[1]
 
     def _endless(self, what: str = f"{MOST_PASSED:,} lines in a row") -> RunError:
         return RunError(
-            f"{self.path} has more than {what} near its end that are no rows of this log. They are not read further; "
-            "remove them"
+            f"{self.path} has more than {what} that are no rows of this log. They are not read further; remove them"
         )
 
     def _warn_once(self, why: str) -> None:
@@ -186,7 +204,7 @@ class Journal:
             return None, None
         if len(line) > schema.LONGEST_LINE:
             return None, f"is longer than {schema.LONGEST_LINE >> 20} MiB"
-        row = _parse(line)
+        row = parse(line)
         if row is None:
             return None, "is no JSON object"
         row = former_names.metrics(row) if self._stepwise else row
@@ -202,8 +220,8 @@ class Journal:
         """
         if not os.path.lexists(self.path):
             return 0
-        with clear_errors("rewrite", self.path), self._locked() as fd:
-            _mend_tail(fd, self.path)
+        with clear_errors("rewrite", self.path), self._bounded(), self._locked() as fd:
+            mend_tail(fd, self.path)
             with os.fdopen(opened(self.path), "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 count, moved = _spans(file, size, condition)
@@ -222,14 +240,14 @@ class Journal:
     def _append_once(self, source: int, spans: Sequence[Span]) -> None:
         """Append these bytes of another file, unless this one ends with them."""
         with clear_errors("append to", self.path), self._locked() as fd:
-            end = _mend_tail(fd, self.path)
+            end = mend_tail(fd, self.path)
             start = place = end - sum(stop - first for first, stop in spans)
             for block in lines.blocks(source, spans) if start >= 0 else ():
                 if os.pread(fd, len(block), place) != block:
                     break
                 place += len(block)
             if place < end or start < 0:
-                _write_whole(fd, lines.blocks(source, spans), end)
+                write_whole(fd, lines.blocks(source, spans), end)
             os.fsync(fd)
         sync(self.path.parent)
 
@@ -251,20 +269,6 @@ class Journal:
                     return
             finally:
                 os.close(fd)
-
-    def _unseen(self) -> bytes:
-        """What lies past what was read before; all of it, if that is no longer what the file begins with."""
-        with clear_errors("read", self.path):
-            try:
-                with os.fdopen(opened(self.path), "rb") as file:
-                    file.seek(max(self._seen.end - len(self._seen.tail), 0))
-                    if not self._remember or file.read(len(self._seen.tail)) != self._seen.tail:
-                        self._seen = _Seen()
-                        file.seek(0)
-                    return file.read()
-            except FileNotFoundError:
-                self._seen = _Seen()
-                return b""
 
     def _report(self, bad: int) -> None:
         # a dashboard reads every second, and several readers read one log: say it once
@@ -292,12 +296,16 @@ class Unread:
 
     def forwards(self, *, torn: bool = True) -> Iterator[Row]:
         """Its rows, oldest first; with `torn` also a last line without its end, if it can be read."""
-        for line, end in lines.forwards(self._file, self._start, self._size if torn else self.place.end):
+        for line, end in self.lines(torn=torn):
             row, why = self._journal._row(line, end)
             if row is not None:
                 yield row
             elif why and end < self.place.end:
                 self._journal._warn_once(why)
+
+    def lines(self, *, torn: bool = True) -> Iterator[tuple[bytes, int]]:
+        """Its lines; see `lines.forwards`."""
+        return lines.forwards(self._file, self._start, self._size if torn else self.place.end)
 
     @property
     def state(self) -> tuple[int, int, int]:
@@ -329,50 +337,18 @@ class Unread:
         self.anew, self._start = True, 0
 
 
-class Follower:
-    """Rows of a log as they come: each `read` gives those since the last one, complete lines only."""
-
-    def __init__(self, journal: Journal, restarted: Callable[[], None]) -> None:
-        """`restarted` is called before rows are given from the first on: at the first read, and for a changed file."""
-        self._journal, self._restarted = journal, restarted
-        self._place = Place()
-
-    def read(self) -> Iterator[Row]:
-        """The rows that are new, oldest first; to be read to the end."""
-        with self._journal.unread(self._place) as part:
-            if part is None:
-                if self._place != Place():
-                    self._restarted()
-                self._place = Place()
-                return
-            if part.anew:
-                self._restarted()
-            yield from part.forwards(torn=False)
-            self._place = part.place
-
-
 @dataclass
 class _Seen:
-    """What `read` has parsed: rows, bad lines, and the last bytes, by which a replaced or cut file is noticed."""
+    """What `read` has parsed: rows and bad lines up to a place, by which a replaced or cut file is noticed."""
 
     rows: list[Row] = field(default_factory=list)
     bad: int = 0
-    end: int = 0
-    tail: bytes = b""
+    place: Place = field(default_factory=Place)
 
-    def add(self, rows: list[Row], bad: int, data: bytes) -> None:
+    def add(self, rows: list[Row], bad: int, place: Place) -> None:
         self.rows += rows
         self.bad += bad
-        self.end += len(data)
-        self.tail = (self.tail + data)[-512:]
-
-
-def _parse(line: bytes) -> Row | None:
-    try:
-        row = from_json(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
+        self.place = place
 
 
 def _spans(file: BinaryIO, size: int, condition: Callable[[Row], bool]) -> tuple[int, list[Span]]:
@@ -380,7 +356,7 @@ def _spans(file: BinaryIO, size: int, condition: Callable[[Row], bool]) -> tuple
     count, start, spans = 0, 0, list[Span]()
     for line, end in lines.forwards(file, 0, size):
         stop = min(end + 1, size)
-        row = _parse(line) if len(line) <= schema.LONGEST_LINE else None
+        row = parse(line) if len(line) <= schema.LONGEST_LINE else None
         if row is not None and condition(row):
             count += 1
             if spans and spans[-1][1] == start:
@@ -388,29 +364,3 @@ def _spans(file: BinaryIO, size: int, condition: Callable[[Row], bool]) -> tuple
             spans.append((start, stop))
         start = stop
     return count, spans
-
-
-def _mend_tail(fd: int, path: Path) -> int:
-    """Make the file end with a whole line, and return where that is."""
-    end = os.fstat(fd).st_size
-    start = lines.complete(fd, end)
-    if start == end:
-        return end
-    # one too long to be a row, which no reader shows, is not read
-    tail = os.pread(fd, end - start, start) if end - start <= schema.LONGEST_LINE else b""
-    if _parse(tail) is not None:  # whole but for its newline, e.g. saved by an editor: readers have shown it
-        return end + os.write(fd, b"\n")
-    logger.warning("%s: cut off a torn last line of %d bytes, left by a killed writer", path, end - start)
-    os.ftruncate(fd, start)
-    return start
-
-
-def _write_whole(fd: int, parts: Iterable[bytes], end: int) -> None:
-    """Append all of the parts, or nothing."""
-    try:
-        for part in parts:
-            if os.write(fd, part) < len(part):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        os.ftruncate(fd, end)
-        raise

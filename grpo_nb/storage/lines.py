@@ -19,13 +19,13 @@ BLOCK = 1 << 16
 FINGERPRINT = 512
 """Bytes before a place by which a file is recognised."""
 ENDLESS = 16
-"""Times `schema.LONGEST_LINE` that a reader from the end passes over in lines too long to be rows."""
+"""Times `schema.LONGEST_LINE` that a reader passes over in lines too long to be rows."""
 SETTLED_NS = 3_000_000_000
 """A file that was written so recently can be written again without a change of its times: FAT counts 2 s."""
 
 
 class Endless(Clean, ValueError):
-    """Near its end a file has more bytes in lines too long to be rows than are passed over."""
+    """A file has more bytes in lines too long to be rows than are passed over."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,22 @@ def forwards(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int]
     """Lines between byte `start` (where a line begins) and `end`, oldest first, each with the byte that it ends at.
 
     The last one may have no newline. Of a line too long to be a row only the beginning is given.
+
+    Raises:
+        Endless: as `backwards`.
     """
-    position = file.seek(start)
+    position, passed = file.seek(start), 0
     while position < end:
         line = part = file.readline(min(schema.LONGEST_LINE + 2, end - position))
-        position += len(part)
+        begin, position = position, position + len(part)
         while part and not part.endswith(b"\n") and position < end:
             part = file.readline(min(BLOCK, end - position))
             position += len(part)
+            if passed + position - begin > most_passed():
+                raise Endless
         if not part:  # it was cut meanwhile
             return
+        passed += position - begin if len(line) > schema.LONGEST_LINE + 1 else 0
         yield line.removesuffix(b"\n"), position - part.endswith(b"\n")
 
 
@@ -86,7 +92,7 @@ def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = 
         first, newline, rest = block.partition(b"\n")
         if not newline:
             line.prepend(block)
-            if passed + line.length > ENDLESS * schema.LONGEST_LINE:
+            if passed + line.length > most_passed():
                 raise Endless
             continue
         inner, newline, last = rest.rpartition(b"\n")
@@ -102,6 +108,11 @@ def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = 
                 end -= len(part) + 1
         line = _Line(first)
     yield line.text(), end
+
+
+def most_passed() -> int:
+    """Bytes in lines too long to be rows that a reader passes over."""
+    return ENDLESS * schema.LONGEST_LINE
 
 
 def complete(fd: int, size: int, most: int | None = None) -> int:

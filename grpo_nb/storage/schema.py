@@ -5,7 +5,8 @@ rows of a diverged run keep their NaN and inf, which are its evidence.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Required
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
@@ -127,17 +128,20 @@ def _learn(row: Row) -> str | None:
     return None
 
 
-def narrow(rows: list[Row]) -> list[Row]:
-    """The rows whose keys are MOST_KEYS columns together; a table has a cell for each row and key."""
-    seen: set[str] = set()
-    kept = []
+def narrow(rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """All rows, with the MOST_KEYS keys that most of them have; and how many other keys were dropped.
+
+    A table has a cell for each row and key, and names of metrics may change with each step.
+    """
+    names: set[str] = set()
     for row in rows:
-        if not row.keys() <= seen:
-            if len(seen | row.keys()) > MOST_KEYS:
-                continue
-            seen |= row.keys()
-        kept.append(row)
-    return kept
+        if not row.keys() <= names:
+            names |= row.keys()
+    if len(names) <= MOST_KEYS:
+        return list(rows), 0
+    counts = Counter(key for row in rows for key in row)
+    kept = {*sorted(counts, key=counts.__getitem__, reverse=True)[:MOST_KEYS]}
+    return [{key: value for key, value in row.items() if key in kept} for row in rows], len(names) - MOST_KEYS
 
 
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]

@@ -14,15 +14,20 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.doctor import diagnose
+from grpo_nb.jupyter.tailing import Rows
 from grpo_nb.jupyter.workers import _last_words, _spawn
+from grpo_nb.metrics import keys
+from grpo_nb.report import report
 from grpo_nb.rules.finding import FURTHEST, Steps
 from grpo_nb.run.listing import list_runs
 from grpo_nb.run.run import Run
 from grpo_nb.storage import lines, safe_open, schema
 from grpo_nb.storage.files import RunError, from_json
+from grpo_nb.storage.index import frames
 from grpo_nb.storage.journal import Journal
 from grpo_nb.storage.lock import exclusive
 from grpo_nb.storage.safe_open import Irregular
+from tests.support.tokens import names
 
 CONFIG = presets.demo()
 LOGS = ("metrics", "samples", "events", "sft", "evaluations")
@@ -180,7 +185,8 @@ def test_a_file_of_two_names_is_not_written(
     """One of this user is replaced where it holds no rows; one of another user is refused."""
     (run.path / name).unlink(missing_ok=True)
     os.link(precious, run.path / name)
-    monkeypatch.setattr(os, "geteuid", lambda uid=os.geteuid(): uid if own else uid + 1)
+    user = os.geteuid() + (not own)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     if own and name != "metrics.jsonl":
         if (process := WRITES[name](run)) is not None:
             process.wait()
@@ -442,6 +448,56 @@ def test_a_line_of_any_length_is_read_up_to_a_bound(
         next(Journal(log).backwards())
 
 
+@pytest.mark.parametrize("name", ["metrics", "events", "samples", "evaluations"])
+@pytest.mark.parametrize("way", ["rows", "oldest_first", "stored", "table", "rewind"])
+def test_a_hole_in_a_log_is_one_clear_error_for_each_reader(
+    tmp_path: Path, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file of 16 GiB, of which the readers look at what they may pass over, and no more."""
+    monkeypatch.setattr(schema, "LONGEST_LINE", 1 << 17)
+    good, run = (Run.create(tmp_path / each, CONFIG) for each in ("good", "bad"))
+    row = {"metrics": {"step": 1}, "samples": {"step": 1}, "events": {"kind": "note"}, "evaluations": {"stage": "base"}}
+    log = run.path / f"{name}.jsonl"
+    with open(log, "wb") as file:
+        file.write(json.dumps(row[name]).encode() + b"\n")
+        file.seek(1 << 34)
+        file.write(b"\n" + json.dumps(row[name]).encode() + b"\n")
+    readers: dict[str, Callable[[Any], object]] = {
+        "rows": run.rows,
+        "oldest_first": lambda log: [*run.oldest_first(log)],
+        "stored": lambda log: [*run.stored(log)],
+        "table": lambda log: run._table(log),
+        "rewind": lambda log: run._discard_after(log, 0),
+    }
+    read = _counted(monkeypatch)
+    with pytest.raises(RunError, match=f"{name}.jsonl"):
+        readers[way](name)
+    assert read() < 8 * lines.ENDLESS * schema.LONGEST_LINE
+    assert {summary.name: summary.state for summary in list_runs(tmp_path)}["good"] == "new"
+    assert list(good.rows("events")) == good.rows("events")
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The bytes that lines and chunks were read in since."""
+    sizes, forwards, pread = [0], lines.forwards, os.pread
+
+    def counting(file: Any, start: int, end: int) -> Any:
+        try:
+            yield from forwards(file, start, end)
+        finally:
+            sizes[0] += file.tell() - start
+
+    def place(fd: int, size: int, at: int) -> bytes:
+        data = pread(fd, size, at)
+        sizes[0] += len(data)
+        assert sizes[0] < 1 << 30, "the hole is read in full"
+        return data
+
+    monkeypatch.setattr(lines, "forwards", counting)
+    monkeypatch.setattr(os, "pread", place)
+    return lambda: sizes[0]
+
+
 def test_a_torn_line_too_long_to_be_a_row_is_cut_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "LONGEST_LINE", 1 << 17)
     journal, pread, sizes = Journal(tmp_path / "metrics.jsonl"), os.pread, list[int]()
@@ -454,7 +510,28 @@ def test_a_torn_line_too_long_to_be_a_row_is_cut_unread(tmp_path: Path, monkeypa
 
 def test_a_table_has_no_more_columns_than_a_step_has_numbers() -> None:
     rows = [{"step": n, **{f"{n}/{k}": 0 for k in range(1000)}} for n in range(100)]
-    assert len(schema.narrow(rows)) == 4
+    kept, dropped = schema.narrow(rows)
+    assert [row["step"] for row in kept] == [*range(100)] and dropped == 100_001 - schema.MOST_KEYS
+    assert len({key for row in kept for key in row}) == schema.MOST_KEYS
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_table_keeps_each_row_where_the_names_change_with_each_step(
+    run: Run, few: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(schema, "MOST_KEYS", 20)
+    monkeypatch.setattr(frames, "FEW_ROWS", 1000 if few else 0)
+    for step in range(3, 41):
+        run.log_metrics({"step": step, "loss": 0.5, keys.USER.of("fairness", f"at {step}"): 1.0})
+    table = run.metrics()
+    assert list(table["step"]) == [*range(1, 41)] and table["loss"].notna().all()
+    assert table.attrs[frames.DROPPED] == 20 and len(table.columns) == 20 and names(caplog.text, 20, 40)
+    live = Rows()
+    for row in run.rows("metrics"):
+        live.add(row)
+    assert list(live.frame()["step"]) == [*range(1, 41)] and live.frame().attrs[frames.DROPPED] == 20
+    shown = report.picture(run, live.frame())
+    assert any("20" in text.get_text() and "metrics" in text.get_text() for text in shown.texts)
 
 
 def test_depth_is_bounded_whatever_python_would_read() -> None:

@@ -203,6 +203,7 @@ def sample(step: int, objective: str = F, completion: str = "") -> Row:
 def test_the_newest_samples_are_read_from_the_end(tmp_path: Path, parsed: list[str]) -> None:
     run = tiny_run(tmp_path)
     run.log_samples(sample(step, completion=f"answer {step // 2}") for step in range(1, 901))
+    parsed.clear()
     assert list(report.samples(run, limit=3).frame["step"]) == [900, 899, 897] and len(parsed) < 10
     parsed.clear()
     assert list(report.samples(Run.open(run.path), step=40).frame["completion"]) == ["answer 20"]
@@ -214,6 +215,7 @@ def test_samples_that_are_rare_are_looked_for_in_the_newest_rows(
     monkeypatch.setattr(report, "NEWEST_ROWS", 100)
     run = tiny_run(tmp_path)
     run.log_samples([sample(1, H), *(sample(step) for step in range(2, 500)), sample(500, H)])
+    parsed.clear()
     table = report.samples(run, objective=H)
     assert list(table.frame["step"]) == [500] and "100" in table.caption and len(parsed) == 100
     assert "100" not in report.samples(run, objective=F).caption
@@ -227,6 +229,7 @@ def test_a_quick_diagnosis_names_the_log_that_it_did_not_search(
     run.log_samples(sample(step) for step in range(1, 901))
     with (run.path / "samples.jsonl").open("ab") as file:
         file.write(b"no row\n" * 3)
+    parsed.clear()
     (unread,) = doctor.diagnose(run, quick=True)
     assert unread.rule == "log_unread" and unread.evidence["file"] == "samples.jsonl" and "samples.jsonl" not in parsed
     (damaged,) = doctor.diagnose(run)

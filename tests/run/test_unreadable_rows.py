@@ -1,6 +1,8 @@
 """What is logged can be read: rows and names beyond the readers' bounds are refused where they arise."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,9 @@ from grpo_nb.config import ConfigError
 from grpo_nb.metrics import keys
 from grpo_nb.rewards.context import MOST_METRICS, Notes
 from grpo_nb.run.run import Run
-from grpo_nb.storage import schema
+from grpo_nb.storage import files, journal, schema
+from grpo_nb.training.grpo import grpo
+from tests.support.tiny import REWARDS, small_tasks, tiny_run
 from tests.support.tokens import pattern
 
 
@@ -33,6 +37,17 @@ def test_a_row_that_no_reader_accepts_is_not_written(run: Run, row: dict[str, fl
     assert run.metric_rows() == [{"step": 1}]
 
 
+@pytest.mark.parametrize("log", ["metrics", "sft", "events", "samples", "evaluations"])
+def test_a_row_is_written_as_json_once(run: Run, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, to_json = list[object](), journal.to_json
+    monkeypatch.setattr(journal, "to_json", lambda row: (written.append(row), to_json(row))[1])
+    monkeypatch.setattr(files, "to_json", journal.to_json)
+    rows: dict[str, dict[str, Any]] = {"samples": {"step": 1, "completion": "c"}, "events": {"kind": "note"}}
+    rows |= {"evaluations": {"stage": "base"}}
+    run._log(log, row := rows.get(log, {"step": 1, "loss": 0.5}))  # type: ignore[arg-type]
+    assert written == [row]
+
+
 def test_other_logs_too(run: Run) -> None:
     with pytest.raises(ValueError, match=pattern("events.jsonl", "'by'")):
         run.log_event("knob", by="x" * (schema.LONGEST_KEY + 1))
@@ -54,3 +69,18 @@ def test_metrics_beyond_the_bound_are_counted_and_left_out() -> None:
         notes.log_metric(f"m{i}", float(i))
     assert len(notes.row("a")) == MOST_METRICS and notes.dropped == 5
     assert notes.metrics["m0"] == [0.0, 0.0]
+
+
+def test_metrics_that_a_step_drops_are_an_event_once(tmp_path: Path) -> None:
+    def noisy(completions: list[str], log_metric: Callable[[str, float], None]) -> list[float]:
+        for i in range(MOST_METRICS + 5):
+            log_metric(f"m{i}", 1.0)
+        return [float(len(text)) for text in completions]
+
+    run = tiny_run(tmp_path, run__steps=2)
+    for _ in grpo(run, tasks=small_tasks(), rewards=REWARDS | {"fairness": [noisy]}):
+        pass
+    (event,) = (row for row in run.rows("events") if row["kind"] == "metrics_dropped")
+    assert (event["step"], event["dropped"], event["most"]) == (1, {"fairness": 5}, MOST_METRICS)
+    for row in run.metric_rows():
+        assert sum(keys.USER.has(key) for key in row) == MOST_METRICS

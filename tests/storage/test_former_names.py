@@ -1,13 +1,14 @@
 """Runs of earlier versions: their files are read under today's names, and one that goes on has one curve."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from grpo_nb import plots, presets, rules
+from grpo_nb import fingerprint, plots, presets, rules
 from grpo_nb.metrics import keys
 from grpo_nb.rules import hindsight
 from grpo_nb.run.run import Run
@@ -133,6 +134,31 @@ def test_an_index_made_by_an_earlier_version_is_not_used(
     reward = [row[keys.REWARD.of("fairness")] for row in healthy(40)]
     assert rows.numbers(keys.REWARD.of("fairness")).values.tolist() == reward
     assert len(list((tmp_path / "cache").rglob("*.sqlite"))) == 2
+
+
+def test_an_index_made_by_other_rules_of_reading_is_not_used(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with both names of a metric, of which an earlier version kept the former one's number."""
+    monkeypatch.setattr(index_module, "CHUNK_BYTES", 4000)
+    monkeypatch.setenv(user_cache.FOLDER, str(tmp_path / "cache"))
+    key, package = keys.REWARD.of("fairness"), shutil.copytree(fingerprint.ROOT, tmp_path / "package")
+    write(run, *({"step": step, key: 0.1, "reward/fairness": 0.9} for step in range(1, 201)))
+    with monkeypatch.context() as earlier:
+        (package / "storage" / "former_names.py").write_text("METRICS = {}\n")
+        earlier.setattr(fingerprint, "ROOT", package)
+        earlier.setattr(former_names, "metrics", lambda row: {"step": row["step"], key: row["reward/fairness"]})
+        assert set(Run.open(run.path).stored("metrics").numbers(key).values) == {0.9}
+    rows = Run.open(run.path).stored("metrics")
+    assert set(rows.numbers(key).values) == {row[key] for row in rows} == {0.1}
+
+
+@pytest.mark.parametrize("name", store.RULES)
+def test_each_rule_of_reading_makes_another_index(name: str, tmp_path: Path) -> None:
+    package = shutil.copytree(fingerprint.ROOT, tmp_path / "package", ignore=shutil.ignore_patterns("*.pyc"))
+    assert store.rules(package) == store.rules(fingerprint.ROOT)
+    (other := package.rename(tmp_path / "other") / name).write_bytes(other.read_bytes() + b"\n")
+    assert store.rules(tmp_path / "other") != store.rules(fingerprint.ROOT)
 
 
 def test_of_both_names_of_a_metric_todays_stands() -> None:

@@ -17,7 +17,7 @@ from grpo_nb.storage.index.chunks import Chunk, Head, Parse, Row, chunk_of
 from grpo_nb.storage.index.packing import Numbers, Texts
 from grpo_nb.storage.index.rows import Log, LogRows, Ways
 from grpo_nb.storage.index.store import Damaged, InMemory, Kept, Store, store_of
-from grpo_nb.storage.lines import settled
+from grpo_nb.storage.lines import Endless, most_passed, settled
 from grpo_nb.storage.safe_open import RunError, opened
 
 __all__ = ["Index", "LogRows", "Numbers", "Row", "Texts"]
@@ -51,6 +51,7 @@ class Index:
 
         Raises:
             RunError: it cannot be read, or is no regular file.
+            Endless: it has too many bytes in lines too long to be rows.
         """
         with self._lock, clear_errors("read", self._path):
             try:
@@ -151,12 +152,20 @@ class Index:
         if start + len(data) < size:
             data = data[: data.rfind(b"\n") + 1]
             if not data:
-                return self._of_a_long_line(fd, start, size)
+                passed = sum(head.stop - head.start for head in self._heads if _too_long(head.stop - head.start))
+                return self._of_a_long_line(fd, start, size, most_passed() - passed)
         return chunk_of(data, start, self._parse, self._keys)
 
-    def _of_a_long_line(self, fd: int, start: int, size: int) -> Chunk | None:
-        """A chunk of one line that is longer than others; of one too long to be a row nothing is kept."""
-        stop = next((end for end in _newlines(fd, start, size)), size)
+    def _of_a_long_line(self, fd: int, start: int, size: int, most: int | None = None) -> Chunk | None:
+        """A chunk of one line that is longer than others; of one too long to be a row nothing is kept.
+
+        Raises:
+            Endless: it has more than `most` bytes.
+        """
+        limit = size if most is None else min(size, start + most)
+        stop = next(_newlines(fd, start, limit), limit)
+        if stop == limit < size:
+            raise Endless
         if stop - start <= schema.LONGEST_LINE + 1:
             return chunk_of(os.pread(fd, stop - start, start), start, self._parse, self._keys)
         _, why = self._parse(b"x" * (schema.LONGEST_LINE + 1), stop)
@@ -174,7 +183,7 @@ class Index:
         return chunk
 
     def _chunk_again(self, fd: int, head: Head) -> Chunk | None:
-        if head.stop - head.start > max(CHUNK_BYTES, schema.LONGEST_LINE + 1):
+        if _too_long(head.stop - head.start):
             return self._of_a_long_line(fd, head.start, head.stop)
         return chunk_of(os.pread(fd, head.stop - head.start, head.start), head.start, self._parse, self._keys)
 
@@ -195,6 +204,11 @@ class Index:
         if isinstance(self._store, Kept):
             self._store.remove()
         self._store = InMemory() if for_good else None
+
+
+def _too_long(size: int) -> bool:
+    """Whether a chunk of so many bytes is one line that is too long to be a row."""
+    return size > max(CHUNK_BYTES, schema.LONGEST_LINE + 1)
 
 
 def _state(fd: int) -> tuple[int, ...]:

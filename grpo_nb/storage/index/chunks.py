@@ -36,6 +36,8 @@ class Head:
     """Keys with numbers."""
     texts: tuple[str, ...]
     """Keys with texts."""
+    dropped: int = 0
+    """Keys beyond `schema.MOST_KEYS`, which have no column."""
 
     def keys(self, kind: Kind) -> Collection[str]:
         """Keys that have a part of a kind; the places of the rows are under the empty one."""
@@ -43,7 +45,8 @@ class Head:
 
     def listed(self) -> list[Any]:
         """As JSON can hold it."""
-        return [self.start, self.stop, self.rows, self.bad, self.why, self.digest.hex(), self.numbers, self.texts]
+        counts = [self.start, self.stop, self.rows, self.bad, self.dropped]
+        return [*counts, self.why, self.digest.hex(), self.numbers, self.texts]
 
     @classmethod
     def of(cls, listed: Any) -> "Head":
@@ -52,14 +55,18 @@ class Head:
         Raises:
             ValueError: it is none.
         """
-        start, stop, rows, bad, why, digest, numbers, texts = listed
-        if not all(type(count) is int for count in (start, stop, rows, bad)) or not isinstance(why, str):
+        start, stop, rows, bad, dropped, why, digest, numbers, texts = listed
+        if not all(type(count) is int for count in (start, stop, rows, bad, dropped)) or not isinstance(why, str):
             raise ValueError("no head of a chunk")
-        if not 0 <= start < stop or not 0 <= rows <= MOST_ROWS or not 0 <= bad <= stop - start:
+        if (
+            not 0 <= start < stop
+            or not 0 <= rows <= MOST_ROWS
+            or not (bad >= 0 and 0 <= dropped <= stop - start >= bad)
+        ):
             raise ValueError(f"{rows} rows and {bad} other lines in bytes {start} to {stop}")
         if not all(isinstance(key, str) for keys in (numbers, texts) for key in keys):
             raise ValueError("keys that are no texts")
-        return cls(start, stop, rows, bad, why, bytes.fromhex(digest), (*numbers,), (*texts,))
+        return cls(start, stop, rows, bad, why, bytes.fromhex(digest), (*numbers,), (*texts,), dropped)
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,9 @@ def chunk_of(data: bytes, start: int, parse: Parse, keys: Collection[str] | None
                 break
         elif reason and end > begin + len(line):
             bad, why = bad + 1, why or reason
-    numbers, texts = columns(rows)
-    head = Head(start, start + end, len(rows), bad, why, hashlib.sha256(data[:end]).digest(), (*numbers,), (*texts,))
+    numbers, texts, dropped = columns(rows)
+    digest = hashlib.sha256(data[:end]).digest()
+    head = Head(start, start + end, len(rows), bad, why, digest, (*numbers,), (*texts,), dropped)
     everywhere = np.arange(len(rows))
     return Chunk(
         head,
@@ -124,11 +132,12 @@ def _lines(data: bytes) -> Iterator[tuple[bytes, int]]:
         begin += len(line) + 1
 
 
-def columns(rows: Sequence[Row]) -> tuple[dict[str, Numbers], dict[str, Texts]]:
+def columns(rows: Sequence[Row]) -> tuple[dict[str, Numbers], dict[str, Texts], int]:
     """Numbers (booleans are 0 and 1) and texts of rows by key; None, lists and objects are in no column.
 
-    Of more than `schema.MOST_KEYS` keys the first ones are columns.
+    Of more than `schema.MOST_KEYS` keys those that most rows have are columns; how many are not comes last.
     """
+    rows, dropped = schema.narrow(rows)
     alike: dict[tuple[str, ...], list[int]] = {}
     for place, row in enumerate(rows):
         alike.setdefault(tuple(row), []).append(place)
@@ -137,14 +146,13 @@ def columns(rows: Sequence[Row]) -> tuple[dict[str, Numbers], dict[str, Texts]]:
     for names, places in alike.items():
         here = np.array(places, np.int64)
         for name, column in zip(names, zip(*(rows[place].values() for place in places), strict=True), strict=True):
-            if name in values or len(values) < schema.MOST_KEYS:
-                at.setdefault(name, []).append(here)
-                values.setdefault(name, []).append(column)
+            at.setdefault(name, []).append(here)
+            values.setdefault(name, []).append(column)
     numbers: dict[str, Numbers] = {}
     texts: dict[str, Texts] = {}
     for name, found in values.items():
         _sort_in(name, *_in_order(at[name], found), numbers, texts)
-    return numbers, texts
+    return numbers, texts, dropped
 
 
 def _in_order(at: list[Places], values: list[tuple[Any, ...]]) -> tuple[Places, Sequence[Any]]:

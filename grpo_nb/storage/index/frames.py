@@ -16,6 +16,8 @@ logger = clean_logger(__name__)
 
 Row = dict[str, Any]
 
+DROPPED = "metrics_dropped"
+"""In the `attrs` of a table: how many keys it leaves out."""
 FEW_ROWS = 5_000
 """A table of so many is made of the rows; of more it is made of columns, and nothing else stays in memory."""
 
@@ -27,17 +29,35 @@ rows would be a table of any size."""
 def frame(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
     """One row a row, one column a key; of no rows a table of these columns.
 
-    In a long table numbers other than the step are floats, also where they are whole. Keys that almost no row has are
-    left out of a table that would be empty for the most part, which a warning says.
+    In a long table numbers other than the step are floats, also where they are whole. Keys beyond `schema.MOST_KEYS`,
+    and those that almost no row has in a table that would be empty for the most part, are left out; a warning and
+    `attrs["metrics_dropped"]` say how many.
     """
     if not len(rows):
         return pd.DataFrame(columns=list(columns))
     if not isinstance(rows, LogRows) or len(rows) <= FEW_ROWS:
-        narrow = schema.narrow(list(rows))
+        narrow, beyond = schema.narrow(rows)
         counts = Counter(key for row in narrow for key in row)
-        return pd.DataFrame(narrow, columns=_frequent(counts, len(narrow)))
-    counts = Counter({key: _count(rows, key) for key in rows.keys[: schema.MOST_KEYS]})
-    return pd.DataFrame({key: _column(rows, key) for key in _frequent(counts, len(rows))}, copy=False)
+        kept = _frequent(counts, len(narrow))
+        table = pd.DataFrame(narrow, columns=kept)
+    else:
+        every = rows.keys
+        beyond, counts = len(every), Counter({key: _count(rows, key) for key in every[: schema.MOST_KEYS]})
+        beyond, kept = rows.dropped + beyond - len(counts), _frequent(counts, len(rows))
+        table = pd.DataFrame({key: _column(rows, key) for key in kept}, copy=False)
+    if dropped := beyond + len(counts) - len(kept):
+        logger.warning("the table leaves out %d keys that few of its %d rows have", dropped, len(rows))
+        table.attrs[DROPPED] = dropped
+    return table
+
+
+def narrowed(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
+    """A few rows as `frame` has them, without a warning: for a view that is drawn again and again."""
+    narrow, dropped = schema.narrow(rows)
+    table = pd.DataFrame(narrow) if narrow else pd.DataFrame(columns=list(columns))
+    if dropped:
+        table.attrs[DROPPED] = dropped
+    return table
 
 
 def _frequent(counts: Mapping[str, int], rows: int) -> list[str]:
@@ -46,7 +66,6 @@ def _frequent(counts: Mapping[str, int], rows: int) -> list[str]:
     if len(counts) <= most:
         return [*counts]
     kept = {*sorted(counts, key=counts.__getitem__, reverse=True)[:most]}
-    logger.warning("the table leaves out %d keys that few of its %d rows have", len(counts) - most, rows)
     return [key for key in counts if key in kept]
 
 

@@ -161,6 +161,11 @@ class LogRows(Sequence[Row]):
         return next((head.why for head in self._log.heads if head.bad), "")
 
     @property
+    def dropped(self) -> int:
+        """Keys that have no column, as there are too many: counted in each chunk."""
+        return sum(head.dropped for head in self._log.heads)
+
+    @property
     def keys(self) -> list[str]:
         """Keys with numbers or texts anywhere in the log, in the order in which they appeared."""
         heads = dict.fromkeys((head.numbers, head.texts) for head in self._log.heads)

@@ -6,6 +6,7 @@ that was not used for `KEPT_DAYS` is swept.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from grpo_nb import fingerprint
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage import user_cache
 from grpo_nb.storage.index.chunks import Chunk, Head, Kind
@@ -23,8 +25,18 @@ from grpo_nb.storage.safe_open import Irregular, RunError, refuse_for_writing
 
 logger = clean_logger(__name__)
 
-VERSION = 3
-"""Of what the files hold; part of their names."""
+VERSION = 4
+"""Of what the files hold; part of their folder's name."""
+RULES = (
+    "metrics/keys.py",
+    "storage/appending.py",
+    "storage/files.py",
+    "storage/former_names.py",
+    "storage/schema.py",
+    "storage/index/chunks.py",
+    "storage/index/packing.py",
+)
+"""Sources that decide what a line's row is and what of it is kept: an index is of these alone."""
 KEPT_DAYS = 30
 WAIT_SECONDS = 60.0
 """For another process that writes a chunk."""
@@ -37,8 +49,17 @@ _TABLES = (
 
 
 def folder() -> Path:
-    """This user's folder of indexes."""
-    return user_cache.folder() / f"index-{VERSION}"
+    """This user's folder of indexes, another one for other rules of reading."""
+    return user_cache.folder() / f"index-{VERSION}-{rules(fingerprint.ROOT)}"
+
+
+@functools.cache
+def rules(package: Path) -> str:
+    """Digest of the rules of reading in the folder of a package."""
+    total = hashlib.sha256()
+    for name in RULES:
+        total.update(name.encode() + b"\0" + (package / name).read_bytes())
+    return total.hexdigest()[:12]
 
 
 def store_of(log: Path) -> "Kept | InMemory":
@@ -58,8 +79,7 @@ def store_of(log: Path) -> "Kept | InMemory":
 
 def _sweep(place: Path) -> None:
     """Remove what was not used for `KEPT_DAYS`, of earlier versions too."""
-    versions = (place.with_name(f"index-{version}") for version in range(1, VERSION + 1))
-    for file in (file for version in versions for file in version.glob("*.sqlite")):
+    for file in place.parent.glob("index-*/*.sqlite"):
         with contextlib.suppress(OSError):
             if time.time() - file.lstat().st_mtime > KEPT_DAYS * 86400:
                 file.unlink()
