@@ -1,8 +1,8 @@
-"""Which of many evaluations of one metric are surely better than which others: all pairs by one matrix product.
+"""Which of many evaluations are surely better than others, and the front of those that none is surely better than.
 
 `least_gain` is the definition: the lower limit of the paired interval of a difference. The spread of a difference of
-two rows' draws follows from their variances and covariance, so that of all pairs it is a product of matrices; a pair
-whose limit is near 0, or whose spread is near none, is computed by the definition.
+two rows' draws follows from their variances and covariance; a pair whose limit is near 0, or whose spread is near none,
+is computed by the definition.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,17 @@ from grpo_nb.evaluation.intervals import FEWEST, ROUNDING, is_share, paired, stu
 
 NEITHER = frozenset({"abstention_rate", "unknown_rate"})
 """Rates of which neither more nor less is better by itself."""
-BLOCK = 256
-"""Rows whose pairs are in memory together."""
+AT_ONCE = 16
+"""Rows that a row is compared with together."""
+MOST_NAMED = 3
+"""Rows that are named as dominating another one."""
 NEAR = 1e-6
 """Limits as near to 0 are computed by the definition."""
 SAFE = 1e-7
 """Least variance of a difference, in units of the two variances, of which the product loses no digit that counts."""
 
 Pairs = NDArray[np.bool_]
+Places = NDArray[np.int64]
 
 
 def orient(metric: str, values: Draws) -> Draws:
@@ -45,42 +48,89 @@ def least_gain(before: Row, after: Row, metric: str) -> float:
     return paired(metric, float(is_now[0] - was[0]), gains, *drawn_from(after, metric))[0]
 
 
-def surely_better(rows: Sequence[Row], metric: str) -> Pairs:
-    """[after, before]: whether `least_gain` of each pair of rows is above 0."""
-    values = orient(metric, np.array([row["metrics"][metric]["value"] for row in rows], float))
-    found = values[:, None] > values[None, :]  # a limit is never above the value
-    drawn = [draws(row, metric) for row in rows]
-    if len({len(row) for row in drawn}) > 1 or not all(len(row) and np.isfinite(row).all() for row in drawn):
-        return _by_definition(rows, metric, found, found)
-    clusters, factors = _sizes(rows, metric)
-    found &= (clusters >= FEWEST)[:, None]
-    table = orient(metric, np.stack(drawn))
-    spread = table - table.mean(axis=1, keepdims=True)
-    variances, constant = (spread**2).mean(axis=1), np.ptp(table, axis=1) == 0
-    bounded = is_share(metric) or "bias" in metric
-    for start in range(0, len(rows), BLOCK):
-        own = slice(start, start + BLOCK)
-        gains = values[own, None] - values[None, :]
-        both = variances[own, None] + variances[None, :]
-        variance = np.maximum(both - 2 * (spread[own] @ spread.T) / table.shape[1], 0.0)
-        low = gains - factors[own, None] * np.sqrt(variance)
+class Comparison:
+    """Rows of one metric, of which some can be held against one at a cost that others have no part in.
+
+    Raises:
+        ValueError: as `orient`.
+    """
+
+    def __init__(self, rows: Sequence[Row], metric: str) -> None:
+        self._rows, self._metric = rows, metric
+        self.values = orient(metric, np.array([row["metrics"][metric]["value"] for row in rows], float))
+        drawn = [draws(row, metric) for row in rows]
+        self._alike = len({len(row) for row in drawn}) == 1 and all(len(r) and np.isfinite(r).all() for r in drawn)
+        """Whether spreads of differences follow from the rows' own; else each pair is computed by the definition."""
+        if not self._alike:
+            return
+        self._clusters, self._factors = _sizes(rows, metric)
+        self._table = orient(metric, np.stack(drawn))
+        self._spread = self._table - self._table.mean(axis=1, keepdims=True)
+        self._variances, self._constant = (self._spread**2).mean(axis=1), np.ptp(self._table, axis=1) == 0
+        self._bounded = is_share(metric) or "bias" in metric
+
+    def better(self, after: Places, before: int) -> Pairs:
+        """Whether `least_gain` of each of the rows `after` over the row `before` is above 0."""
+        gains = self.values[after] - self.values[before]
+        found = gains > 0  # a limit is never above the value
+        if not self._alike:
+            return self._by_definition(found, found, after, before)
+        found &= self._clusters[after] >= FEWEST
+        both = self._variances[after] + self._variances[before]
+        products = np.einsum("ij,j->i", self._spread[after], self._spread[before]) / self._table.shape[1]
+        variance = np.maximum(both - 2 * products, 0.0)
+        low = gains - self._factors[after] * np.sqrt(variance)
         rounding = ROUNDING * np.maximum(1.0, np.abs(gains))
         unsure = (variance < np.maximum(SAFE * both, (2 * rounding) ** 2)) | (np.abs(low) < NEAR)
-        flat = constant[own, None] & constant[None, :]  # no draw differs from another
-        margins = np.minimum(1.0, 3 / clusters[own, None]) * (1 + np.abs(gains)) * bounded
-        agree = np.abs(table[own, None, 0] - table[None, :, 0] - gains) < rounding / 2
+        flat = self._constant[after] & self._constant[before]  # no draw differs from another
+        margins = np.minimum(1.0, 3 / self._clusters[after]) * (1 + np.abs(gains)) * self._bounded
+        agree = np.abs(self._table[after, 0] - self._table[before, 0] - gains) < rounding / 2
         low = np.where(flat, gains - margins, low)
         unsure = np.where(flat & agree, np.abs(low) < NEAR, unsure)
-        found[own] = _by_definition(rows, metric, found[own] & (low > 0), found[own] & unsure, start)
+        return self._by_definition(found & (low > 0), found & unsure, after, before)
+
+    def _by_definition(self, found: Pairs, unsure: Pairs, after: Places, before: int) -> Pairs:
+        """`found`, with the rows that are `unsure` computed one by one."""
+        found = found.copy()
+        for place in np.flatnonzero(unsure).tolist():
+            found[place] = least_gain(self._rows[before], self._rows[int(after[place])], self._metric) > 0
+        return found
+
+
+def dominators(comparisons: Sequence[Comparison]) -> list[list[int]]:
+    """For each row a few that dominate it: surely better in each of the comparisons, which have the same rows.
+
+    Rows that nothing dominates are the front. The others name rows of the front, MOST_NAMED at most, where one
+    dominates them. Rows are met from the best on, and of those before them the front is tried first, AT_ONCE at a time:
+    what a run surely left behind costs a few comparisons, however long it is.
+    """
+    values = np.stack([comparison.values for comparison in comparisons], axis=1)
+    found: list[list[int]] = [[] for _ in values]
+    front, others = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for row in np.lexsort(-values.T).tolist():
+        for rivals in (front, others):
+            higher = rivals[(values[rivals] > values[row]).all(axis=1)]
+            found[row] = found[row] or _first_better(comparisons, higher, row)
+        if found[row]:
+            others = np.append(others, row)
+        else:
+            front = _inserted(front, row, values.sum(axis=1))
     return found
 
 
-def _by_definition(rows: Sequence[Row], metric: str, found: Pairs, unsure: Pairs, start: int = 0) -> Pairs:
-    """`found`, whose first row is of row `start`, with the pairs that are `unsure` computed one by one."""
-    found = found.copy()
-    for after, before in np.argwhere(unsure).tolist():
-        found[after, before] = least_gain(rows[before], rows[start + after], metric) > 0
-    return found
+def _inserted(front: Places, row: int, totals: NDArray[np.float64]) -> Places:
+    """The front with a row in its place: those with the highest totals, which dominate most, come first."""
+    return np.insert(front, np.searchsorted(-totals[front], -totals[row], "right"), row)
+
+
+def _first_better(comparisons: Sequence[Comparison], rivals: Places, row: int) -> list[int]:
+    for start in range(0, len(rivals), AT_ONCE):
+        tried = rivals[start : start + AT_ONCE]
+        for comparison in comparisons:
+            tried = tried[comparison.better(tried, row)]
+        if len(tried):
+            return sorted(tried[:MOST_NAMED].tolist())
+    return []
 
 
 def _sizes(rows: Sequence[Row], metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

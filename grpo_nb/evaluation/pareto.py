@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation.compare import Logged, Row, Split, Stage, count, different, logged, same_questions
-from grpo_nb.evaluation.dominance import NEITHER, orient, surely_better
+from grpo_nb.evaluation.dominance import NEITHER, Comparison, dominators, orient
 from grpo_nb.evaluation.intervals import PARTS
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run, RunError
@@ -53,8 +53,8 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
 
     Returns:
         One row a stage, by step: stage, step, saved (its weights can be loaded); for each objective
-        `<objective>/<metric>` with `_low` and `_high`; front, knee, dominated_by (the stages that dominate it), and n,
-        the items that its smallest metric is over.
+        `<objective>/<metric>` with `_low` and `_high`; front, knee, dominated_by (stages of the front that dominate it,
+        three at most), and n, the items that its smallest metric is over.
 
     Raises:
         ValueError: an objective or metric that no evaluation has, or a metric of which neither more nor less is better.
@@ -218,14 +218,14 @@ def _first_best(points: Sequence[Point], by: Metrics) -> Point:
 
 
 def _dominators(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
-    """For each point those that dominate it; those that nothing dominates are the front.
+    """For each point a few that dominate it; those that nothing dominates are the front.
 
     One dominates another where it is better in every objective, each paired 95% interval of the difference above 0.
     """
     if not points:
         return []
-    over = np.all([surely_better([p.rows[name] for p in points], metric) for name, metric in by.items()], axis=0)
-    return [[points[int(i)] for i in np.flatnonzero(over[:, place])] for place in range(len(points))]
+    found = dominators([Comparison([p.rows[name] for p in points], metric) for name, metric in by.items()])
+    return [[points[place] for place in over] for over in found]
 
 
 def _knee(points: Sequence[Point], dominators: Sequence[Sequence[Point]], by: Metrics) -> Point | None:

@@ -240,28 +240,57 @@ def made(draw: np.random.Generator, metric: str, resamples: int) -> dict[str, An
     return {"metrics": {metric: numbers}, "resamples": {metric: np.round(drawn, 5).tolist()}}
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "reward", "bias_ambiguous", "wrong_rate", "accuracy_answerable"])
-def test_all_pairs_at_once_are_what_the_definition_says_of_each(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dominance, "BLOCK", 16)
+METRICS = ["accuracy", "reward", "bias_ambiguous", "wrong_rate", "accuracy_answerable"]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_many_at_once_are_what_the_definition_says_of_each_pair(metric: str) -> None:
     draw = np.random.default_rng(7)
     rows = [made(draw, metric, 50) for _ in range(45)]
-    found = dominance.surely_better(rows, metric)
+    comparison, every = dominance.Comparison(rows, metric), np.arange(45)
+    found = np.stack([comparison.better(every, before) for before in range(45)], axis=1)
     wanted = [[dominance.least_gain(before, after, metric) > 0 for before in rows] for after in rows]
     assert found.tolist() == wanted and 0 < found.sum() < found.size
 
 
-def test_pairs_are_not_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 2, 60])
+@pytest.mark.parametrize("pair", [(m, n) for m in METRICS for n in METRICS if m <= n])
+def test_the_front_is_what_the_definition_says(pair: tuple[str, str], count: int) -> None:
+    draw = np.random.default_rng(count)
+    rows = {k: [made(draw, metric, 50) for _ in range(count)] for k, metric in enumerate(pair)}
+
+    def dominates(after: int, before: int) -> bool:
+        return all(dominance.least_gain(rows[k][before], rows[k][after], metric) > 0 for k, metric in enumerate(pair))
+
+    found = dominance.dominators([dominance.Comparison(rows[k], metric) for k, metric in enumerate(pair)])
+    for place, over in enumerate(found):
+        wanted = [other for other in range(count) if dominates(other, place)]
+        assert set(over) <= set(wanted) and bool(over) == bool(wanted) and len(over) <= dominance.MOST_NAMED
+        best = [other for other in wanted if not found[other]]
+        assert not best or set(over) <= set(best), "rows of the front are named"
+
+
+def rising(draw: np.random.Generator, value: float, noise: float) -> dict[str, Any]:
+    drawn = (value + noise * draw.normal(0, 1, 60)).tolist()
+    return {"metrics": {"accuracy": {"value": value, "clusters": 40}}, "resamples": {"accuracy": drawn}}
+
+
+def test_comparisons_grow_with_the_stages_and_not_with_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    definition = dominance.least_gain
-    monkeypatch.setattr(dominance, "least_gain", lambda *given: asked.append(1) or definition(*given))
-    draw = np.random.default_rng(0)
+    compared, better = [0], dominance.Comparison.better
 
-    def row(value: float, noise: float) -> dict[str, Any]:
-        drawn = (value + noise * draw.normal(0, 1, 60)).tolist()
-        return {"metrics": {"accuracy": {"value": value, "clusters": 40}}, "resamples": {"accuracy": drawn}}
+    def counting(self: dominance.Comparison, after: Any, before: int) -> Any:
+        compared[0] += len(after)
+        return better(self, after, before)
 
-    noisy = [row(float(draw.uniform(0, 1)), 0.05) for _ in range(300)]
-    assert dominance.surely_better(noisy, "accuracy").any() and len(asked) <= len(noisy) // 10
-    asked.clear()
-    constant = [row(float(n % 2), 0.0) for n in range(300)]
-    assert dominance.surely_better(constant, "accuracy").sum() == 150 * 150 and not asked
+    monkeypatch.setattr(dominance.Comparison, "better", counting)
+    monkeypatch.setattr(dominance, "least_gain", lambda *given: asked.append(1) or 0.0)
+    costs = []
+    for count in (100, 1000):
+        draw = np.random.default_rng(0)
+        rows = [[rising(draw, n / 1000, 0.004) for n in range(count)] for _ in range(2)]
+        compared[0] = 0
+        found = dominance.dominators([dominance.Comparison(own, "accuracy") for own in rows])
+        costs.append(compared[0] / count)
+        assert sum(map(bool, found)) > 0.7 * count
+    assert costs[1] < 1.5 * costs[0] < 200 and len(asked) < 20
