@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from grpo_nb.printable import json_text, one_line, printable
+from grpo_nb.report.text_table import drawn
 
 UNWRAPPED = 10_000
 """Columns: whoever cuts them or greps must find a row on one line."""
@@ -27,18 +26,10 @@ def show(rows: Sequence[Mapping[str, Any]], empty: str = "nothing", width: int =
     if not rows:
         say(empty)
         return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = width
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in rows[0]:
-        numeric = all(isinstance(row[name], int | float) or row[name] is None for row in rows)
-        table.add_column(Text(one_line(name)), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    with console.capture() as drawn:
-        console.print(table)
-    say("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+    console = Console()
+    numeric = [all(isinstance(row[name], int | float) or row[name] is None for row in rows) for name in rows[0]]
+    cells = [[_cell(value) for value in row.values()] for row in rows]
+    say(drawn([*map(one_line, rows[0])], cells, numeric, console.width if console.is_terminal else width))
 
 
 def show_json(value: Any) -> None:

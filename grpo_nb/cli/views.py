@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.output import say, show, show_json
-from grpo_nb.cli.setting_keys import settings
+from grpo_nb.config.setting_keys import settings
 from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
 from grpo_nb.storage.files import write_atomically
@@ -119,6 +119,8 @@ def settings_command(arguments: Namespace) -> int:
         show_json([asdict(setting) for setting in found])
     else:
         show([{"key": s.key, "value": s.text, "meaning": s.meaning} for s in found])
+        if not all(setting.active for setting in found):
+            say("(in brackets): the default inside a group that is null, or an item of a list; give it as a whole")
     return DONE
 
 

@@ -18,8 +18,8 @@ from markdown_it import MarkdownIt
 
 from grpo_nb import presets
 from grpo_nb.cli.arguments import commands
-from grpo_nb.cli.setting_keys import settings
 from grpo_nb.config import Config
+from grpo_nb.config.setting_keys import settings
 from grpo_nb.dev import render
 from grpo_nb.metrics import keys
 from grpo_nb.report.markup import Markup, html

@@ -7,15 +7,19 @@ from datetime import datetime
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
-from grpo_nb.config import Config, Settings
+from grpo_nb.config import Config, setting_keys
 from grpo_nb.evaluation.intervals import TOO_FEW
 from grpo_nb.policy.memory import PHASES, Plan, gib
-from grpo_nb.printable import printable
+from grpo_nb.printable import one_line, printable
 from grpo_nb.report.markup import Markup, html
+from grpo_nb.report.text_table import drawn
 
 LONGEST_CELL = 600
 """Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""
+TEXT_WIDTH = 120
+"""Characters of a line of a table where there is no HTML."""
 LONG_TEXT, LONG_WIDTH = 60, "16em"
 """A cell of more characters than that is at least so wide."""
 
@@ -42,8 +46,13 @@ class Table:
         )
 
     def __repr__(self) -> str:
-        text = "nothing to show" if self.frame.empty else self.frame.to_string(index=False, max_colwidth=60)
+        text = "nothing to show" if self.frame.empty else self._text()
         return printable(f"{self.caption}\n{text}" if self.caption else text)
+
+    def _text(self) -> str:
+        rows = [[one_line(cell(value)) for value in row] for row in self.frame.itertuples(index=False)]
+        right = [is_numeric_dtype(kind) for kind in self.frame.dtypes]
+        return drawn([*map(one_line, self.frame.columns)], rows, right, TEXT_WIDTH)
 
 
 def cell(value: Any) -> str:
@@ -113,21 +122,9 @@ def findings(found: Sequence[Any]) -> Table:
 
 def settings(config: Config) -> Table:
     """Every setting with its value and its sentence, folded."""
-    frame = pd.DataFrame(_rows(config, ""), columns=["setting", "value", "what it is"])
+    rows = [(setting.key, setting.text, setting.meaning) for setting in setting_keys.settings(config)]
+    frame = pd.DataFrame(rows, columns=["setting", "value", "what it is"])
     return Table(frame, f"all {len(frame)} settings", folded=True)
-
-
-def _rows(group: Settings, prefix: str) -> list[tuple[str, Any, str]]:
-    rows: list[tuple[str, Any, str]] = []
-    for name, field in type(group).model_fields.items():
-        value = getattr(group, name)
-        if isinstance(value, Settings):
-            rows += _rows(value, f"{prefix}{name}.")
-        elif isinstance(value, dict):
-            rows += [row for key, item in value.items() for row in _rows(item, f"{prefix}{name}.{key}.")]
-        else:
-            rows.append((prefix + name, _plain(value), field.description or ""))
-    return rows
 
 
 def _plain(value: Any) -> Any:

@@ -8,9 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from grpo_nb import presets
 from grpo_nb.cli import verbs
-from grpo_nb.config import RunConfig
+from grpo_nb.config import JudgeConfig, RunConfig
 from grpo_nb.doctor import Check
+from grpo_nb.report import tables, text_table
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run
 from tests.support.cli_stage import STEPS, save, says, stats
@@ -248,3 +250,38 @@ def test_settings_lists_every_key(run: Run, capsys: pytest.CaptureFixture[str]) 
     rows = {row["key"]: row for row in json.loads(says(capsys, "settings", run.path, "--json")[1])}
     meaning = RunConfig.model_fields["steps"].description
     assert rows["run.steps"]["value"] == STEPS and rows["run.steps"]["meaning"] == meaning
+
+
+def test_settings_lists_switches_of_the_template_and_keys_of_a_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    judge = json.dumps({"providers": [{"model": "m"}], "weight": 0.01})
+    switch = "model.chat_template_kwargs.enable_thinking"
+    given = ("--set", f"{switch}=false", "--set", f"objectives.fairness.judge={judge}")
+    status, out, _ = says(capsys, "settings", "--preset", "demo", *given)
+    rows = dict(re.findall(r"^(\S+) +(\S+)", out, re.MULTILINE))
+    assert status == 0 and "\\n" not in out
+    assert (rows[switch], rows["model.chat_template_kwargs"]) == ("false", '{"enable_thinking":')
+    assert rows["objectives.fairness.judge.weight"] == "0.01"
+    assert rows["objectives.hallucination.judge"] == "null"
+    weight, model = JudgeConfig.model_fields["weight"].default, "providers[].model"
+    assert rows["objectives.hallucination.judge.weight"] == f"({weight})"
+    assert {f"objectives.{name}.judge.{model}" for name in ("fairness", "hallucination")} <= rows.keys()
+    found = json.loads(says(capsys, "settings", "--preset", "demo", *given, "--json")[1])
+    assert {row["key"]: row["active"] for row in found}["objectives.hallucination.judge.weight"] is False
+    config = presets.demo().replace(**{switch: False})
+    assert switch in set(tables.settings(config).frame["setting"])
+
+
+@pytest.mark.parametrize("width", [20, 60, 100, 400])
+def test_a_printed_table_has_each_column_and_each_cell(width: int) -> None:
+    head = [f"column {n}" for n in range(12)]
+    rows = [[f"{row}/{n} has some-words_and more" for n in range(12)] for row in range(3)]
+    text = text_table.drawn(head, rows, [False] * 12, width)
+    fits = text_table.fits(head, rows, width)
+    assert fits == (width >= 100)
+    cells = [cell for row in rows for cell in row]
+    assert _letters(text) == _letters(*(head if fits else 3 * head), *cells)
+    assert set(_letters(*head, *cells)) <= set(_letters(repr(tables.Table(pd.DataFrame(rows, columns=head)))))
+
+
+def _letters(*texts: str) -> list[str]:
+    return sorted("".join("".join(texts).split()))

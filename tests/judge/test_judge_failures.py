@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from grpo_nb import presets
-from grpo_nb.cli.setting_keys import settings
 from grpo_nb.config import ConfigError, JudgeConfig
+from grpo_nb.config.setting_keys import settings
 from grpo_nb.judge import FILE, Judge, ledger, prompts
 from grpo_nb.storage.journal import Journal
 from tests.support.fault_proxy import FAULTS, FaultProxy

@@ -1,0 +1,67 @@
+"""Every key that `--set` and `Config.replace` take, with its value and the sentence that stands under its field."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from grpo_nb.config.base import Settings
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key."""
+
+    key: str
+    value: Any
+    meaning: str
+    active: bool = True
+    """Whether it has this value; else it is the default of a key in a group that is null, or in an item of a list."""
+
+    @property
+    def text(self) -> str:
+        """The value as `--set` takes it; in brackets where it is such a default."""
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value, default=_plain)
+        return text if self.active else f"({text})"
+
+
+def settings(config: Settings) -> list[Setting]:
+    """Every setting of a configuration, in the order of its fields."""
+    return list(_of_group(type(config), config, ""))
+
+
+def _of_group(kind: type[Settings], group: Settings | None, prefix: str) -> Iterator[Setting]:
+    """The settings of a group; of one that is null, the defaults."""
+    for name, field in kind.model_fields.items():
+        value = _default(field) if group is None else getattr(group, name)
+        members = value if isinstance(value, dict) else {}
+        if isinstance(value, Settings):
+            yield from _of_group(type(value), value, f"{prefix}{name}.")
+        elif any(isinstance(member, Settings) for member in members.values()):
+            for key, member in members.items():
+                yield from _of_group(type(member), member, f"{prefix}{name}.{key}.")
+        else:
+            meaning = " ".join((field.description or "").split())
+            yield Setting(f"{prefix}{name}", value, meaning, group is not None)
+            for key, member in members.items():
+                yield Setting(f"{prefix}{name}.{key}", member, meaning, group is not None)
+            if (inner := _inside(field.annotation)) is not None:
+                item = "[]" if isinstance(value, list | tuple) or group is None else ""
+                yield from _of_group(inner, None, f"{prefix}{name}{item}.")
+
+
+def _inside(annotation: Any) -> type[Settings] | None:
+    """The group that an optional field or the items of a list are."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _inside(part)) is not None), None)
+
+
+def _default(field: FieldInfo) -> Any:
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _plain(value: Settings) -> dict[str, Any]:
+    return value.model_dump(mode="json")
