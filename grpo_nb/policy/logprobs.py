@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from grpo_nb.policy.grouped import GroupedBatch
+from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.types import Batch, TokenStats
 
 
 def token_stats(
-    model: Any, batch: Batch | PackedBatch, temperature: float = 1.0, entropy_learns: bool = False
+    model: Any, batch: Batch | PackedBatch | GroupedBatch, temperature: float = 1.0, entropy_learns: bool = False
 ) -> TokenStats:
     """log softmax(logits / temperature)[token] of each completion token, with the distribution's entropy.
 
@@ -22,7 +24,7 @@ def token_stats(
     logits = logits if temperature == 1.0 else logits / temperature
     normaliser = logits.logsumexp(-1)
     entropy = _entropy(logits, normaliser) if entropy_learns else _entropy(logits.detach(), normaliser.detach())
-    if isinstance(batch, PackedBatch):
+    if isinstance(batch, PackedBatch | GroupedBatch):
         logprobs = batch.pick_logits(logits) - batch.pick(normaliser)
         entropy = batch.pick(entropy)
     else:
@@ -38,8 +40,10 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def _completion_logits(model: Any, batch: Batch | PackedBatch) -> Float[Tensor, "row column vocab"]:
+def _completion_logits(model: Any, batch: Batch | PackedBatch | GroupedBatch) -> Float[Tensor, "... vocab"]:
     """float32, of the columns that predict a completion token: of a plain batch all but the last one's own."""
+    if isinstance(batch, GroupedBatch):
+        return batch.logits(LlamaLayers(model))
     if isinstance(batch, PackedBatch):
         attention = batch.attention_mask(model.get_input_embeddings().weight.dtype)
         positions, n = batch.position_ids, batch.input_ids.shape[1] - batch.start - 1

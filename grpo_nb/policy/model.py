@@ -13,8 +13,9 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.policy import adapter_files, adapters, chat_template, loading, logprobs, packing, template_date
+from grpo_nb.policy import adapter_files, adapters, chat_template, grouped, loading, logprobs, packing, template_date
 from grpo_nb.policy.eval_mode import as_it_came, silence
+from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
 from grpo_nb.policy.packing import PackedBatch
@@ -193,8 +194,19 @@ class Policy:
         _check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
         return packing.pack(prompt_ids, completion_ids, prompt_of, self.pad_id).to(self.device)
 
+    def group(
+        self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
+    ) -> GroupedBatch:
+        """The same for policies that `llama_layers` serve; see `grouped.group`.
+
+        Raises:
+            ModelError: as `pack`.
+        """
+        _check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
+        return grouped.group(prompt_ids, completion_ids, prompt_of, self.pad_id)
+
     def logprobs(
-        self, batch: Batch | PackedBatch, temperature: float = 1.0, *, entropy_learns: bool = False
+        self, batch: Batch | PackedBatch | GroupedBatch, temperature: float = 1.0, *, entropy_learns: bool = False
     ) -> TokenStats:
         """log softmax(logits / temperature)[token] of each completion token; see `logprobs.token_stats`."""
         return logprobs.token_stats(self.model, batch, temperature, entropy_learns)
