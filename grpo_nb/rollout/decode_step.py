@@ -53,7 +53,7 @@ class LayerStep:
         self, tokens: Int[Tensor, "row one"], positions: Int[Tensor, "row one"], cache: StaticCache
     ) -> Float[Tensor, "row vocab"]:
         def attend(attention: Any, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            options = Options(attention.scaling, _window(attention))
+            options = Options(attention.scaling, window_of(attention))
             layer = cache.layers[i].first(len(tokens))
             return run(q[:, :, None], k[:, :, None], v[:, :, None], layer, cache, options)
 
@@ -66,7 +66,7 @@ class LayerStep:
         """
         lengths, device = [len(ids) for ids in prompts], self.base.lm_head.weight.device
         count, width = len(prompts), max(lengths)
-        windows = [_window(layer.self_attn) for layer in self.base.model.layers]
+        windows = [window_of(layer.self_attn) for layer in self.base.model.layers]
         if any(window is not None and window < width for window in windows):
             return None
         tokens = torch.tensor([[*ids, *[ids[-1]] * (width - len(ids))] for ids in prompts], device=device)
@@ -114,7 +114,7 @@ class LayerStep:
         return q, k, qkv[:, (queries + keys) * d :].view(len(x), keys, d)
 
 
-def _window(attention: Any) -> int | None:
+def window_of(attention: Any) -> int | None:
     own: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
     return own
 

@@ -32,13 +32,13 @@ class Projection:
 
     def __init__(self, layers: Sequence[Any], merged: bool) -> None:
         self.layers, self.merged = list(layers), merged
-        self.bases: list[Any] = [layer.base_layer if isinstance(layer, LoraLayer) else layer for layer in layers]
-        self.ends = _ends([_width(base) for base in self.bases])
+        self.bases: list[Any] = [base_layer(layer) for layer in layers]
+        self.ends = ends_of([_width(base) for base in self.bases])
         like, width = self.bases[0].weight, self.ends[-1]
         biased = any(base.bias is not None for base in self.bases)
         self.bias = torch.zeros(width, dtype=like.dtype, device=like.device) if biased and len(layers) > 1 else None
         ranks = [_rank(layer) for layer in layers]
-        self.ranks, self.rank_ends = ranks, _ends(ranks)
+        self.ranks, self.rank_ends = ranks, ends_of(ranks)
         if merged:
             self.weight = like.new_empty(width, like.shape[1])
         elif sum(ranks):
@@ -55,7 +55,7 @@ class Projection:
             if self.merged:
                 self.weight[columns] = base.weight if not self.ranks[i] else _sum(layer, base)
             elif self.ranks[i]:
-                down, up, scale = _factors(layer)
+                down, up, scale = factors(layer)
                 self.down[rank] = down
                 self.up[rank, columns] = up.T * scale
 
@@ -102,9 +102,7 @@ class Projections:
         grouped = {id(layer) for group in groups for layer in group}
         adapted = _adapted(policy)
         every = [*groups, *([layer] for layer in adapted if id(layer) not in grouped)]
-        bases: list[Any] = [
-            layer.base_layer if isinstance(layer, LoraLayer) else layer for group in every for layer in group
-        ]
+        bases = [base_layer(layer) for group in every for layer in group]
         plain = all(type(base) is nn.Linear for base in bases)
         size = sum(base.weight.nbytes for base in bases)
         self.merged = plain and (how == "merged" or (how == "auto" and size <= COPIED_AT_MOST))
@@ -147,7 +145,12 @@ def _adapted(policy: Policy) -> list[Any]:
     return layers
 
 
-def _factors(layer: Any) -> tuple[Tensor, Tensor, float]:
+def base_layer(layer: Any) -> Any:
+    """The layer without its adapters."""
+    return layer.base_layer if isinstance(layer, LoraLayer) else layer
+
+
+def factors(layer: Any) -> tuple[Tensor, Tensor, float]:
     """A, B and the scale of the one adapter that acts.
 
     Raises:
@@ -160,17 +163,18 @@ def _factors(layer: Any) -> tuple[Tensor, Tensor, float]:
 
 
 def _sum(layer: Any, base: Any) -> Tensor:
-    down, up, scale = _factors(layer)
+    down, up, scale = factors(layer)
     return torch.add(base.weight.float(), (up @ down).float(), alpha=scale)
 
 
 def _rank(layer: Any) -> int:
-    return _factors(layer)[0].shape[0] if isinstance(layer, LoraLayer) else 0
+    return factors(layer)[0].shape[0] if isinstance(layer, LoraLayer) else 0
 
 
 def _width(base: Any) -> int:
     return int(base.weight.shape[0 if isinstance(base, nn.Linear) else 1])
 
 
-def _ends(sizes: Sequence[int]) -> list[int]:
+def ends_of(sizes: Sequence[int]) -> list[int]:
+    """Where each of some neighbours ends."""
     return [sum(sizes[: i + 1]) for i in range(len(sizes))]

@@ -78,21 +78,33 @@ _SHARES, _SHARES_NOT = "shared prompts", "no shared prompts"
 
 
 def _packs(policy: Policy) -> bool:
+    def packed(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], of: Sequence[int]) -> Tensor:
+        batch = policy.pack(prompts, completions, of)
+        return policy.logprobs(batch).logprobs[batch.completion_mask]
+
+    try:
+        return agrees(policy, packed)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
+        logger.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
+        return False
+
+
+def agrees(policy: Policy, scores: Callable[[list[list[int]], list[list[int]], list[int]], Tensor]) -> bool:
+    """Whether another way to score gives the log-probs that completions have alone, to rounding.
+
+    Args:
+        scores: of prompts, completions and the prompt of each, to the log-probs of all tokens, row after row.
+    """
     prompts, prompt_of = _prompts(policy), [0, 0, 1, 1, 2, 2]
     completions = [prompts[0][:TOKENS], *([row[0]] * TOKENS for row in prompts), prompts[0][:1], prompts[1][:2]]
     room = policy.context - max(map(len, prompts))
     completions = [row[:room] for row in completions]
     with policy.eval_mode():
         alone = _scores(policy, [prompts[p] for p in prompt_of], completions)
-        try:
-            batch = policy.pack(prompts, completions, prompt_of)
-            together = policy.logprobs(batch).logprobs[batch.completion_mask].float().cpu()
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
-            logger.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
-            return False
-    return not _beyond_rounding(policy, together - alone)
+        other = scores(prompts, completions, prompt_of).float().cpu()
+    return not _beyond_rounding(policy, other - alone)
 
 
 def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:
