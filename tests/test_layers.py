@@ -15,7 +15,7 @@ LAYERS = (
     {"types", "seeding", "suggest", "printable", "fingerprint"}
     | {"algorithms", "losses", "combine_gradients", "beta_control", "optim", "storage", "metrics"},
     {"config", "presets", "tasks", "rewards", "judge", "plots"},
-    {"policy", "rollout", "run"},
+    {"policy", "rollout", "passes", "run"},
     {"preflight", "evaluation", "rules", "training", "doctor"},
     {"report", "jupyter", "cli", "dev", "__main__"},
 )

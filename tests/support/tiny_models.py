@@ -15,9 +15,11 @@ from transformers import (
     GPT2LMHeadModel,
     Lfm2Config,
     LlamaConfig,
+    MistralConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from grpo_nb.config import ModelConfig
@@ -73,9 +75,14 @@ def model(kind: str = "llama", seed: int = 0, eos: int | Sequence[int] = EOS, **
             wide |= {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
         if kind == "lfm2":
             wide |= {"layer_types": ["conv", "full_attention"]}
-        configuration = {"llama": LlamaConfig, "qwen2": Qwen2Config, "gemma3": Gemma3TextConfig, "lfm2": Lfm2Config}[
-            kind
-        ]
+        configuration = {
+            "llama": LlamaConfig,
+            "mistral": MistralConfig,
+            "qwen2": Qwen2Config,
+            "qwen3": Qwen3Config,
+            "gemma3": Gemma3TextConfig,
+            "lfm2": Lfm2Config,
+        }[kind]
         return AutoModelForCausalLM.from_config(configuration(**shape | wide | settings)).eval()
 
 
