@@ -25,7 +25,7 @@ from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.rubric import task_scores
-from grpo_nb.rollout import EagerEngine, Engine, Request
+from grpo_nb.rollout import EagerEngine, Ended, Engine, Request
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.run.checkpoints import Checkpoint
@@ -112,13 +112,13 @@ def ask(
     sampling: SamplingConfig,
     engine: Engine,
     uniforms: Tensor | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    ended: Callable[[Sequence[Ended]], None] | None = None,
 ) -> Rollouts:
     """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest."""
     check_model(policy, draws=isinstance(engine, EagerEngine))
     prompts = [policy.encode(example.prompt) for example in examples]
     with policy.eval_mode():
-        return engine.generate(policy, Request(prompts, 1, sampling, uniforms, uniforms is None, progress))
+        return engine.generate(policy, Request(prompts, 1, sampling, uniforms, uniforms is None, ended))
 
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Row:
@@ -314,11 +314,11 @@ def _uniforms(run: Run, objective: str, count: int) -> Tensor:
 
 
 @contextmanager
-def _progress(objective: str, total: int) -> Iterator[Callable[[int, int], None]]:
+def _progress(objective: str, total: int) -> Iterator[Callable[[Sequence[Ended]], None]]:
     # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal and in a notebook
     disable = None if threading.current_thread() is threading.main_thread() else True
     with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=disable) as bar:
-        yield lambda finished, rows: bar.update(finished - bar.n) and None
+        yield lambda ended: bar.update(len(ended)) and None
 
 
 def _pick(

@@ -8,10 +8,10 @@ from grpo_nb.config import ConfigError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.graph import GraphEngine
-from grpo_nb.rollout.request import Request
+from grpo_nb.rollout.request import Ended, Request
 from grpo_nb.types import Rollouts
 
-__all__ = ["ENGINES", "EagerEngine", "Engine", "GraphEngine", "Request", "engine"]
+__all__ = ["ENGINES", "EagerEngine", "Ended", "Engine", "GraphEngine", "Request", "engine"]
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """The engine for any device: a plain decoding loop over a growing key-value cache."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.logprobs import position_ids
 from grpo_nb.policy.model import ModelError, Policy
-from grpo_nb.rollout.request import Request
+from grpo_nb.rollout.request import Ended, Request
 from grpo_nb.types import Rollouts, StopReason
 
 
@@ -44,11 +44,11 @@ class EagerEngine:
             ValueError: temperature is not positive, or uniforms are not [P * K, max_completion_length or more] float64.
         """
         check(policy, request)
-        drawn, at_once = Drawn(request.rows), max(1, self.max_rows // request.group_size)
+        drawn, at_once = Drawn(policy, request), max(1, self.max_rows // request.group_size)
         with policy.eval_mode():
             for first in range(0, len(request.prompt_ids), at_once):
                 _decode(policy, _prefill(policy, request, first, at_once), drawn, request)
-        return drawn.rollouts(policy, request)
+        return drawn.rollouts()
 
 
 @dataclass
@@ -65,25 +65,31 @@ class ActiveRows:
     """float32, of the next token."""
 
 
-@dataclass
 class Drawn:
-    """Completions as they grow, by number."""
+    """Completions as they grow, by number; each is decoded and handed over when it ends."""
 
-    rows: int
-    ids: list[list[int]] = field(init=False)
-    logprobs: list[list[float]] = field(init=False)
-    finished: int = 0
+    def __init__(self, policy: Policy, request: Request) -> None:
+        self._policy, self._request = policy, request
+        self.ids: list[list[int]] = [[] for _ in range(request.rows)]
+        self.logprobs: list[list[float]] = [[] for _ in range(request.rows)]
+        self._texts, self._marked = [""] * request.rows, [""] * request.rows
+        self._opened = [policy.left_open(prompt) for prompt in request.prompt_ids]
 
-    def __post_init__(self) -> None:
-        self.ids, self.logprobs = [[] for _ in range(self.rows)], [[] for _ in range(self.rows)]
+    def end(self, numbers: Sequence[int]) -> None:
+        """These completions have their last token."""
+        for number in numbers:
+            ids, opened = self.ids[number], self._opened[number // self._request.group_size]
+            self._texts[number] = self._policy.decode(ids)
+            self._marked[number] = opened + self._policy.decode_marked(ids)
+        if numbers and self._request.ended is not None:
+            self._request.ended([Ended(number, self._marked[number]) for number in numbers])
 
-    def rollouts(self, policy: Policy, request: Request) -> Rollouts:
-        reasons: list[StopReason] = ["stop" if ids[-1] in policy.stop_token_ids else "length" for ids in self.ids]
-        texts = [policy.decode(ids) for ids in self.ids]
-        opened = [policy.left_open(prompt) for prompt in request.prompt_ids for _ in range(request.group_size)]
-        marked = [mark + policy.decode_marked(ids) for mark, ids in zip(opened, self.ids, strict=True)]
-        shown = marked if marked != texts else ()
-        return Rollouts(request.prompt_ids, self.ids, self.logprobs, reasons, texts, request.group_size, shown)
+    def rollouts(self) -> Rollouts:
+        """All of them, once the last has ended."""
+        stops, request = self._policy.stop_token_ids, self._request
+        reasons: list[StopReason] = ["stop" if ids[-1] in stops else "length" for ids in self.ids]
+        shown = self._marked if self._marked != self._texts else ()
+        return Rollouts(request.prompt_ids, self.ids, self.logprobs, reasons, self._texts, request.group_size, shown)
 
 
 def sample_inverse_cdf(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:
@@ -115,6 +121,7 @@ def _prefill(policy: Policy, request: Request, first: int, count: int) -> Active
 def _decode(policy: Policy, rows: ActiveRows, drawn: Drawn, request: Request) -> None:
     """Token after token for all rows of `rows`, until each has drawn a terminator or the cap's number of tokens."""
     processors, cap = processors_of(request.sampling, request.temperature), request.sampling.max_completion_length
+    stops = set(policy.stop_token_ids)
     for t in range(cap):
         scores = processors(cast(torch.LongTensor, rows.history), cast(torch.FloatTensor, rows.logits))
         spread = torch.log_softmax(scores, -1)
@@ -122,9 +129,8 @@ def _decode(policy: Policy, rows: ActiveRows, drawn: Drawn, request: Request) ->
             raise ModelError(not_finite(policy, t))
         tokens = _choose(scores, rows.row_ids, t, request)
         logprobs = spread.gather(-1, tokens[:, None].to(scores.device)).squeeze(-1)
-        active = list(_record(policy, rows.row_ids, tokens.tolist(), logprobs.tolist(), drawn, last=t + 1 == cap))
-        if request.progress is not None and len(active) < len(rows.row_ids):
-            request.progress(drawn.finished, drawn.rows)
+        chosen = tokens.tolist()
+        active = _record(drawn, rows.row_ids, chosen, logprobs.tolist(), set(chosen) if t + 1 == cap else stops)
         if not active:
             return
         _advance(policy, rows, tokens, active)
@@ -153,16 +159,14 @@ def not_finite(policy: Policy, t: int) -> str:
 
 
 def _record(
-    policy: Policy, row_ids: list[int], tokens: list[int], logprobs: list[float], drawn: Drawn, last: bool
-) -> Iterator[int]:
-    """Write one token of each row down; yields the places of the rows that go on."""
-    for place, number in enumerate(row_ids):
-        drawn.ids[number].append(tokens[place])
-        drawn.logprobs[number].append(logprobs[place])
-        if last or tokens[place] in policy.stop_token_ids:
-            drawn.finished += 1
-        else:
-            yield place
+    drawn: Drawn, row_ids: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float], last: Collection[int]
+) -> list[int]:
+    """Write one token of each row down and end the rows that drew one of `last`; the places of those that go on."""
+    for number, token, logprob in zip(row_ids, tokens, logprobs, strict=True):
+        drawn.ids[number].append(token)
+        drawn.logprobs[number].append(logprob)
+    drawn.end([number for number, token in zip(row_ids, tokens, strict=True) if token in last])
+    return [place for place, token in enumerate(tokens) if token not in last]
 
 
 def _advance(policy: Policy, rows: ActiveRows, tokens: Tensor, active: list[int]) -> None:

@@ -107,7 +107,7 @@ class GraphEngine:
             return f"{type(error).__name__}: {error}"
 
     def _generate(self, policy: Policy, request: Request) -> Rollouts:
-        drawn, prompts = Drawn(request.rows), len(request.prompt_ids)
+        drawn, prompts = Drawn(policy, request), len(request.prompt_ids)
         if self._held is None or self._held.weights != weights_of(policy):
             self._held = None
             self._held = _Held(policy, self.adapters, self.compiled)
@@ -122,7 +122,7 @@ class GraphEngine:
                 with decoding(policy), held.layers.active():
                     self._decode(policy, request, Chunk(first, count, logits[:count], _front(cache, count)), drawn)
                 first += count
-        return drawn.rollouts(policy, request)
+        return drawn.rollouts()
 
     def _fitting(self, policy: Policy, request: Request, like: Any) -> int:
         """Prompts at once whose rows' own keys and values fit the share of the device's memory."""
@@ -224,8 +224,8 @@ def _front(cache: Any, count: int) -> Any:
 def _harvest(
     policy: Policy, loop: DecodeLoop, drawn: Drawn, request: Request, numbers: list[int], taken: int
 ) -> list[int]:
-    """Write down the rows that have finished; the places of those that go on. A finished row's number becomes -1."""
-    cap, before, stops = request.sampling.max_completion_length, drawn.finished, set(policy.stop_token_ids)
+    """End the rows that have finished; the places of those that go on. A finished row's number becomes -1."""
+    cap, stops = request.sampling.max_completion_length, set(policy.stop_token_ids)
     done = loop.finished() if taken < cap else [True] * len(numbers)
     ended = [place for place, number in enumerate(numbers) if number >= 0 and done[place]]
     going = [place for place, number in enumerate(numbers) if number >= 0 and not done[place]]
@@ -234,8 +234,7 @@ def _harvest(
     for place, ids, logprobs in loop.read(ended, taken):
         length = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
         drawn.ids[numbers[place]], drawn.logprobs[numbers[place]] = ids[:length], logprobs[:length]
-        drawn.finished += 1
+    drawn.end([numbers[place] for place in ended])
+    for place in ended:
         numbers[place] = -1
-    if request.progress is not None and drawn.finished > before:
-        request.progress(drawn.finished, drawn.rows)
     return going

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from grpo_nb.config import SamplingConfig
 
-Progress = Callable[[int, int], None]
+
+@dataclass(frozen=True)
+class Ended:
+    """A completion that has just ended, while others are still drawn."""
+
+    row: int
+    """Which of the B completions it is."""
+    text: str
+    """What tasks and the judge read of it; see `Rollouts.scored_texts`."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,8 @@ class Request:
     given the tokens before it, so a result does not depend on what else is drawn with it. `greedy` needs none."""
     greedy: bool = False
     """Take the likeliest token."""
-    progress: Progress | None = None
-    """Called with (finished, rows) as completions end."""
+    ended: Callable[[Sequence[Ended]], None] | None = None
+    """Called with each completion once, a few at a time, soon after it ended and before the last one has."""
 
     @property
     def rows(self) -> int:

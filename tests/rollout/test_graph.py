@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import ModelError, Policy
-from grpo_nb.rollout import EagerEngine, Request, decode_attention, graph
+from grpo_nb.rollout import EagerEngine, Ended, Request, decode_attention, graph
 from grpo_nb.rollout.graph import GraphEngine, base_of, bucket
 from grpo_nb.rollout.projections import How
 from grpo_nb.training.grpo import grpo
@@ -231,22 +232,22 @@ def test_a_new_temperature_needs_no_new_graph() -> None:
     assert own._held._loop is loop and loop is not None and loop.settings is not None and loop.settings.plain
 
 
-def test_progress_counts_to_the_end_and_an_interrupt_restores_the_model(often: None) -> None:
-    learner, calls = policy_of("llama"), []
-    request = asked(8, 40)
+def test_completions_are_handed_over_as_they_end_and_an_interrupt_restores_the_model(often: None) -> None:
+    learner, calls = policy_of("llama"), list[list[Ended]]()
     own = engine()
-    own.generate(learner, request)
-    object.__setattr__(request, "progress", lambda *c: calls.append(c))
-    own.generate(learner, request)
-    assert calls == sorted(calls) and calls[-1] == (32, 32) and len(calls) > 2
+    found = own.generate(learner, replace(asked(8, 40), ended=lambda completions: calls.append(list(completions))))
+    texts = {completion.row: completion.text for call in calls for completion in call}
+    assert len(calls) > 2 and sum(map(len, calls)) == 32
+    assert [texts[row] for row in range(32)] == list(found.scored_texts)
+    lengths = [max(len(found.completion_ids[completion.row]) for completion in call) for call in calls]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
 
-    def stop(done: int, rows: int) -> None:
+    def stop(completions: Sequence[Ended]) -> None:
         raise KeyboardInterrupt
 
-    object.__setattr__(request, "progress", stop)
     learner.model.train()
     with pytest.raises(KeyboardInterrupt):
-        own.generate(learner, request)
+        own.generate(learner, replace(asked(8, 40), ended=stop))
     assert untouched(learner) and all(m.training for m in learner.model.modules()) and torch.is_grad_enabled()
 
 

@@ -15,7 +15,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 from grpo_nb.config import ConfigError, ModelConfig, SamplingConfig
 from grpo_nb.policy.adapters import AdapterReference
 from grpo_nb.policy.model import ModelError, Policy, load_policy
-from grpo_nb.rollout import ENGINES, EagerEngine, Engine, Request, eager, engine
+from grpo_nb.rollout import ENGINES, EagerEngine, Ended, Engine, Request, eager, engine
 from grpo_nb.rollout.eager import sample_inverse_cdf
 from grpo_nb.types import Rollouts
 from tests.support import tiny_models as tiny
@@ -212,12 +212,25 @@ def test_texts_and_ids_are_prompt_major() -> None:
     assert len(found.completion_ids) == len(found.stop_reasons) == 12
 
 
-def test_progress_counts_to_the_end() -> None:
-    calls: list[tuple[int, int]] = []
-    learner = tiny.policy()
-    request = Request(PROMPTS, 3, sampler(), uniforms(12), progress=lambda *c: calls.append(c))
-    EagerEngine(max_rows=6).generate(learner, request)
-    assert calls == sorted(calls) and calls[-1] == (12, 12) and len(calls) > 2
+def test_each_completion_is_handed_over_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of n tokens after n draws, so while longer ones of the batch are drawn; each once, as tasks read it."""
+    draws, handed, learner = [0], dict[int, tuple[int, str]](), tiny.policy()
+    forward = eager.forward
+
+    def counted(*arguments: Any) -> Any:
+        draws[0] += 1
+        return forward(*arguments)
+
+    def ended(completions: Sequence[Ended]) -> None:
+        for completion in completions:
+            assert completion.row not in handed
+            handed[completion.row] = draws[0], completion.text
+
+    monkeypatch.setattr(eager, "forward", counted)
+    found = EagerEngine().generate(learner, Request(PROMPTS, 3, sampler(), uniforms(12), ended=ended))
+    lengths = [len(ids) for ids in found.completion_ids]
+    assert len(set(lengths)) > 2 and found == sample(tiny.policy())
+    assert [handed[row] for row in range(12)] == list(zip(lengths, found.scored_texts, strict=True))
 
 
 def test_an_interrupt_leaves_the_model_as_it_was() -> None:
@@ -226,12 +239,12 @@ def test_an_interrupt_leaves_the_model_as_it_was() -> None:
     learner.model.train()
     before = [(m.training, vars(m).get("gradient_checkpointing")) for m in learner.model.modules()]
 
-    def stop(done: int, rows: int) -> None:
+    def stop(completions: Sequence[Ended]) -> None:
         assert not any(m.training for m in learner.model.modules()) and not torch.is_grad_enabled()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        EagerEngine().generate(learner, Request(PROMPTS, 3, sampler(), uniforms(12), progress=stop))
+        EagerEngine().generate(learner, Request(PROMPTS, 3, sampler(), uniforms(12), ended=stop))
     assert [(m.training, vars(m).get("gradient_checkpointing")) for m in learner.model.modules()] == before
     assert torch.is_grad_enabled() and sample(learner) == sample(tiny.policy())
 
