@@ -91,14 +91,16 @@ class JudgeConfig(Settings):
     """Keep verdicts in the run's judge.jsonl and never ask about the same text twice; a resumed run sees the same."""
 
     # advanced
-    concurrency: Count = 8
-    """Requests under way at a time."""
+    concurrency: Count = 32
+    """Requests under way at a time; fewer for as long as a server answers 429."""
     timeout_s: Positive = 15
     """Seconds that one try of a request may take, its reply included."""
     retries: Annotated[int, Field(ge=0)] = 2
-    """Further tries after 429, 5xx, a timeout or a cut connection, each later than the one before."""
+    """Further tries after 5xx, a timeout or a cut connection, each later than the one before; after 429 there are as
+    many as `deadline_s` allows."""
     deadline_s: Positive = 60
-    """Seconds that a step waits for this judge in all; providers share them. What is late has no verdict."""
+    """Seconds that a step waits for this judge once the last completion has ended; providers share them. What is late
+    has no verdict."""
     max_tokens: Count = 200
     """Cap on the judge's own text. A model that is cut off while it still thinks gets 20 times as much from then on."""
 

@@ -6,35 +6,28 @@ any answer of a group, the next is asked about the whole group, and where all fa
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from grpo_nb.config import ConfigError, JudgeConfig
+from grpo_nb.judge.asking import Asking, Outcome, Question
 from grpo_nb.judge.client import Endpoint, check_ready
-from grpo_nb.judge.failures import AskFailed, Failure
+from grpo_nb.judge.failures import Failure
 from grpo_nb.judge.host_trust import trust
-from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict, key_of
-from grpo_nb.judge.prompts import RUBRICS, Messages, UnreadableVerdict, evidence_of, messages, parse_verdict
-from grpo_nb.judge.replies import Reply
+from grpo_nb.judge.ledger import FILE, Ledger, Store, Verdict
+from grpo_nb.judge.prompts import RUBRICS, evidence_of, messages
+from grpo_nb.judge.prompts import Rubric as JudgeRubric
 from grpo_nb.judge.tally import NAME, Tally
 from grpo_nb.rewards.context import BESIDES
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Example, Score
 
+Evidence = dict[str, str]
+
 __all__ = ["FILE", "Judge", "Tally", "trust"]
-
-
-@dataclass(frozen=True)
-class Question:
-    """One completion of the step as it is put to the judge."""
-
-    answer: str
-    messages: Messages
-
-
-Outcome = Verdict | Failure
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,6 @@ class Judge:
     Raises:
         ConfigError: no rubric for the task, no client, no key, or nothing left of the budget; before any request.
     """
-
-    only_waits = True
-    """For its servers, so that it runs in the background of a step (`rewards.Scoring`)."""
 
     def __init__(self, objective: str, task: str, config: JudgeConfig, store: Store) -> None:
         if task not in RUBRICS:
@@ -101,10 +91,21 @@ class Judge:
 
         What is judged is `after_thinking`, without it the part of each completion that follows its thinking.
         """
-        began, self.tally = time.perf_counter(), self._blank()
         answers = after_thinking or [_answer(completion) for completion in completions]
-        groups = self._groups(answers, {k: v for k, v in columns.items() if k not in BESIDES})
-        outcomes = await self._settle(groups)
+        return await self.as_they_end(_at_once(answers), **columns)
+
+    async def as_they_end(self, arrivals: AsyncIterable[tuple[int, str]], **columns: Any) -> list[Score]:
+        """The same, where the answers come with their places and in any order: each is asked about when it comes."""
+        self.tally = self._blank()
+        step = _Step(self._evidence({k: v for k, v in columns.items() if k not in BESIDES}), self._rubric)
+        async with AsyncExitStack() as stack:
+            providers = [Asking(endpoint, self._ledger, self.tally) for endpoint in self._endpoints]
+            for provider in providers:
+                await stack.enter_async_context(provider)
+            async for place, answer in arrivals:
+                await self._hand_over(step, place, answer, providers)
+            began = time.perf_counter()
+            outcomes = await self._settle([group.come() for group in step.groups], providers)
         self.tally.seconds = time.perf_counter() - began
         self.tally.notices = [notice for endpoint in self._endpoints for notice in endpoint.told()]
         self.tally.tokens, self.tally.usd = self._ledger.tokens, self._ledger.usd
@@ -113,103 +114,44 @@ class Judge:
     def _blank(self) -> Tally:
         return Tally(self._endpoints[0].label, tokens=self._ledger.tokens, usd=self._ledger.usd)
 
-    def _groups(self, answers: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[list[Question]]:
-        """Neighbours with the same evidence are a group (two draws of one example are one: nothing gets mixed)."""
-        rows = []
-        for i, answer in enumerate(answers):
-            own = {name: values[i] for name, values in columns.items()}
-            evidence = evidence_of(self._rubric, own, f"objective '{self._objective}', completion {i}")
-            rows.append((evidence, answer))
-        return [
-            [Question(answer, messages(self._rubric, evidence, answer)) for evidence, answer in group]
-            for _, group in groupby(rows, key=lambda row: row[0])
-        ]
+    def _evidence(self, columns: Mapping[str, Sequence[Any]]) -> list[Evidence]:
+        """What each completion is judged by."""
+        count = len(next(iter(columns.values()), [None]))
+        rows = [{name: values[i] for name, values in columns.items()} for i in range(count)]
+        where = f"objective '{self._objective}', completion"
+        return [evidence_of(self._rubric, row, f"{where} {i}") for i, row in enumerate(rows)]
 
-    async def _settle(self, groups: list[list[Question]]) -> list[list[Outcome]]:
+    async def _hand_over(self, step: "_Step", place: int, answer: str, providers: Sequence[Asking]) -> None:
+        """Take an answer, and ask the first provider about it once no cache can know its whole group."""
+        group, question = step.take(place, answer)
+        if group.asked:
+            await providers[0].ask([question])
+        elif not any(all(map(provider.known, group.come())) for provider in providers):
+            group.asked = True
+            await providers[0].ask(group.come())
+
+    async def _settle(self, groups: list[list[Question]], providers: Sequence[Asking]) -> list[list[Outcome]]:
         """Every group from one provider: the cache's whole groups as they are, then provider after provider."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.config.deadline_s
-        tries: list[list[Attempt]] = [self._remembered(group) for group in groups]
-        for left, endpoint in zip(range(len(self._endpoints), 0, -1), self._endpoints, strict=True):
+        tries: list[list[Attempt]] = [self._remembered(group, providers) for group in groups]
+        for left, provider in zip(range(len(providers), 0, -1), providers, strict=True):
             if not (wanting := [g for g, attempts in enumerate(tries) if not _settled(attempts)]):
                 break
             until = loop.time() + (end - loop.time()) / left
-            outcomes = await self._ask_all(endpoint, [q for g in wanting for q in groups[g]], until)
+            outcomes = iter(await provider.outcomes([q for g in wanting for q in groups[g]], until))
             for g in wanting:
-                keys = [key_of(endpoint.provider, q.messages) for q in groups[g]]
-                tries[g].append(Attempt(endpoint.label, [outcomes[key] for key in keys]))
+                tries[g].append(Attempt(provider.endpoint.label, list(islice(outcomes, len(groups[g])))))
         return [self._final(attempts) for attempts in tries]
 
-    def _remembered(self, group: list[Question]) -> list[Attempt]:
+    def _remembered(self, group: list[Question], providers: Sequence[Asking]) -> list[Attempt]:
         """The first provider that the cache knows the whole group of, so that a resumed run asks nobody else."""
-        for endpoint in self._endpoints:
-            known = [self._ledger.known(key_of(endpoint.provider, q.messages)) for q in group]
-            verdicts: list[Outcome] = [verdict for verdict in known if verdict]
+        for provider in providers:
+            verdicts: list[Outcome] = [known for question in group if (known := provider.known(question))]
             if len(verdicts) == len(group):
                 self.tally.cached += len(group)
-                return [Attempt(endpoint.label, verdicts)]
+                return [Attempt(provider.endpoint.label, verdicts)]
         return []
-
-    async def _ask_all(self, endpoint: Endpoint, questions: Sequence[Question], until: float) -> dict[str, Outcome]:
-        """What one provider says to each question, by key: from the cache, else by a request; equal ones are one."""
-        keyed = {key_of(endpoint.provider, question.messages): question for question in questions}
-        outcomes: dict[str, Outcome] = {key: known for key in keyed if (known := self._ledger.known(key))}
-        self.tally.cached += len(outcomes)
-        gate = asyncio.Semaphore(self.config.concurrency)
-        async with endpoint.open() as client:
-            asked = [key for key in keyed if key not in outcomes]
-            fresh = await asyncio.gather(*(self._ask(endpoint, client, key, keyed[key], gate, until) for key in asked))
-        return outcomes | dict(zip(asked, fresh, strict=True))
-
-    async def _ask(
-        self, endpoint: Endpoint, client: Any, key: str, question: Question, gate: asyncio.Semaphore, until: float
-    ) -> Outcome:
-        """What comes of a question; a reply that a network spoilt, or that was cut off too soon, is asked for again."""
-        outcome = await self._request(endpoint, client, key, question, gate, until)
-        if isinstance(outcome, Failure) and outcome.passing:
-            outcome = await self._request(endpoint, client, key, question, gate, until)
-        return outcome
-
-    async def _request(
-        self, endpoint: Endpoint, client: Any, key: str, question: Question, gate: asyncio.Semaphore, until: float
-    ) -> Outcome:
-        """One request, written down with what came of it; nothing is sent once the budget is used up."""
-        began, reply = None, None
-        try:
-            async with asyncio.timeout_at(until), gate:
-                if spent := self._ledger.exhausted():
-                    return Failure("budget", spent)
-                began = time.perf_counter()
-                reply = await endpoint.ask(client, question.messages)
-            outcome = self._read(endpoint, reply, question)
-        except TimeoutError:
-            outcome = Failure("deadline", "not done within the step's deadline_s")
-        except AskFailed as error:
-            outcome = Failure(error.kind, str(error))
-        if began is None:
-            return outcome
-        seconds = time.perf_counter() - began
-        self.tally.replies.append(seconds)
-        self.tally.unreadable += reply is not None and isinstance(outcome, Failure)
-        self._ledger.write(
-            key,
-            endpoint.provider,
-            question.answer,
-            outcome,
-            (reply.tokens_in, reply.tokens_out) if reply else (0, 0),
-            seconds,
-        )
-        return outcome
-
-    def _read(self, endpoint: Endpoint, reply: Reply, question: Question) -> Outcome:
-        if reply.problem:
-            more = reply.thought and endpoint.widen(reply, self._ledger.left(reply.tokens_in + reply.tokens_out))
-            return Failure(reply.kind, reply.problem, passing=more or not reply.final)
-        try:
-            score, reason = parse_verdict(reply.text, question.messages[-1]["content"])
-            return Verdict(score, endpoint.hidden(reason))
-        except UnreadableVerdict as error:
-            return Failure("unreadable", endpoint.cleaned(str(error)), passing=True)
 
     def _final(self, attempts: list[Attempt]) -> list[Outcome]:
         """The one attempt that stands for a group: a whole one, else the one that knows most, with every cause."""
@@ -228,6 +170,42 @@ class Judge:
                 self.tally.causes[outcome.cause] += 1
             outcomes.append(outcome)
         return outcomes
+
+
+@dataclass
+class _Group:
+    """The questions about one example's completions, as far as they have come."""
+
+    by_place: list[Question | None]
+    asked: bool = False
+    """Whether the first provider is asked while others are drawn."""
+
+    def come(self) -> list[Question]:
+        return [question for question in self.by_place if question is not None]
+
+
+class _Step:
+    """The groups of one step: neighbours with the same evidence, so that two draws of one example are not mixed."""
+
+    def __init__(self, evidence: Sequence[Evidence], rubric: JudgeRubric) -> None:
+        self._evidence, self._rubric = evidence, rubric
+        self.groups: list[_Group] = []
+        self._at: list[tuple[_Group, int]] = []
+        for _, same in groupby(evidence):
+            self.groups.append(_Group([None for _ in same]))
+            self._at += [(self.groups[-1], n) for n in range(len(self.groups[-1].by_place))]
+
+    def take(self, place: int, answer: str) -> tuple[_Group, Question]:
+        """The group that an answer belongs to, and the question that it is now."""
+        group, n = self._at[place]
+        question = Question(answer, messages(self._rubric, self._evidence[place], answer))
+        group.by_place[n] = question
+        return group, question
+
+
+async def _at_once(answers: Sequence[str]) -> AsyncIterator[tuple[int, str]]:
+    for place, answer in enumerate(answers):
+        yield place, answer
 
 
 def _answer(completion: Any) -> str:

@@ -1,7 +1,8 @@
 """One server that is asked for verdicts: requests, what each server cannot do, and what went wrong in words.
 
-Retries and their growing pauses are the `openai` client's own. The key is read from the environment for each client
-and kept in no object of ours; whatever a server says is cleared of it before anything of it is cut or kept.
+Retries and their growing pauses are the `openai` client's own, but for 429 (`Throttle`). The key is read from the
+environment for each client and kept in no object of ours; whatever a server says is cleared of it before anything of it
+is cut or kept.
 """
 
 import os
@@ -12,12 +13,13 @@ from typing import Any
 
 from grpo_nb.config import ConfigError, JudgeConfig, JudgeProvider
 from grpo_nb.judge import host_trust
-from grpo_nb.judge.failures import AskFailed, Kind
-from grpo_nb.judge.network import bounded_client, check_proxies, proxy_of
+from grpo_nb.judge.failures import AskFailed, Kind, RateLimited
+from grpo_nb.judge.network import FINAL, RATE_LIMITED, bounded_client, check_proxies, proxy_of, retry_after
 from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
 from grpo_nb.judge.refusals import error_text, plain, refused
 from grpo_nb.judge.replies import Reply, read_reply, words_in
 from grpo_nb.judge.secrets import strike
+from grpo_nb.judge.throttle import Pace
 from grpo_nb.printable import clean_logger
 
 logger = clean_logger(__name__)
@@ -28,6 +30,8 @@ THINKING = 20
 _STATUS: dict[int, Kind] = {401: "key", 403: "key", 402: "limit", 429: "limit", 404: "address", 405: "address"}
 _STATUS |= {407: "proxy", 408: "timeout"}
 _CAPS = ("max_tokens", "max_completion_tokens")
+_NO_CREDIT = "insufficient_quota"
+"""In the body of the 429 of an account that has nothing left: it is no matter of time."""
 _BASE_URL_ENDS = "base_url ends before /chat/completions, usually in /v1"
 
 Notice = dict[str, Any]
@@ -40,6 +44,7 @@ class Endpoint:
     def __init__(self, provider: JudgeProvider, config: JudgeConfig) -> None:
         self.provider = provider
         self.label = provider.label
+        self.pace = Pace.full(config.concurrency)
         self._notices: list[Notice] = []
         self._config = config
         self._url = f"{provider.base_url}/chat/completions"
@@ -70,6 +75,7 @@ class Endpoint:
         """The reply to one request; parameters that the server refuses by name are left out or renamed.
 
         Raises:
+            RateLimited: the server has had too many requests.
             AskFailed: none came, in spite of the client's retries.
         """
         import openai
@@ -161,6 +167,8 @@ class Endpoint:
         status, proxy = error.status_code, proxy_of(self._url)
         kind: Kind = _STATUS.get(status, "server" if status >= 500 else "refused")
         told = f"{type(error).__name__}: {status}" + (f" {words}" if words else "")
+        if status == RATE_LIMITED and error.response.headers.get(FINAL) != "false" and _NO_CREDIT not in _body(error):
+            return RateLimited(self.cleaned(told), retry_after(error.response.headers))
         if kind == "address":
             known = "" if self.provider.base_url.endswith("/v1") else f" ({_BASE_URL_ENDS})"
             return AskFailed(kind, self._with(told, f"asked at {error.request.url}{known}"))

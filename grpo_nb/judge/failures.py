@@ -44,6 +44,15 @@ class AskFailed(Clean):
         self.kind: Kind = kind
 
 
+class RateLimited(AskFailed):
+    """The server has had too many requests, and will answer later."""
+
+    def __init__(self, cause: str, retry_after: float | None) -> None:
+        super().__init__("limit", cause)
+        self.retry_after = retry_after
+        """Seconds that the server asks for; None: it says nothing."""
+
+
 ADVICE: Mapping[Kind, str] = {
     "key": "set {variables} to a key that {servers} accepts",
     "address": "base_url of {judge}.providers must end before /chat/completions, usually in /v1, and the server must "
@@ -52,7 +61,7 @@ ADVICE: Mapping[Kind, str] = {
     "connection": "start the server {servers} and see that this machine reaches it; a wrong base_url needs a new run",
     "timeout": "raise {judge}.timeout_s (now {timeout_s:g}) and deadline_s (now {deadline_s:g}), lower concurrency "
     "(now {concurrency}), or take a faster model",
-    "limit": "lower {judge}.concurrency (now {concurrency}), raise retries (now {retries}), and see that the account "
+    "limit": "raise {judge}.deadline_s (now {deadline_s:g}), judge fewer completions a step, and see that the account "
     "at {servers} has credit left",
     "server": "read the log of {servers}: it fails on requests that reached it",
     "refused": "the server refuses the request itself: take the model or setting that its sentence asks for",
@@ -77,5 +86,5 @@ def advice(kinds: Sequence[str], judge: JudgeConfig, name: str) -> str:
         judge=name,
         servers=", ".join(provider.label for provider in judge.providers),
         variables=", ".join(dict.fromkeys(variables)) or "api_key_env",
-        **{key: getattr(judge, key) for key in ("timeout_s", "deadline_s", "concurrency", "retries", "max_tokens")},
+        **{key: getattr(judge, key) for key in ("timeout_s", "deadline_s", "concurrency", "max_tokens")},
     )

@@ -1,9 +1,14 @@
 """The way to a judge's server: a client whose tries end in time, and the proxies of the environment."""
 
 import asyncio
+import contextlib
+import email.utils
 import importlib
+import math
 import os
+import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,6 +24,11 @@ SENT = frozenset(
 """Headers of a request; those of `openai` about itself (x-stainless-...) go too, and to OpenAI's own host all others:
 the client takes an organisation, a project and headers of any kind from the environment, for whatever host it asks."""
 OPENAI = "https://api.openai.com"
+
+RATE_LIMITED = 429
+FINAL = "x-grpo-nb-should-retry"
+"""Header that we add to a 429: what the server's own `x-should-retry` says."""
+_TRY_AGAIN = "x-should-retry"
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,32 @@ async def _whole(response: Any, http: Any) -> Any:
     finally:
         await response.aclose()
     kept = {"request": response.request, "extensions": response.extensions}
-    return http.Response(response.status_code, headers=response.headers, content=bytes(body), **kept)
+    return http.Response(response.status_code, headers=_passed_on(response), content=bytes(body), **kept)
+
+
+def _passed_on(response: Any) -> Any:
+    """The headers of a reply. A 429 is not for the client to ask again: its tries are few, and know of no other's."""
+    headers = response.headers.copy()
+    if response.status_code == RATE_LIMITED:
+        headers[FINAL] = headers.get(_TRY_AGAIN, "")
+        headers[_TRY_AGAIN] = "false"
+    return headers
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a server asks to wait for; None where it says nothing that can be read.
+
+    >>> retry_after({"retry-after": "1.5"}), retry_after({"retry-after-ms": "20"}), retry_after({})
+    (1.5, 0.02, None)
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with contextlib.suppress(KeyError, ValueError):
+            seconds = float(headers[name]) * unit
+            return seconds if 0 <= seconds < math.inf else None
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        date = email.utils.parsedate_to_datetime(headers["retry-after"])
+        return max(0.0, date.timestamp() - time.time())
+    return None
 
 
 def _variable(scheme: str) -> str:

@@ -26,11 +26,13 @@ class Tally:
     first: str
     """Label of the provider that is asked first."""
     seconds: float = 0.0
-    """The whole time that the step waited for it."""
+    """From the end of the newest completion to the last verdict."""
     replies: list[float] = field(default_factory=list)
     """Seconds of each request that was sent."""
     cached: int = 0
     """Texts whose verdict was known already."""
+    limited: int = 0
+    """Times that a server had too many requests; each was asked again."""
     unreadable: int = 0
     """Replies that were no verdict."""
     providers: Counter[str] = field(default_factory=Counter)
@@ -56,6 +58,8 @@ class Tally:
             words.append(f"{self.failures.total()} without a verdict ({kinds})")
         if self.cached:
             words.append(f"{self.cached} from the cache")
+        if self.limited:
+            words.append(f"{self.limited} too many at a time")
         return f"[judge step {step}] {objective}: {', '.join(words)}"
 
     def row(self, objective: str, scores: Sequence[Score], lengths: Sequence[int]) -> Row:
@@ -84,6 +88,7 @@ class Tally:
             keys.JUDGE_LENGTH.of(objective): spearman([(v, n) for v, _, n in judged]),
             keys.JUDGE_ASKED.of(objective): len(self.replies),
             keys.JUDGE_CACHED.of(objective): self.cached,
+            keys.JUDGE_LIMITED.of(objective): self.limited,
             keys.JUDGE_TOKENS.of(objective): self.tokens,
             keys.JUDGE_USD.of(objective): self.usd,
             keys.TIME_JUDGE.of(objective): self.seconds,

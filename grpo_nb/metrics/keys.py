@@ -199,9 +199,10 @@ JUDGE_LENGTH = _family(
 )
 JUDGE_ASKED = _family("cost/judge_asked/{objective}", "requests", "Requests sent in the step.", _JUDGE)
 JUDGE_CACHED = _family("cost/judge_cached/{objective}", "texts", "Texts whose verdict was in the cache.", _JUDGE)
+JUDGE_LIMITED = _family("cost/judge_limited/{objective}", "replies", "Requests refused as too many.", _JUDGE)
 JUDGE_TOKENS = _family("cost/judge_tokens/{objective}", "tokens", "Tokens spent since the run began.", _JUDGE)
 JUDGE_USD = _family("cost/judge_usd/{objective}", "USD", "Money spent since the run began.", _JUDGE)
-TIME_JUDGE = _family("time/judge/{objective}", "s", "Seconds that the step waited for the judge.", _JUDGE)
+TIME_JUDGE = _family("time/judge/{objective}", "s", "Seconds from the last completion to the last verdict.", _JUDGE)
 TIME_JUDGE_P50 = _family("time/judge_p50/{objective}", "s", "Median of a request.", _JUDGE)
 TIME_JUDGE_P95 = _family("time/judge_p95/{objective}", "s", "95th percentile of a request.", _JUDGE)
 

@@ -2,9 +2,30 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Arrivals(Generic[Item]):
+    """What other threads put in comes out of `async for`, in order, until the end was put in too."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._items = loop, asyncio.Queue[tuple[Item] | None]()
+
+    def put(self, item: Item) -> None:
+        """Hand an item over; never waits."""
+        self._loop.call_soon_threadsafe(self._items.put_nowait, (item,))
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._loop.call_soon_threadsafe(self._items.put_nowait, None)
+
+    async def __aiter__(self) -> AsyncIterator[Item]:
+        while (boxed := await self._items.get()) is not None:
+            yield boxed[0]
 
 
 class Background:
@@ -16,12 +37,11 @@ class Background:
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Begin a coroutine; its result is waited for with `Future.result`."""
-        if self._thread is None:
-            ready = threading.Event()
-            self._thread = threading.Thread(target=self._serve, args=(ready,), name="grpo_nb waits", daemon=True)
-            self._thread.start()
-            ready.wait()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running())
+
+    def arrivals(self) -> Arrivals[Any]:
+        """A way to hand things to a coroutine that was started here, or will be."""
+        return Arrivals(self._running())
 
     def close(self) -> None:
         """Cancel what still runs and end the thread."""
@@ -29,6 +49,14 @@ class Background:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._thread = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._thread is None:
+            ready = threading.Event()
+            self._thread = threading.Thread(target=self._serve, args=(ready,), name="grpo_nb waits", daemon=True)
+            self._thread.start()
+            ready.wait()
+        return self._loop
 
     def _serve(self, ready: threading.Event) -> None:
         with asyncio.Runner() as runner:  # on leaving it cancels every task and waits for their clean-up

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_nb.rewards.background import Background
+from grpo_nb.rewards.background import Arrivals, Background
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.foreign_code import RewardError as RewardError
 from grpo_nb.rewards.foreign_code import calling, error_text
@@ -103,6 +103,29 @@ def score(rubric: Rubric, completions: Completions) -> list[Score]:
 
 
 @dataclass
+class _Early:
+    """The functions of a rubric that take completions as they end, at work."""
+
+    arrivals: list[Arrivals[tuple[int, str]]] = field(default_factory=list)
+    waiting: "dict[str, Future[Any]]" = field(default_factory=dict)
+    taken: dict[int, str] = field(default_factory=dict)
+    """What was handed over, by place."""
+
+    def take(self, place: int, answer: str) -> None:
+        if self.taken.get(place) != answer:
+            self.taken[place] = answer
+            for arrivals in self.arrivals:
+                arrivals.put((place, answer))
+
+    def end(self, answers: Sequence[str]) -> None:
+        """These are all of them; what was not handed over yet is now."""
+        for place, answer in enumerate(answers):
+            self.take(place, answer)
+        for arrivals in self.arrivals:
+            arrivals.end()
+
+
+@dataclass
 class _Part:
     """The completions of one objective, and what is known of them so far."""
 
@@ -120,12 +143,15 @@ class _Part:
 class Scoring:
     """The scores of several objectives while they are made: servers are waited for all at once, and in the background.
 
-    A reward function whose `only_waits` is true, as a judge's, runs in a thread of its own from `add` on. The tasks
-    and all other functions run in `settle`, in this thread and in order; their async ones side by side at its end.
-    Leaving the block cancels what still runs.
+    A reward function with a coroutine method `as_they_end(arrivals, **columns)`, as a judge's, runs in the background
+    from `expect` on: `arrivals` gives (place, what follows the thinking of the completion), asynchronously and in any
+    order, the columns are lists by place, and it returns what a function does. One whose `only_waits` is true runs
+    there from `add` on. The tasks and all other functions run in `settle`, in this thread and in order, after the
+    drawing, which they would slow; their async ones side by side at its end. Leaving the block cancels what still runs.
     """
 
     def __init__(self) -> None:
+        self._early: dict[Rubric, _Early] = {}
         self._parts: list[_Part] = []
         self._settled = False
         self._background = Background()
@@ -139,8 +165,22 @@ class Scoring:
             if inspect.iscoroutine(unwanted):
                 unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
 
+    def expect(self, rubric: Rubric, examples: Sequence[Example]) -> bool:
+        """Start the functions that take completions as they end, by the examples alone; whether there are any."""
+        early = self._early[rubric] = _Early()
+        for entry in rubric.functions if examples else ():
+            if begin := getattr(entry.function, "as_they_end", None):
+                arrivals = self._background.arrivals()
+                early.arrivals.append(arrivals)
+                early.waiting[entry.name] = self._background.start(begin(arrivals, **_columns(examples)))
+        return bool(early.arrivals)
+
+    def take(self, rubric: Rubric, place: int, text: str) -> None:
+        """Hand over a completion of what is expected, while others are drawn; `text` is what the task reads."""
+        self._early[rubric].take(place, after_thinking(text))
+
     def add(self, rubric: Rubric, completions: Completions) -> None:
-        """Take the completions of an objective, and start the functions that only wait.
+        """Take all completions of an objective, and start the functions that only wait.
 
         Raises:
             RewardError: such a function cannot be called.
@@ -150,8 +190,13 @@ class Scoring:
         told[AFTER_THINKING] = [after_thinking(text) for text in read]
         part = _Part(rubric, examples, read, lambda: _arguments(examples, texts, completions.ids) | told)
         self._parts.append(part)
+        if rubric not in self._early:
+            self.expect(rubric, examples)
+        early = self._early.pop(rubric)
+        early.end(told[AFTER_THINKING])
+        part.waiting |= early.waiting
         for entry in rubric.functions if texts else ():
-            if getattr(entry.function, "only_waits", False):
+            if entry.name not in part.waiting and getattr(entry.function, "only_waits", False):
                 part.waiting[entry.name] = self._background.start(_call(entry, part.arguments()))
 
     def settle(self) -> None:
@@ -248,13 +293,17 @@ def _arguments(
     examples_B: Sequence[Example], texts_B: Sequence[str], completion_ids_B: Sequence[Sequence[int]]
 ) -> dict[str, list[Any]]:
     """What functions may name: lists, prompts and messages of the caller's own, so that none can spoil the examples."""
-    columns = dict.fromkeys(name for example in examples_B for name in example.columns)
     return {
-        **{name: [example.columns.get(name) for example in examples_B] for name in columns},
+        **_columns(examples_B),
         "prompts": [e.prompt if isinstance(e.prompt, str) else [dict(turn) for turn in e.prompt] for e in examples_B],
         "completions": [_completion(e, text) for e, text in zip(examples_B, texts_B, strict=True)],
         "completion_ids": [list(ids) for ids in completion_ids_B],
     }
+
+
+def _columns(examples_B: Sequence[Example]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for example in examples_B for name in example.columns)
+    return {name: [example.columns.get(name) for example in examples_B] for name in names}
 
 
 def _completion(example: Example, text: str) -> str | list[dict[str, str]]:

@@ -134,16 +134,18 @@ def judge_slow(rows: Rows, config: Config, objective: str) -> Finding | None:
         seconds = min(seconds, scoring)  # the rest went by while the step measured log-probs
     if judge is None or seconds is None or step is None or seconds <= max(SLOW_SECONDS, SLOW_SHARE * step):
         return None
-    p95 = level(rows, keys.TIME_JUDGE_P95.of(objective))
+    p95, limited = (level(rows, key.of(objective)) for key in (keys.TIME_JUDGE_P95, keys.JUDGE_LIMITED))
     return Finding(
         "judge_slow",
         "warning",
         newest(rows),
         f"a step waits {seconds:.1f} s of its {step:.1f} s for the judge of {objective}"
         + (f" (95% of its requests are done in {p95:.1f} s)." if p95 is not None else "."),
-        {"objective": objective, "seconds": seconds, "step_seconds": step, "p95": p95},
-        f"judge.concurrency (now {judge.concurrency}) should reach the completions of a step; else a faster server or "
-        "a smaller model. A shorter timeout or fewer retries would only cost groups",
+        {"objective": objective, "seconds": seconds, "step_seconds": step, "p95": p95, "limited": limited},
+        f"the server refuses {limited:.0f} requests a step as too many: raise its limit, or judge fewer completions"
+        if limited
+        else f"judge.concurrency (now {judge.concurrency}) should reach the completions of a step; else a faster "
+        "server or a smaller model. A shorter timeout or fewer retries would only cost groups",
     )
 
 

@@ -3,7 +3,7 @@
 `for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
-from grpo_nb.rewards.rubric import Completions, Scoring
-from grpo_nb.rollout import Engine, Request
+from grpo_nb.rewards.rubric import Completions, Rubric, Scoring
+from grpo_nb.rollout import Ended, Engine, Request
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
@@ -31,7 +31,7 @@ from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.objectives import Rewards
 from grpo_nb.training.plan import StepPlan, plan_step
 from grpo_nb.training.state import TrainState, deterministic, draw_prompts, save
-from grpo_nb.types import Experience, Rollouts, Score, Steps, StepStats
+from grpo_nb.types import Experience, Rollouts, SampledPrompt, Score, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
 
@@ -79,10 +79,10 @@ def grpo(
 def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
     policy, plan, clock = state.policy, plan_step(state, knobs), metrics.Clock()
-    with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns
-        rollouts = sample(state, plan)
-    with Scoring() as scoring:  # 2. a reward for each, None where there is no verdict; judges are asked from here on
-        with clock("score"):
+    with Scoring() as scoring:
+        with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns; judges get each as it ends
+            rollouts = sample(state, plan, scoring)
+        with clock("score"):  # 2. a reward for each, None where there is no verdict
             score(state, rollouts, scoring)
         with clock("reference"):  # 3. the same tokens under the old and the starting policy
             measured = measure(policy, rollouts, plan)
@@ -143,8 +143,8 @@ class Grpo(loop.Stage):
         save(self.state)
 
 
-def sample(state: TrainState, plan: StepPlan) -> Rollouts:
-    """The step's prompts, and K completions of each by the engine.
+def sample(state: TrainState, plan: StepPlan, scoring: Scoring) -> Rollouts:
+    """The step's prompts, and K completions of each by the engine, which hands each to `scoring` as it ends.
 
     Raises:
         TrainingError: the engine returned something else than complete answers with their log-probs.
@@ -155,9 +155,31 @@ def sample(state: TrainState, plan: StepPlan) -> Rollouts:
     uniforms = torch.rand(size, dtype=torch.float64, generator=plan.generator("rollout"))
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
-    rollouts = state.engine.generate(state.policy, Request(prompt_ids_P, config.batch.group_size, sampling, uniforms))
+    ended = hand_over(state, drawn_P, scoring)
+    request = Request(prompt_ids_P, config.batch.group_size, sampling, uniforms, ended=ended)
+    rollouts = state.engine.generate(state.policy, request)
     guards.check_rollouts(rollouts, state.policy.stop_token_ids)
     return replace(rollouts, prompts=drawn_P)
+
+
+def hand_over(
+    state: TrainState, drawn_P: Sequence[SampledPrompt], scoring: Scoring
+) -> Callable[[Sequence[Ended]], None] | None:
+    """What gives completions that have ended to the functions that take them; None where no objective has any."""
+    places: dict[int, tuple[Rubric, int]] = {}
+    size = state.config.batch.group_size
+    for name, objective in state.objectives.items():
+        own = [(i, drawn.example) for i, drawn in enumerate(drawn_P) if drawn.objective == name]
+        rows = [(i * size + k, example) for i, example in own for k in range(size)]
+        if scoring.expect(objective.rubric, [example for _, example in rows]):
+            places |= {row: (objective.rubric, place) for place, (row, _) in enumerate(rows)}
+
+    def ended(completions: Sequence[Ended]) -> None:
+        for completion in completions:
+            if completion.row in places:
+                scoring.take(*places[completion.row], completion.text)
+
+    return ended if places else None
 
 
 def score(state: TrainState, rollouts: Rollouts, scoring: Scoring) -> None:

@@ -38,7 +38,8 @@ def test_a_failure_is_none_with_its_cause(tmp_path: Path, server: JudgeServer, f
         "half": "body",
     }
     with serving(FaultProxy(server.url, share=1.0, slow=1.0, faults=(fault,))) as proxy:
-        function = judge(tmp_path, proxy.url, **({"timeout_s": 0.5} if fault == "slow" else {}))
+        limits: dict[str, Any] = {"429": {"deadline_s": 1}, "slow": {"timeout_s": 0.5}}
+        function = judge(tmp_path, proxy.url, **limits.get(fault, {}))
         scores = ask(function, [example()] * 2, TEXTS[:2])
     assert [(s.value, s.parts["judge"]) for s in scores] == [(None, None)] * 2
     for s in scores:

@@ -128,7 +128,9 @@ def test_a_judge_against_the_task() -> None:
 def test_a_judge_that_is_waited_for() -> None:
     finding = only(sick(time__judge=8.0, time__judge_p95=4.0, time__step=10.0), "judge_slow")
     assert names(finding.message, "8.0 s", "10.0 s", "4.0 s")
-    assert "(now 8)" in finding.advice
+    assert names(finding.advice, "judge.concurrency", 32)
+    limited = only(sick(time__judge=8.0, time__step=10.0, cost__judge_limited=40.0), "judge_slow")
+    assert names(limited.advice, 40) and "concurrency" not in limited.advice
     assert found(sick(time__judge=8.0, time__step=20.0)) == {} == found(sick(time__judge=2.0, time__step=2.5))
 
 

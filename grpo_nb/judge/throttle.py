@@ -1,0 +1,84 @@
+"""How many requests a server gets at a time: fewer after each 429, more again while it answers, pauses as it asks.
+
+The limit follows TCP's rule (Chiu and Jain 1989): one more for each full round of answers, half of it where the server
+refuses. Refusals of one burst count once: those of requests that were sent before the limit was last halved.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
+"""Seconds to wait after a 429 without Retry-After; each further one without an answer between doubles them."""
+
+
+@dataclass
+class Pace:
+    """What is known of a server's limit, from one step to the next."""
+
+    most: int
+    """Requests at a time that the settings allow."""
+    allowed: float
+    """Those that the server seems to bear, from 1 to `most`."""
+
+    @classmethod
+    def full(cls, most: int) -> "Pace":
+        return cls(most, float(most))
+
+
+class Throttle:
+    """The turns of one step's requests, first come, first served; of the event loop that it is used in."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self._free = asyncio.Semaphore(int(pace.allowed))
+        self._owed = 0
+        """Turns that are taken back as soon as they are given up."""
+        self._resume = self._halved = 0.0
+        self._refusals = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[float]:
+        """A turn to send one request in; yields the time it is sent at."""
+        now = asyncio.get_running_loop().time
+        await self._free.acquire()
+        try:
+            while (wait := self._resume - now()) > 0:
+                await asyncio.sleep(wait)
+            yield now()
+        finally:
+            self._give()
+
+    def answered(self) -> None:
+        """The server took a request."""
+        self._refusals = 0
+        self._allow(min(self.pace.most, self.pace.allowed + 1 / self.pace.allowed))
+
+    def refused(self, sent: float, retry_after: float | None) -> None:
+        """The server has had too many requests; nothing is sent for `retry_after` seconds.
+
+        Args:
+            sent: when the refused request was, as `turn` gave it.
+            retry_after: what the server asks for; None: it says nothing.
+        """
+        now = asyncio.get_running_loop().time()
+        if sent >= self._halved:
+            self._halved = now
+            self._refusals += 1
+            self._allow(max(1.0, self.pace.allowed / 2))
+        pause = min(FIRST_PAUSE * 2 ** (self._refusals - 1), LONGEST_PAUSE) if retry_after is None else retry_after
+        self._resume = max(self._resume, now + pause)
+
+    def _allow(self, requests: float) -> None:
+        change = int(requests) - int(self.pace.allowed)
+        self.pace.allowed = requests
+        self._owed -= min(change, 0)
+        for _ in range(change):
+            self._give()
+
+    def _give(self) -> None:
+        if self._owed:
+            self._owed -= 1
+        else:
+            self._free.release()
