@@ -1,19 +1,21 @@
 """Following a generator of steps from a terminal: progress, and an interrupt that saves."""
 
+import logging
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from grpo_nb.metrics import keys
+from grpo_nb.run.run import phases
 from grpo_nb.types import StepStats
 
 EVERY_SECONDS = 10.0
@@ -52,10 +54,10 @@ def follow(steps: Any, name: str, start: int, total: int) -> tuple[int, bool]:
         The last step, and whether it was interrupted.
     """
     last, interrupt = start, Interrupt()
-    with interrupt.caught(), _display(name, start, total) as show, closing(steps):
+    with interrupt.caught(), _display(name, start, total) as show, phases_shown(show.phase), closing(steps):
         for stats in steps:
             last = stats.step
-            show(stats)
+            show.step(stats)
             if interrupt.asked:
                 break
     return last, interrupt.asked
@@ -92,7 +94,44 @@ def _display(name: str, start: int, total: int) -> Iterator[Any]:
     ]
     with Progress(*columns, console=console, expand=True, refresh_per_second=4) as bar:
         task = bar.add_task(name, total=total, completed=start, words="")
-        yield lambda stats: bar.update(task, completed=stats.step, words=summary(stats.metrics))
+        yield _Bar(bar, task)
+
+
+@contextmanager
+def phases_shown(show: Callable[[str], None]) -> Iterator[None]:
+    """What a training does before its first step goes to `show`."""
+    handler, (level, propagate) = _Shown(show), (phases.level, phases.propagate)
+    phases.addHandler(handler)
+    phases.setLevel(logging.INFO)
+    phases.propagate = False
+    try:
+        yield
+    finally:
+        phases.removeHandler(handler)
+        phases.setLevel(level)
+        phases.propagate = propagate
+
+
+class _Shown(logging.Handler):
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
+
+
+class _Bar:
+    """A line that is redrawn."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def phase(self, words: str) -> None:
+        self._bar.update(self._task, words=words)
+
+    def step(self, stats: StepStats) -> None:
+        self._bar.update(self._task, completed=stats.step, words=summary(stats.metrics))
 
 
 class _Lines:
@@ -101,7 +140,11 @@ class _Lines:
     def __init__(self, name: str, total: int) -> None:
         self.name, self.total, self.due = name, total, 0.0
 
-    def __call__(self, stats: StepStats) -> None:
+    def phase(self, words: str) -> None:
+        sys.stderr.write(f"{self.name}: {words}\n")
+        sys.stderr.flush()
+
+    def step(self, stats: StepStats) -> None:
         now = time.monotonic()
         if now >= self.due or stats.step == self.total:
             self.due = now + EVERY_SECONDS

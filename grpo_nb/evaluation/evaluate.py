@@ -21,13 +21,13 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.compare import Mode, Row, Split, Stage, count, drawn_from
 from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.evaluation.pareto import Metrics, best, knee
-from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.rubric import task_scores
 from grpo_nb.rollout import EagerEngine, Ended, Engine, Request
 from grpo_nb.rollout import engine as engine_of
-from grpo_nb.rollout.selfcheck import check_model
+from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, load_tasks, read_examples, summarise, supported
@@ -297,7 +297,7 @@ def _check_words(split: str, mode: str) -> None:
 
 
 def _loaded(run: Run) -> Policy:
-    policy = load_policy(run.config.model, run.config.run.seed)
+    policy = load_alike(run.config.model, run.config.run.seed)
     policy.set_date(run.started)
     return policy
 

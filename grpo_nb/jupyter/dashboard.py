@@ -276,10 +276,12 @@ def _signature(folder: os.PathLike[str]) -> object:
 
 def _status_line(session: Any, state: RunState, rows: Sequence[Row]) -> str:
     step = int(rows[-1]["step"]) if rows else 0
-    elsewhere = state.is_active and session.run.status().owner is not None
+    owner = session.run.status().owner if state.is_active else None
+    elsewhere = owner is not None
     where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
     parts = [
         f"step {step} of {session.steps}",
+        *([owner.doing] if owner is not None and owner.doing else []),
         *_pace(rows, session.steps - step if state.is_active else 0),
         f"as of {datetime.now():%H:%M:%S}",
     ]

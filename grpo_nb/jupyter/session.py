@@ -256,6 +256,8 @@ class Session:
     def summary(self) -> Summary:
         """One line: what the run is doing, at which step, what ended it, and whether its code was edited meanwhile."""
         words = [f"{self.run.name}: {self.state}, step {self.step} of {self.steps}"]
+        if self.state.is_active and (owner := self.run.status().owner) is not None and owner.doing:
+            words.append(owner.doing)
         if (error := self.error) is not None:
             words.append(f"{type(error).__name__}: {error}")
         return Summary(printable("; ".join([*words, *filter(None, [self.stale])])))

@@ -91,7 +91,9 @@ class Policy:
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._silenced = silence(model)
         self.checked: set[str] = set()
-        """What `rollout.selfcheck` has found to agree."""
+        """What `rollout.selfcheck` has asked of its weights."""
+        self.agrees: set[str] = set()
+        """What it has found to agree; policies that it loads from the same files share this."""
         self._reference: adapters.Reference | None = None
         self.tokenization = TokenizerAdapter(
             tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs

@@ -5,15 +5,15 @@ drew them, together in one pass, and each row alone without padding. A model who
 bear padding, or whose decoding loop is another function than its full pass, would be trained on wrong ratios.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
-from grpo_nb.config import SamplingConfig
+from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.losses.rounding import Gap, broken, step
 from grpo_nb.policy.loading import ModelError
-from grpo_nb.policy.model import Policy
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.request import Request
@@ -25,16 +25,31 @@ LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
 
 
+def load_alike(model: ModelConfig, seed: int) -> Policy:
+    """`load_policy`; `check_model` asks nothing that a policy of the same files and settings answered in this process.
+
+    For who loads it and hands it on as it is: SFT, GRPO and each evaluation of a run load the model anew.
+    """
+    policy = load_policy(model, seed)
+    stamps = tuple((key, *reads) for key, reads in policy.origin.files.items())
+    loaded = (policy.origin.source, policy.origin.revision, stamps, model.model_dump_json(), str(policy.device))
+    policy.agrees = _agree.setdefault(loaded, set())
+    return policy
+
+
+_agree: dict[Hashable, set[str]] = {}
+
+
 def check_model(policy: Policy, draws: bool = True) -> None:
     """Refuse a model whose log-probs depend on padding, on training mode, or (`draws`: by our engine) on the cache.
 
-    Costs a few short forward passes, once for each policy.
+    Costs nine short forward passes, once for each policy, or for those of `load_alike`.
 
     Raises:
         ModelError: what differs, by how many nats, and what usually is the cause.
     """
     wanted = {"scores", "draws"} if draws else {"scores"}
-    if wanted <= policy.checked:
+    if wanted <= policy.agrees:
         return
     name, prompts = policy.describe()["architecture"], _prompts(policy)
     try:
@@ -48,7 +63,7 @@ def check_model(policy: Policy, draws: bool = True) -> None:
         ) from error
     for what, differences in found.items():
         _refuse(policy, f"{name}: {what}", differences, _CAUSES[what])
-    policy.checked |= wanted
+    policy.agrees |= wanted
 
 
 def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts]) -> str | None:

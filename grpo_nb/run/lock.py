@@ -13,7 +13,7 @@ from typing import Self
 
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage.files import RunError as RunError
-from grpo_nb.storage.lock import HEARTBEAT_SECONDS, STALE_SECONDS, Lock, is_file
+from grpo_nb.storage.lock import HEARTBEAT_SECONDS, LONGEST_DOING, STALE_SECONDS, Lock, is_file
 from grpo_nb.storage.lock import Owner as Owner
 from grpo_nb.storage.lock import RunLocked as RunLocked
 
@@ -45,6 +45,8 @@ class RunLock(Lock):
         self.fences = False
         """Whether a training that acquired it has not come to its end: everything it writes must `check` first."""
         self._taken = taken
+        self._writing = threading.Lock()
+        """Around each change of what the file says of this owner."""
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
 
@@ -57,6 +59,11 @@ class RunLock(Lock):
         self._stop.clear()
         self._beating = threading.Thread(target=self._beat, name=f"heartbeat {self.path}", daemon=True)
         self._beating.start()
+
+    def note(self, doing: str) -> None:
+        """Let whoever looks know what is being done; an empty text where it is training."""
+        if self.mine():
+            self._say(doing[:LONGEST_DOING].encode("ascii", "replace").decode())  # the file's size is fixed
 
     def release(self) -> None:
         """Give the lock back at the end of a training; harmless when it is not held, or was taken over."""
@@ -122,7 +129,14 @@ class RunLock(Lock):
             if not self.mine() or self._me is None or self._fd is None:
                 logger.error("%s was taken over by %s: training here must stop", self.path, self.owner())
                 return
-            self._me = replace(self._me, heartbeat=time.time())
+            self._say()
+
+    def _say(self, doing: str | None = None) -> None:
+        """Write a sign of life, and what is being done if that is new."""
+        with self._writing:
+            if self._me is None or self._fd is None:
+                return
+            self._me = replace(self._me, heartbeat=time.time(), doing=self._me.doing if doing is None else doing)
             try:
                 if not is_file(self._fd, self._file):
                     raise OSError(errno.EBADF, "its descriptor was closed by other code")

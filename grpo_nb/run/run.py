@@ -50,6 +50,8 @@ else:  # half a second to import, and only whoever asks for a table needs it
     DataFrame = LogRows = Any
 
 logger = clean_logger(__name__)
+phases = clean_logger(f"{__name__}.phases")
+"""Where a training logs what it does before its first step."""
 
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 
@@ -207,6 +209,16 @@ class Run:
     def trains_here(self) -> bool:
         """Whether a training of this object is under way."""
         return self._lock is not None and self._lock.fences
+
+    def doing(self, what: str) -> None:
+        """Show what a training of this object does before its next step: in its lock, in the log of this process.
+
+        Empty: it trains. Nothing is kept of it.
+        """
+        if what:
+            phases.info("%s", what)
+        if self.trains_here() and self._lock is not None:
+            self._lock.note(what)
 
     def _fenced_by(self, lock: RunLock) -> None:
         self._lock = lock

@@ -1,6 +1,6 @@
 """What the files of a run hold that are read as one: a checkpoint's manifest and state, and the lock."""
 
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -37,6 +37,7 @@ class LockContent(TypedDict):
     since: Seconds
     heartbeat: Seconds
     token: Name
+    doing: NotRequired[Name]
 
 
 _CLOSED = ConfigDict(strict=True, extra="forbid")

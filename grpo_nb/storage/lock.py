@@ -26,6 +26,7 @@ HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 """An owner on another machine that has given no sign of life for so long is taken for dead."""
 POLL_SECONDS = 0.05
+LONGEST_DOING = 100
 _SIZE = 1024
 """The content is padded to this and written over itself, so that a reader never meets an empty or cut file."""
 
@@ -55,6 +56,8 @@ class Owner:
     """Its last sign of life, one every few seconds."""
     token: str
     """Different each time that the lock is taken."""
+    doing: str = ""
+    """What it is doing before its first step, LONGEST_DOING characters at most; empty while it trains."""
 
     @classmethod
     def here(cls) -> "Owner":

@@ -90,6 +90,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
     at = stage.progress
     try:
         stage.begin()
+        at.run.doing("")
         while at.step < at.goal:
             lock.check()
             stage.check()
@@ -103,6 +104,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             yield stats
         else:
             stage.finish()
+            at.run.doing("")
             _leave(stage, "done")
     except Exception as error:
         if lock.mine():

@@ -52,6 +52,7 @@ def begin(state: TrainState) -> None:
                 found["clusters"],
                 found["final_clusters"],
             )
+    state.run.doing("measuring where GRPO starts on held-out prompts")
     measure(state, 0)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from grpo_nb import optim, rules
 from grpo_nb.beta_control import BetaState
 from grpo_nb.losses import Moments
-from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import EagerEngine, Engine
-from grpo_nb.rollout.selfcheck import check_model, shares_prompts
+from grpo_nb.rollout.selfcheck import check_model, load_alike, shares_prompts
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
@@ -46,24 +46,35 @@ def prepare(run: Run, engine: Engine, goal: int, given: Given) -> TrainState:
     dependencies.accepted_kinds(given.accept_changed)
     config, (newest, warm) = run.config, _saved(run)
     requirements.check_combiner(config)
+    run.doing("reading the tasks")
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
-    policy = given.policy or load_policy(config.model, config.run.seed)
+    policy = given.policy or loaded(run)
     policy.set_date(run.started)
+    run.doing("checking the model")
     check_model(policy, draws=isinstance(engine, EagerEngine))
     optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
     forget_gradients(policy)
     state = TrainState(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
     examples = {name: objective.examples for name, objective in objectives.items()}
+    run.doing("checking the prompts")
     requirements.check_examples(config, examples, policy.context, state.encode)
+    run.doing("comparing data and weights with those that the run was made with")
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, given.accept_changed, "train")
+    run.doing("beginning at step 0" if newest is None else f"going back to step {newest.step}")
     if newest is None:
         _start(state, warm)
     else:
         _restore(state, newest)
     _log_unused_settings(state)
     return state
+
+
+def loaded(run: Run) -> Policy:
+    """The policy that the run's settings describe."""
+    run.doing(f"loading the model {run.config.model.name}")
+    return load_alike(run.config.model, run.config.run.seed)
 
 
 def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:

@@ -15,7 +15,7 @@ import torch
 from grpo_nb import fingerprint, optim, rules, seeding
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.metrics import keys
-from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
@@ -72,11 +72,14 @@ def sft(
         run.check_settings()
         run.knobs.request(Command.RUN)
         newest = resume.newest_whole(run, run.sft_checkpoints)
-        policy = policy or load_policy(config.model, config.run.seed)
+        policy = policy or resume.loaded(run)
         policy.set_date(run.started)
+        run.doing("checking the model, the tasks and their prompts")
         _in_use = requirements.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
+        run.doing("reading the pairs to learn")
         with file_stamps.recorded() as files:
             texts = load_pairs(config, run.path, tasks)
+        run.doing("comparing data and weights with those that the run was made with")
         found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)
         dependencies.check(run, found, accept_changed, "sft")
         pairs = [Pair(policy.encode(prompt), policy.encode_completion(target, prompt)) for prompt, target in texts]
@@ -200,6 +203,7 @@ class Sft(loop.Stage):
     def _measure(self) -> None:
         run, step = self.progress.run, self.progress.step
         if self.held_out and not any(e.get("step") == step for e in run.stored("events").having("kind", {"sft_eval"})):
+            run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
             loss = evaluate_loss(self.policy, self.held_out, run.config.sft.micro_batch)
             run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
 

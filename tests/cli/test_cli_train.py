@@ -10,15 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from grpo_nb.cli import main, progress, verbs
+from grpo_nb.jupyter import dashboard
+from grpo_nb.jupyter.session import attach
+from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, load_tasks
-from grpo_nb.training.sft import load_pairs
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import load_pairs, sft
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
 from tests.support.cli_stage import STEPS, fake_grpo, save, says, stats
-from tests.support.tiny import tiny_config, tiny_run
+from tests.support.tiny import REWARDS, small_tasks, tiny_config, tiny_run
 from tests.support.tokens import names, pattern
 
 # ---- training
@@ -234,6 +239,38 @@ def test_lines_are_few_where_there_is_no_terminal(
     last, interrupted = progress.follow((stats(step) for step in range(1, 51)), "GRPO", 0, 50)
     assert (last, interrupted) == (50, False)
     assert [line.split()[2] for line in capsys.readouterr().err.splitlines()] == ["1/50", "50/50"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_done_before_the_first_step_is_shown(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Phase by phase: on the terminal, and in the lock, which is where a dashboard of any process reads it."""
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    run = tiny_run(tmp_path, run__steps=1, sft__steps=1, run__quick_eval_every=1, run__checkpoint_every=1)
+    shown: list[str] = []
+    note = RunLock.note
+    monkeypatch.setattr(RunLock, "note", lambda lock, what: (note(lock, what), shown.append(_doing(run)))[0])
+    for steps in (sft(run, tasks=small_tasks()), grpo(run, tasks=small_tasks(), rewards=REWARDS)):
+        shown.clear()
+        capsys.readouterr()
+        progress.follow(steps, "stage", 0, 1)
+        written = capsys.readouterr().err
+        phases = [phase for phase in shown if phase]
+        assert len(phases) >= 5 and run.config.model.name in " ".join(phases) and shown[-1] == ""
+        assert terminal or [line for line in written.splitlines() if ": " in line] == [f"stage: {p}" for p in phases]
+        assert not terminal or phases[-1] in written
+    assert not [event for event in run.rows("events") if event["kind"] == "phase"]
+
+
+def _doing(run: Run) -> str:
+    """As the notebook's status line and one-line summary have it."""
+    owner = Run.open(run.path).status().owner
+    assert owner is not None
+    session = attach(run)
+    assert owner.doing in session.summary() and owner.doing in dashboard._status_line(session, session.state, [])
+    return owner.doing
 
 
 # ---- the real thing

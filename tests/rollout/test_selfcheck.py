@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.preflight import requirements
-from grpo_nb.rollout import EagerEngine, Request
+from grpo_nb.rollout import EagerEngine, Request, selfcheck
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models as tiny
@@ -97,7 +97,7 @@ def test_noise_of_an_unknown_name_is_refused() -> None:
         lambda module, _, output: output * (1 + 0.5 * torch.rand_like(output)) if module.training else output
     )
     check_model(policy)
-    policy.checked.clear()
+    policy.agrees.clear()
     policy.model.train()
     with pytest.raises(ModelError, match=pattern("LlamaForCausalLM", "eval")):
         check_model(policy)
@@ -109,6 +109,23 @@ def test_a_model_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EagerEngine, "generate", None)
     check_model(policy)
     check_model(policy, draws=False)
+
+
+def test_policies_of_the_same_files_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    measured = selfcheck._measured
+    monkeypatch.setattr(selfcheck, "_measured", lambda *given: (asked.append(given[2]), measured(*given))[1])
+    tiny.policy().save(tmp_path / "model")
+    model = tiny.ModelConfig(name=str(tmp_path / "model"), device="cpu", train="full")
+    for _ in range(3):
+        check_model(selfcheck.load_alike(model, 0))
+    assert asked == [True]
+    check_model(load_policy(model), draws=False)
+    check_model(selfcheck.load_alike(model.model_copy(update={"train": "lora"}), 0), draws=False)
+    assert asked == [True, False, False], "other settings, and one that somebody may have changed"
+    tiny.policy().save(tmp_path / "model")
+    check_model(selfcheck.load_alike(model, 0))
+    assert len(asked) == 4, "other files"
 
 
 def test_the_warm_up_and_grpo_refuse_it_before_any_step(tmp_path: Path) -> None:
