@@ -42,12 +42,12 @@ class GroupedEngine:
         if request.sampling.repetition_penalty != 1 or unserved(policy.model):
             return self.eager.generate(policy, request)
         eager.check(policy, request)
-        drawn, at_once = eager.Drawn(request.rows), max(1, self.max_rows // request.group_size)
+        drawn, at_once = eager.Drawn(policy, request), max(1, self.max_rows // request.group_size)
         with policy.eval_mode():
             decoding = _Decoding(policy, request)
             for first in range(0, len(request.prompt_ids), at_once):
                 decoding.draw(first, min(at_once, len(request.prompt_ids) - first), drawn)
-        return drawn.rollouts(policy, request)
+        return drawn.rollouts()
 
 
 @dataclass
@@ -165,7 +165,7 @@ class _Decoding:
         return self.layers(groups.tokens, turns, attend)
 
     def _choose(self, logits: Float[Tensor, "row vocab"], groups: Groups, t: int, drawn: eager.Drawn) -> None:
-        """Draw token `t` of each row and write down the rows that end with it."""
+        """Draw token `t` of each row and end those that it is the last of."""
         rows = groups.rows.flatten()
         scores = self.processors(cast(torch.LongTensor, groups.tokens), cast(torch.FloatTensor, logits))
         spread = torch.log_softmax(scores, -1)
@@ -184,9 +184,7 @@ class _Decoding:
             ended, self.ids[ended, : t + 1].tolist(), self.logprobs[ended, : t + 1].tolist(), strict=True
         ):
             drawn.ids[row], drawn.logprobs[row] = ids, logprobs
-        drawn.finished += len(ended)
-        if self.request.progress is not None and ended:
-            self.request.progress(drawn.finished, drawn.rows)
+        drawn.end(ended)
 
     def _tokens(self, scores: Float[Tensor, "row vocab"], rows: Int[Tensor, "row"], t: int) -> Int[Tensor, "row"]:
         if self.request.greedy or self.request.uniforms is None:

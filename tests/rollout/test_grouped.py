@@ -1,6 +1,7 @@
 """The engine for small models on the CPU gives what the eager engine gives, or hands over to it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from grpo_nb.config import SamplingConfig
 from grpo_nb.policy import llama_layers
 from grpo_nb.policy.model import ModelError, Policy
-from grpo_nb.rollout import EagerEngine, Engine, Request, grouped
+from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, grouped
 from grpo_nb.rollout.grouped import GroupedEngine
 from grpo_nb.types import Rollouts
 from tests.support import tiny_models as tiny
@@ -65,6 +66,16 @@ def test_greedy_equals_transformers_generate() -> None:
 def test_chunks_change_no_result(max_rows: int) -> None:
     learner = policy_of()
     assert_same(GroupedEngine(max_rows).generate(learner, asked()), GroupedEngine().generate(learner, asked()))
+
+
+def test_completions_are_handed_over_as_they_end() -> None:
+    calls = list[list[Ended]]()
+    request = replace(asked(8), ended=lambda completions: calls.append(list(completions)))
+    found = GroupedEngine().generate(policy_of(), request)
+    texts = {completion.row: completion.text for call in calls for completion in call}
+    assert sum(map(len, calls)) == 32 and [texts[row] for row in range(32)] == list(found.scored_texts)
+    lengths = [{len(found.completion_ids[completion.row]) for completion in call} for call in calls]
+    assert all(len(own) == 1 for own in lengths) and lengths == sorted(lengths, key=min) and len(lengths) > 3
 
 
 def test_finished_rows_and_prompts_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
