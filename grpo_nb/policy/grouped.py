@@ -1,6 +1,5 @@
 """Completions of a few tokens behind shared prompts, for `LlamaLayers`: prompts and completions in rectangles."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,14 +66,11 @@ class GroupedBatch:
 
 
 def group(prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int], pad_id: int) -> GroupedBatch:
-    """Completions behind their prompts; see `packing.pack` for the arguments."""
+    """Completions behind their prompts, equal ones of a prompt once; see `packing.pack` for the arguments."""
     left, right = max(map(len, prompts)), max(map(len, completions))
-    seen: Counter[int] = Counter()
-    number = []
-    for prompt in prompt_of:
-        number.append(seen[prompt])
-        seen[prompt] += 1
-    members, own = max(seen.values()), right - 1
+    numbers: list[dict[tuple[int, ...], int]] = [{} for _ in prompts]
+    number = [numbers[p].setdefault(tuple(c), len(numbers[p])) for p, c in zip(prompt_of, completions, strict=True)]
+    members, own = max(number) + 1, right - 1
     lengths = torch.tensor([len(ids) for ids in prompts])
     ids = torch.full((len(prompts), left + members * own), pad_id)
     ids[:, :left] = padded(prompts, left, pad_id)

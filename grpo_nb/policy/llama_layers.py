@@ -46,17 +46,21 @@ class LayerWeights:
 
 
 class LlamaLayers:
-    """The model's present weights, ready to multiply; with gradients to what trains where they are enabled."""
+    """The model's present weights, ready to multiply; with gradients to what trains where they are enabled.
 
-    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+    `adapter` is added to them in place of the one that acts.
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel, adapter: str | None = None) -> None:
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         config = base.config
         attention = base.model.layers[0].self_attn
-        self.base, self.d, self.scale = base, int(attention.head_dim), float(attention.scaling)
+        self.base, self.adapter = base, adapter
+        self.d, self.scale = int(attention.head_dim), float(attention.scaling)
         self.heads, self.kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
         self.eps = float(base.model.norm.variance_epsilon)
         self.layers = [self._layer(layer) for layer in base.model.layers]
-        self.head = weight_of(base.lm_head) * base.model.norm.weight
+        self.head = self._weight(base.lm_head) * base.model.norm.weight
 
     def embed(self, ids: Int[Tensor, "..."]) -> Tensor:
         """[token, width]"""
@@ -115,7 +119,7 @@ class LlamaLayers:
     def _layer(self, layer: Any) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        q, k, v = (weight_of(p) for p in projections)
+        q, k, v = map(self._weight, projections)
         biases = [_base(p).bias for p in projections]
         bias = None
         if biases[0] is not None:
@@ -128,10 +132,13 @@ class LlamaLayers:
             qkv=torch.cat([self._paired(q), self._paired(k), v]) * first,
             bias=bias,
             norms=norms,
-            out=weight_of(attention.o_proj),
-            gate_up=torch.cat([weight_of(mlp.gate_proj), weight_of(mlp.up_proj)]) * second,
-            down=weight_of(mlp.down_proj),
+            out=self._weight(attention.o_proj),
+            gate_up=torch.cat([self._weight(mlp.gate_proj), self._weight(mlp.up_proj)]) * second,
+            down=self._weight(mlp.down_proj),
         )
+
+    def _weight(self, layer: Any) -> Tensor:
+        return weight_of(layer, self.adapter)
 
     def _paired(self, weight: Tensor) -> Tensor:
         """Rows of each head reordered, so that what a position turns together lies together.
@@ -142,12 +149,12 @@ class LlamaLayers:
         return split.transpose(1, 2).reshape(weight.shape)
 
 
-def weight_of(layer: Any) -> Tensor:
-    """A linear layer's weight with its adapter's product added."""
+def weight_of(layer: Any, adapter: str | None = None) -> Tensor:
+    """A linear layer's weight with the product of an adapter added, by default of the one that acts."""
     if not isinstance(layer, LoraLinear):
         weight: Tensor = layer.weight
         return weight
-    (name,) = (name for name in layer.active_adapters if name in layer.lora_A)
+    (name,) = (name for name in ([adapter] if adapter else layer.active_adapters) if name in layer.lora_A)
     up, down, base = layer.lora_B[name].weight, layer.lora_A[name].weight, layer.base_layer.weight
     assert isinstance(up, Tensor) and isinstance(down, Tensor) and isinstance(base, Tensor)
     return torch.addmm(base, up, down, alpha=layer.scaling[name])
@@ -201,16 +208,28 @@ def _base(layer: Any) -> Any:
 
 def norm(x: Float[Tensor, "... width"], eps: float) -> Float[Tensor, "... width"]:
     """x / sqrt(mean(x^2) + eps)"""
+    if not torch.is_grad_enabled():
+        return torch.mul(x, _inverse(x, eps))
     return cast(Tensor, _Norm.apply(x, eps))  # type: ignore[no-untyped-call]
+
+
+def _inverse(x: Tensor, eps: float) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def turned(x: Float[Tensor, "token head d"], turns: Tensor) -> Float[Tensor, "token head d"]:
     """Neighbouring numbers as a complex one, times exp(i position frequency)."""
+    if not torch.is_grad_enabled():
+        return _times(x, turns)
     return cast(Tensor, _Turn.apply(x, turns))  # type: ignore[no-untyped-call]
 
 
 def gate(x: Float[Tensor, "token double"]) -> Float[Tensor, "token inner"]:
     """silu(first half) * second half"""
+    if not torch.is_grad_enabled():
+        first, second = x.chunk(2, -1)
+        return silu(first).mul_(second)
     return cast(Tensor, _Gate.apply(x))  # type: ignore[no-untyped-call]
 
 
@@ -219,9 +238,8 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = (size.square_().div_(x.shape[-1]).add_(eps)).rsqrt_()
-        y: Tensor = x * inverse
+        inverse = _inverse(x, eps)
+        y = x * inverse
         ctx.save_for_backward(y, inverse)
         return y
 

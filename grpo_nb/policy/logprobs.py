@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from grpo_nb.policy.grouped import GroupedBatch
-from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.types import Batch, TokenStats
 
@@ -18,7 +17,8 @@ def token_stats(
     """log softmax(logits / temperature)[token] of each completion token, with the distribution's entropy.
 
     Computed in float32 as logit - logsumexp, 0 outside the mask. Positions count real tokens only, so padding changes
-    nothing. Gradients flow where they are enabled, through the entropy only where `entropy_learns`.
+    nothing. Gradients flow where they are enabled, through the entropy only where `entropy_learns`. The model of a
+    grouped batch is a `LlamaLayers`.
     """
     logits = _completion_logits(model, batch)
     logits = logits if temperature == 1.0 else logits / temperature
@@ -43,7 +43,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 def _completion_logits(model: Any, batch: Batch | PackedBatch | GroupedBatch) -> Float[Tensor, "... vocab"]:
     """float32, of the columns that predict a completion token: of a plain batch all but the last one's own."""
     if isinstance(batch, GroupedBatch):
-        return batch.logits(LlamaLayers(model))
+        return batch.logits(model)
     if isinstance(batch, PackedBatch):
         attention = batch.attention_mask(model.get_input_embeddings().weight.dtype)
         positions, n = batch.position_ids, batch.input_ids.shape[1] - batch.start - 1

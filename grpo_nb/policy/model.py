@@ -16,6 +16,7 @@ from grpo_nb.config import ModelConfig
 from grpo_nb.policy import adapter_files, adapters, chat_template, grouped, loading, logprobs, packing, template_date
 from grpo_nb.policy.eval_mode import as_it_came, silence
 from grpo_nb.policy.grouped import GroupedBatch
+from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
 from grpo_nb.policy.packing import PackedBatch
@@ -95,6 +96,8 @@ class Policy:
         self.agrees: set[str] = set()
         """What it has found to agree; policies that it loads from the same files share this."""
         self._reference: adapters.Reference | None = None
+        self._adapter: str | None = None
+        """What grouped batches are scored with in place of the adapter that acts."""
         self.tokenization = TokenizerAdapter(
             tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs
         )
@@ -211,7 +214,8 @@ class Policy:
         self, batch: Batch | PackedBatch | GroupedBatch, temperature: float = 1.0, *, entropy_learns: bool = False
     ) -> TokenStats:
         """log softmax(logits / temperature)[token] of each completion token; see `logprobs.token_stats`."""
-        return logprobs.token_stats(self.model, batch, temperature, entropy_learns)
+        model = LlamaLayers(self.model, self._adapter) if isinstance(batch, GroupedBatch) else self.model
+        return logprobs.token_stats(model, batch, temperature, entropy_learns)
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
@@ -249,6 +253,22 @@ class Policy:
         """
         with self.eval_mode(), self._known_reference().active():
             yield
+
+    @contextlib.contextmanager
+    def as_grouped_reference(self) -> Iterator[None]:
+        """The same for grouped batches alone, which have no need of the model's modes.
+
+        Raises:
+            ModelError: `freeze_reference` was never called.
+        """
+        reference = self._known_reference()
+        by_name = isinstance(reference, adapters.AdapterReference)
+        with torch.no_grad(), contextlib.nullcontext() if by_name else reference.active():
+            try:
+                self._adapter = adapters.REFERENCE if by_name else None
+                yield
+            finally:
+                self._adapter = None
 
     def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
         """Make these weights the reference.

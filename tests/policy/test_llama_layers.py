@@ -68,16 +68,20 @@ def test_scores_and_gradients_are_transformers_own(kind: str, train: str) -> Non
     assert all(torch.equal(p, before[name]) for name, p in made.model.named_parameters())
 
 
-def test_equal_weights_give_equal_bits(tmp_path: Path) -> None:
-    made = tiny.lora(tmp_path)
+@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("switch", ["as_reference", "as_grouped_reference"])
+def test_equal_weights_give_equal_bits(tmp_path: Path, train: str, switch: str) -> None:
+    made = tiny.learner(train, tmp_path)
     made.freeze_reference()
-    batch = made.group(PROMPTS, COMPLETIONS, PROMPT_OF)
+    batch, flags = made.group(PROMPTS, COMPLETIONS, PROMPT_OF), tiny.flags(made)
     own = made.logprobs(batch).logprobs
-    with made.as_reference():
+    with getattr(made, switch)():
         assert torch.equal(made.logprobs(batch).logprobs, own)
-        tiny.nudge(made, 0.1)
+    tiny.nudge(made, 0.1)
+    with getattr(made, switch)():
         assert torch.equal(made.logprobs(batch).logprobs, own)
     assert not torch.equal(made.logprobs(batch).logprobs, own)
+    assert tiny.flags(made) == flags
 
 
 def test_completions_of_one_token(tmp_path: Path) -> None:
@@ -95,6 +99,21 @@ def test_a_row_holds_its_prompt_once_and_no_last_token() -> None:
     seen = batch.mask[0, 0] == 0
     assert seen.sum(1).tolist() == [5, *[6, 7, 8, 9, 10] * 3]
     assert group(PROMPTS[:1] * 2, COMPLETIONS[:2], [0, 1], 0).mask.shape[0] == 1, "prompts of one length share a mask"
+
+
+def test_equal_completions_are_computed_once() -> None:
+    made = tiny.policy()
+    rows = [COMPLETIONS[2], COMPLETIONS[3], COMPLETIONS[2], COMPLETIONS[2]], [0, 0, 0, 1]
+    batch = made.group(PROMPTS[:2], *rows)
+    assert batch.input_ids.shape == (2, 5 + 2 * 5)
+    plain = made.collate([PROMPTS[p] for p in rows[1]], rows[0])
+    weights = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for each in (plain, batch):
+        made.model.zero_grad()
+        (weights * made.logprobs(each).logprobs).sum().backward()
+        gradients.append(made.model.model.layers[0].mlp.up_proj.weight.grad.clone())
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=0)
 
 
 def test_rows_that_cannot_be_grouped_are_refused() -> None:
