@@ -202,11 +202,7 @@ class Policy:
     def group(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
     ) -> GroupedBatch:
-        """The same for policies that `llama_layers` serve; see `grouped.group`.
-
-        Raises:
-            ModelError: as `pack`.
-        """
+        """The same for policies that `llama_layers` serve, with the same errors; see `grouped.group`."""
         _check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
         return grouped.group(prompt_ids, completion_ids, prompt_of, self.pad_id)
 
@@ -256,11 +252,7 @@ class Policy:
 
     @contextlib.contextmanager
     def as_grouped_reference(self) -> Iterator[None]:
-        """The same for grouped batches alone, which have no need of the model's modes.
-
-        Raises:
-            ModelError: `freeze_reference` was never called.
-        """
+        """The same for grouped batches alone, which have no need of the model's modes."""
         reference = self._known_reference()
         by_name = isinstance(reference, adapters.AdapterReference)
         with torch.no_grad(), contextlib.nullcontext() if by_name else reference.active():

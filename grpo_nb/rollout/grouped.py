@@ -43,7 +43,7 @@ class GroupedEngine:
             return self.eager.generate(policy, request)
         eager.check(policy, request)
         drawn, at_once = eager.Drawn(policy, request), max(1, self.max_rows // request.group_size)
-        with policy.eval_mode():
+        with torch.no_grad():
             decoding = _Decoding(policy, request)
             for first in range(0, len(request.prompt_ids), at_once):
                 decoding.draw(first, min(at_once, len(request.prompt_ids) - first), drawn)
