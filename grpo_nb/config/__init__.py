@@ -8,14 +8,16 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
+from grpo_nb.config.batch import BatchConfig, divisors
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
+from grpo_nb.config.model import ModelConfig
 from grpo_nb.config.objective import ObjectiveConfig
+from grpo_nb.config.sampling import RolloutConfig, SamplingConfig
 from grpo_nb.config.unknown import names_at, unknown
-from grpo_nb.storage import former_names
 from grpo_nb.suggest import did_you_mean
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "JudgeProvider",
     "ModelConfig",
     "ObjectiveConfig",
+    "RolloutConfig",
     "RunConfig",
     "SFTConfig",
     "SamplingConfig",
@@ -37,46 +40,8 @@ __all__ = [
 ]
 
 
-_RENDERING = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"}
-_RENDERING |= {"continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
-_RENDERING |= {"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "strftime_now"}
-"""Names that a rendering fills in itself."""
-MOST_COMPLETIONS, MOST_OBJECTIVES = 10**6, 32
+MOST_OBJECTIVES = 32
 """A config.json may claim any number, and what checks or shows a run works through these."""
-
-
-class ModelConfig(Settings):
-    """Which model, in which precision, and which of its weights learn."""
-
-    name: str = "demo"
-    """`demo` (built in, no download), a hub id, a local folder, or a .gguf file."""
-    train: Literal["auto", "lora", "full"] = "auto"
-    """Weights that learn: `lora` adapters, `full` model, or `auto`: full below 20 M parameters."""
-    lora_rank: Count = 16
-    """Rank r of the LoRA adapters."""
-
-    # advanced
-    lora_alpha: Positive = 32
-    """LoRA scale: the adapter's output is multiplied by alpha / rank."""
-    lora_targets: tuple[str, ...] | Literal["auto"] = "auto"
-    """Module names that get an adapter; `auto`: every linear layer of the language model but the output head."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights' type; `auto` is bfloat16 for a frozen base on a GPU that has it, float32 for all else."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
-    chat_template: str | None = None
-    """Name of the chat template to use, where the tokenizer has several; null: its default."""
-    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """The chat template's own switches, given to it wherever it is rendered, e.g. {"enable_thinking": false}."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _switches_are_the_templates(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(name for name in value if name in _RENDERING or not name.isidentifier()):
-            raise ValueError(f"'{taken[0]}' is no switch of a chat template; give the names that its Jinja code reads")
-        return value
 
 
 class SFTConfig(Settings):
@@ -102,116 +67,6 @@ class SFTConfig(Settings):
     """Gradients are scaled down to this global norm."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 100
     """Steps between checkpoints of SFT itself; 0: only at the end."""
-
-
-class SamplingConfig(Settings):
-    """How completions are drawn. Temperature 1 and nothing else keeps sampler and learner equal."""
-
-    former = former_names.SETTINGS["sampling"]
-
-    temperature: Positive = 1.0
-    """Divides the logits when sampling and in every log-prob; a knob while training."""
-    max_completion_length: Count = 256
-    """Cap on completion length in tokens, terminator included."""
-    max_prompt_length: Count = 1024
-    """Prompts longer than this are an error before any work: they are never cut."""
-
-    # advanced
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; below 1 the sampler differs from the scored policy: measured and warned about."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Keep the k likeliest tokens; 0 keeps all. Same warning."""
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Drop tokens below this share of the likeliest; 0 drops none. Same warning."""
-    repetition_penalty: Positive = 1.0
-    """Above 1 penalises tokens already present, the prompt's too. Same warning."""
-
-    @property
-    def changes_policy(self) -> bool:
-        """Whether anything but temperature shapes the sampler, so that it is not the scored policy."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
-
-
-class BatchConfig(Settings):
-    """The geometry of a step in plain words: prompts x group, cut into updates, cut into micro-batches."""
-
-    former = former_names.SETTINGS["batch"]
-
-    prompts: Count = 8
-    """Prompts per step, over all objectives together, shared equally."""
-    group_size: int = 8
-    """Completions per prompt (K): an answer is judged against the others of its group."""
-    micro_batch: Count = 8
-    """Completions per forward and backward pass; changes memory, never the gradient."""
-
-    # advanced
-    mini_batch: Count | None = None
-    """Completions per optimizer update; null: all of the step's, so that training stays on-policy."""
-    num_iterations: Count = 1
-    """Passes over each step's completions (mu); above 1 the ratio leaves 1 and clipping acts."""
-    share_prompts: Literal["auto", "never"] = "auto"
-    """A prompt stands once before its K completions in the passes that score and train: `auto` where the model bears
-    it and it is cheaper. Other bits, the same numbers to rounding."""
-
-    @property
-    def completions(self) -> int:
-        """Completions per step: prompts x group_size."""
-        return self.prompts * self.group_size
-
-    @property
-    def update_size(self) -> int:
-        """Completions per optimizer update."""
-        return self.mini_batch or self.completions
-
-    @property
-    def updates_per_rollout(self) -> int:
-        """Optimizer updates per step: num_iterations x (completions / mini_batch)."""
-        return self.num_iterations * (self.completions // self.update_size)
-
-    @property
-    def on_policy(self) -> bool:
-        """One update per rollout: the ratio is exactly 1 and clipping never acts."""
-        return self.updates_per_rollout == 1
-
-    def describe(self, objectives: int = 1) -> str:
-        """The geometry as one sentence; a micro-batch holds rows of one objective only."""
-        share = self.update_size // objectives
-        passes = objectives * -(-share // self.micro_batch)
-        policy = "on-policy, clipping inactive" if self.on_policy else "off-policy after the first, clipping active"
-        return (
-            f"{self.prompts} prompts x {self.group_size} completions = {self.completions} per step; "
-            f"{self.updates_per_rollout} update(s) of {self.update_size} per step ({policy}); "
-            f"{passes} micro-batch(es) of {min(self.micro_batch, share)} per update"
-        )
-
-    @model_validator(mode="after")
-    def _divides(self) -> Self:
-        if self.group_size < 2:
-            raise ValueError(
-                f"group_size={self.group_size}: an answer is compared with the others of its group, so every "
-                "advantage would be 0; needs 2 or more, 8 is usual"
-            )
-        if self.completions > MOST_COMPLETIONS:
-            raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions are {self.completions} a step; at most "
-                f"{MOST_COMPLETIONS} can be"
-            )
-        if self.update_size > self.completions:
-            raise ValueError(
-                f"mini_batch={self.update_size} is more than the {self.completions} completions of a step "
-                f"({self.prompts} prompts x {self.group_size}); lower mini_batch or raise prompts"
-            )
-        if self.completions % self.update_size:
-            raise ValueError(
-                f"mini_batch={self.update_size} does not divide the {self.completions} completions of a step; "
-                f"use one of {_divisors(self.completions)}"
-            )
-        if self.update_size % self.micro_batch and self.micro_batch < self.update_size:
-            raise ValueError(
-                f"micro_batch={self.micro_batch} does not divide an update of {self.update_size} completions; "
-                f"use one of {_divisors(self.update_size)}"
-            )
-        return self
 
 
 class RunConfig(Settings):
@@ -252,6 +107,7 @@ class Config(Settings):
     """Objectives by name; the name is used in metrics, knobs and colours."""
     sft: SFTConfig = SFTConfig()
     sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
     batch: BatchConfig = BatchConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     shaping: ShapingConfig = ShapingConfig()
@@ -281,7 +137,7 @@ class Config(Settings):
         if self.batch.update_size % n:
             raise ValueError(
                 f"batch.mini_batch={self.batch.update_size} cannot be shared equally by {n} objectives, and every "
-                f"update needs all of them; use one of {[d for d in _divisors(self.batch.completions) if d % n == 0]}"
+                f"update needs all of them; use one of {[d for d in divisors(self.batch.completions) if d % n == 0]}"
             )
         return self
 
@@ -357,10 +213,6 @@ def check_data_size(config: Config, examples: dict[str, int]) -> None:
                 f"objective '{name}' has {have} training prompts, a step takes {need} of them "
                 f"(batch.prompts={config.batch.prompts} over {len(examples)} objectives); lower it or add data"
             )
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

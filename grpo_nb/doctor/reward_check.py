@@ -15,8 +15,7 @@ from grpo_nb import losses, seeding
 from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards.rubric import TASK, Completions, score
-from grpo_nb.rollout import Engine, Request
-from grpo_nb.rollout import engine as engine_of
+from grpo_nb.rollout import Engine, Request, choose
 from grpo_nb.rules import worst_first
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.learning import DEAD_SHARE, TRUNCATED_BADLY
@@ -62,7 +61,7 @@ def workbench(
     tasks: Mapping[str, Task] | None = None,
     rewards: Rewards | None = None,
     prompts: int = 4,
-    engine: Engine | str = "eager",
+    engine: Engine | str | None = None,
 ) -> Bench:
     """A few training prompts of each objective, a group of the model's answers to each, scored as training will.
 
@@ -75,9 +74,9 @@ def workbench(
         ConfigError, DataError, RewardError: as training would.
     """
     config = run.config
-    built = engine_of(engine)
     learner = policy or load_policy(config.model, config.run.seed)
     learner.set_date(run.started)
+    built = choose(engine or config.rollout.engine, learner).engine
     frames, found = [], []
     for objective in load_objectives(run, load_tasks(config, run.path, tasks), rewards or {}).values():
         order = seeding.permutation(len(objective.examples), config.run.seed, 0, f"workbench/{objective.name}")

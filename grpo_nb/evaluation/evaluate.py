@@ -25,8 +25,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.rubric import task_scores
-from grpo_nb.rollout import EagerEngine, Ended, Engine, Request
-from grpo_nb.rollout import engine as engine_of
+from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, choose
 from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.run import Run, RunError
@@ -50,7 +49,7 @@ def evaluate(
     policy: Policy | None = None,
     tasks: Mapping[str, Task] | None = None,
     limit: int | None = None,
-    engine: Engine | str = "eager",
+    engine: Engine | str | None = None,
     accept_changed: Collection[str] = (),
 ) -> pd.DataFrame:
     """Task measures of one stage on held-out examples, with 95% intervals; also appended to evaluations.jsonl.
@@ -63,6 +62,7 @@ def evaluate(
         policy: evaluated as it is, and `stage` only names it; None: the stage's weights are restored.
         tasks: own tasks by objective, as in `train.grpo`.
         limit: examples per objective, at most; None: `run.eval_examples`.
+        engine: what draws; None: `rollout.engine`.
         accept_changed: what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
 
     Returns:
@@ -79,7 +79,6 @@ def evaluate(
     """
     _check_words(split, mode)
     dependencies.accepted_kinds(accept_changed)
-    built = engine_of(engine)
     # The step is read off the checkpoint before the weights are, and both from the one checkpoint.
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
     learner = policy or _loaded(run)
@@ -90,6 +89,7 @@ def evaluate(
     dependencies.check(run, found, accept_changed, "eval")
     if policy is None:
         _restore(learner, checkpoint)
+    drawing = choose(engine or run.config.rollout.engine, learner).engine
     name, step = placed(stage, checkpoint)
     if policy is not None and stage == "latest":
         step = run.last_step() or 0
@@ -98,7 +98,7 @@ def evaluate(
         pool = examples_of(run, objective, task, split, limit)
         with _progress(objective, len(pool)) as progress:
             drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
-            texts = ask(learner, pool, run.config.sampling, built, drawn, progress).scored_texts
+            texts = ask(learner, pool, run.config.sampling, drawing, drawn, progress).scored_texts
         row = {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
         row |= measured(run, objective, task, pool, texts)
         run.log_evaluation(row)

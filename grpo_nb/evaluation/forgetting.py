@@ -9,8 +9,7 @@ from grpo_nb.evaluation.compare import Logged, Stage, compare_stages, is_of, log
 from grpo_nb.evaluation.evaluate import ask, measured, placed, restore_policy, stage_checkpoint
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
-from grpo_nb.rollout import Engine
-from grpo_nb.rollout import engine as engine_of
+from grpo_nb.rollout import Engine, choose
 from grpo_nb.run.run import Run
 from grpo_nb.tasks.probe import Probe
 
@@ -22,7 +21,7 @@ SAMPLING = SamplingConfig(max_completion_length=32)
 
 
 def probe(
-    run: Run, stage: Stage = "latest", *, engine: Engine | str = "eager", accept_changed: Collection[str] = ()
+    run: Run, stage: Stage = "latest", *, engine: Engine | str | None = None, accept_changed: Collection[str] = ()
 ) -> pd.DataFrame:
     """Accuracy on forty general questions, over all and by kind: base, the stage, and the paired change.
 
@@ -36,10 +35,10 @@ def probe(
         DependencyChanged: as `evaluate.restore_policy`.
         ModelError: the tokenizer has no tokens for the words of the questions, so that no answer would mean anything.
     """
-    built = engine_of(engine)
     checkpoint = stage_checkpoint(run, stage)
     policy = restore_policy(run, "base", accept_changed=accept_changed)
     refuse_other_words(policy)
+    built = choose(engine or run.config.rollout.engine, policy).engine
     if not any(is_of(row, "base") for row in logged(run, "test", MODE)) or stage == "base":
         _ask(run, "base", 0, policy, built)
     if stage != "base":

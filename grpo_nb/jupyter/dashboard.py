@@ -283,6 +283,7 @@ def _status_line(session: Any, state: RunState, rows: Sequence[Row]) -> str:
         f"step {step} of {session.steps}",
         *([owner.doing] if owner is not None and owner.doing else []),
         *_pace(rows, session.steps - step if state.is_active else 0),
+        *(f"engine {row[keys.ENGINE]}" for row in rows[-1:] if row.get(keys.ENGINE)),
         f"as of {datetime.now():%H:%M:%S}",
     ]
     name, ground = session.run.name, notices.colour(state)

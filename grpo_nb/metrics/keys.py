@@ -93,6 +93,7 @@ _REPORT, _JUDGE = "training/gradient_report.py", "judge/tally.py"
 
 STEP = _one("step", "", "Number of the step, from 1.", _STEP, _SFT)
 STATUS = _one("status", TEXT, "What became of the updates: ok, clipped, skipped, or empty.", _METRICS, _SFT)
+ENGINE = _one("engine", TEXT, "What drew the completions: eager, graph, or the class of an own engine.", _STEP)
 LR = _one("lr", "", "Learning rate of the step.", _STEP, _SFT)
 TEMPERATURE = _one("temperature", "", "Sampling temperature of the step.", _STEP)
 TOKENS = _one("tokens", "tokens", "Completion tokens of the step, stop tokens included.", _STEP, _SFT)

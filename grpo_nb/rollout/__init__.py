@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from grpo_nb.config import ConfigError
@@ -11,7 +12,7 @@ from grpo_nb.rollout.graph import GraphEngine
 from grpo_nb.rollout.request import Ended, Request
 from grpo_nb.types import Rollouts
 
-__all__ = ["ENGINES", "EagerEngine", "Ended", "Engine", "GraphEngine", "Request", "engine"]
+__all__ = ["ENGINES", "Drawer", "EagerEngine", "Ended", "Engine", "GraphEngine", "Request", "choose", "engine"]
 
 
 @runtime_checkable
@@ -27,6 +28,36 @@ ENGINES: dict[str, Callable[[], Engine]] = {"eager": EagerEngine, "graph": Graph
 """Engines by name."""
 
 
+@dataclass(frozen=True)
+class Drawer:
+    """The engine that draws from a policy."""
+
+    engine: Engine
+    name: str
+    """In `ENGINES`, or the class of a caller's own."""
+    reason: str = ""
+    """Why it is not the one that was asked for."""
+
+
+def choose(wanted: Engine | str, policy: Policy) -> Drawer:
+    """The engine that serves this policy: `auto` is `graph` on CUDA, and `eager` where that cannot serve it.
+
+    `graph` draws a few tokens to find out.
+
+    Raises:
+        ConfigError: as `engine`.
+        ModelError: the model's scores are not finite.
+    """
+    name = wanted
+    if wanted == "auto":
+        name = "graph" if policy.device.type == "cuda" else "eager"
+    built = engine(name)
+    if isinstance(built, GraphEngine) and (reason := built.refused(policy)):
+        return Drawer(built.eager, "eager", reason)
+    names = {EagerEngine: "eager", GraphEngine: "graph"}
+    return Drawer(built, names.get(type(built), type(built).__name__))
+
+
 def engine(given: Engine | str = "eager") -> Engine:
     """The engine itself, or a new one of this name.
 
@@ -35,7 +66,7 @@ def engine(given: Engine | str = "eager") -> Engine:
     """
     if isinstance(given, str):
         if given not in ENGINES:
-            raise ConfigError(f"engine '{given}' is unknown; use one of: {', '.join(ENGINES)}")
+            raise ConfigError(f"engine '{given}' is unknown; use one of: auto, {', '.join(ENGINES)}")
         return ENGINES[given]()
     generate = getattr(given, "generate", None)
     try:

@@ -44,7 +44,7 @@ class EagerEngine:
             ValueError: temperature is not positive, or uniforms are not [P * K, max_completion_length or more] float64.
         """
         check(policy, request)
-        drawn, at_once = Drawn(policy, request), max(1, self.max_rows // request.group_size)
+        drawn, at_once = Drawn(policy, request), request.prompts_at_once(self.max_rows)
         with policy.eval_mode():
             for first in range(0, len(request.prompt_ids), at_once):
                 _decode(policy, _prefill(policy, request, first, at_once), drawn, request)

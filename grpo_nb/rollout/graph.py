@@ -60,13 +60,7 @@ class GraphEngine:
             ValueError: as there.
         """
         check(policy, request)
-        if policy not in self._verdicts:
-            self._verdicts[policy] = self.unserved(policy) or self._fault(policy)
-            if reason := self._verdicts[policy]:
-                logger.info("rollout engine: eager instead of graph: %s", reason)
-                self.release()
-                check_model(policy)
-        if self._verdicts[policy]:
+        if self.refused(policy):
             return self.eager.generate(policy, request)
         try:
             return self._generate(policy, request)
@@ -75,7 +69,7 @@ class GraphEngine:
             raise
 
     def unserved(self, policy: Policy) -> str | None:
-        """Why this policy is drawn from by the eager engine; None where it is not."""
+        """What of this policy's device or architecture is not served; None where nothing is known."""
         base, text = base_of(policy), policy.text_config
         if policy.device.type not in self.devices:
             return f"the model is on {policy.device.type}"
@@ -88,8 +82,20 @@ class GraphEngine:
         return None
 
     def refused(self, policy: Policy) -> str | None:
-        """Why this policy was drawn from by the eager engine; None where it was not."""
-        return self._verdicts.get(policy)
+        """Why this policy is drawn from by the eager engine; None where it is not.
+
+        Draws a few tokens to find out, once.
+
+        Raises:
+            ModelError: its scores are not finite, or the eager engine cannot serve it either.
+        """
+        if policy not in self._verdicts:
+            self._verdicts[policy] = self.unserved(policy) or self._fault(policy)
+            if reason := self._verdicts[policy]:
+                logger.info("rollout engine: eager instead of graph: %s", reason)
+                self.release()
+                check_model(policy)
+        return self._verdicts[policy]
 
     def release(self) -> None:
         """Free the cache and the graphs."""
@@ -111,7 +117,7 @@ class GraphEngine:
         if self._held is None or self._held.weights != weights_of(policy):
             self._held = None
             self._held = _Held(policy, self.adapters, self.compiled)
-        held, first, at_once = self._held, 0, max(1, self.max_rows // request.group_size)
+        held, first, at_once = self._held, 0, request.prompts_at_once(self.max_rows)
         with policy.eval_mode(), held.projections.active():
             while first < prompts:
                 count = min(at_once, prompts - first)

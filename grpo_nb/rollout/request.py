@@ -36,10 +36,17 @@ class Request:
     ended: Callable[[Sequence[Ended]], None] | None = None
     """Called with each completion once, a few at a time, soon after it ended and before the last one has."""
 
+    rows_at_once: int | None = None
+    """Completions in flight, at most; None: as many as the engine takes. Changes memory, and bits in half precision."""
+
     @property
     def rows(self) -> int:
         """B = P * K"""
         return len(self.prompt_ids) * self.group_size
+
+    def prompts_at_once(self, most: int) -> int:
+        """Prompts whose completions are in flight together, where an engine takes `most` rows."""
+        return max(1, min(most, self.rows_at_once or most) // self.group_size)
 
     @property
     def temperature(self) -> float | None:

@@ -18,8 +18,11 @@ ADJUSTABLE = tuple(f".judge.{limit}" for limit in _LIMITS)
 """Settings that may be edited while a run stands still: what a judge may spend and how long it is waited for, which
 changes no verdict."""
 
-FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0}
+FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0, "rollout.engine": "eager"}
 """What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""
+
+UNWRITTEN: Mapping[str, Any] = {"rollout": {"engine": "eager"}}
+"""What the files of versions without a group of settings meant."""
 
 UNWRITTEN_JUDGE = {"decides_ties": True}
 """What settings of a judge meant in the files of versions that did not have them yet."""
@@ -77,6 +80,8 @@ def restored(tree: Any) -> Config:
         ConfigError: they do not validate.
     """
     tree = former_names.settings(tree)
+    if isinstance(tree, dict):
+        tree = {**UNWRITTEN, **tree}
     objectives = tree.get("objectives") if isinstance(tree, dict) else None
     if not isinstance(objectives, dict):
         return parse(tree)

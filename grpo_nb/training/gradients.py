@@ -133,7 +133,7 @@ def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStat
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
     table = blank(rollouts)
     # with shared prompts the batches of an update, so that equal weights give equal bits and a KL of exactly 0
-    parts = map(rollouts.rows_of, plan.betas) if plan.shares_prompts else [range(len(rollouts.completion_ids))]
+    parts = map(rollouts.rows_of, plan.betas) if plan.numerics.shares_prompts else [range(len(rollouts.completion_ids))]
     for rows in itertools.chain.from_iterable(chunks(part, plan.micro_batch) for part in parts):
         store(table, rows, policy.logprobs(collate(policy, rollouts, rows, plan), plan.temperature))
     return table
@@ -150,7 +150,7 @@ def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepP
     place = {prompt: n for n, prompt in enumerate(dict.fromkeys(map(rollouts.prompt_of, rows)))}
     prompts, prompt_of = [rollouts.prompt_ids[p] for p in place], [place[rollouts.prompt_of(i)] for i in rows]
     completions = [rollouts.completion_ids[i] for i in rows]
-    if plan.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of):
+    if plan.numerics.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of):
         return policy.pack(prompts, completions, prompt_of)
     return policy.collate([prompts[p] for p in prompt_of], completions)
 

@@ -23,7 +23,7 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told
-from grpo_nb.training import commands, guards, loop, metrics, quick_eval, resume, samples
+from grpo_nb.training import commands, guards, loop, memory_ladder, metrics, quick_eval, resume, samples
 from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
 from grpo_nb.training.gradients import measure, objective_gradients
@@ -44,7 +44,7 @@ def grpo(
     policy: Policy | None = None,
     tasks: Mapping[str, Task] | None = None,
     rewards: Rewards | None = None,
-    engine: Engine | str = "eager",
+    engine: Engine | str | None = None,
     steps: int | None = None,
     accept_changed: Collection[str] = (),
 ) -> Steps:
@@ -53,6 +53,7 @@ def grpo(
     `tasks` and `rewards` give an objective, by name, a task of your own or extra reward functions with TRL's
     signature `f(prompts, completions, **columns) -> list[float | None]`; on resuming, give the same again.
     `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
+    `engine` takes the place of `rollout.engine`.
     A checkpoint is saved every `run.checkpoint_every` steps and when the generator ends or is closed.
 
     Raises:
@@ -62,11 +63,12 @@ def grpo(
             on everything or has used up its budget (the run is then saved).
     """
     goal = run.config.run.steps if steps is None else steps
-    built = engine_of(engine)
+    if engine not in (None, "auto"):
+        engine_of(engine)
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request(Command.RUN)  # before the model loads: what is asked meanwhile is not forgotten
-        state = resume.prepare(run, built, goal, resume.Given(policy, tasks, rewards, accept_changed))
+        state = resume.prepare(run, goal, resume.Given(policy, tasks, rewards, engine, accept_changed))
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (
@@ -137,7 +139,12 @@ class Grpo(loop.Stage):
         commands.activate(self.state, knobs)
 
     def advance(self) -> StepStats:
-        return grpo_step(self.state, self.state.knobs)
+        while True:
+            retry = memory_ladder.Retry(self.state)
+            try:
+                return grpo_step(self.state, self.state.knobs)
+            except (memory_ladder.RolloutMemoryError, torch.OutOfMemoryError) as error:
+                retry.with_less(error)
 
     def store(self) -> None:
         save(self.state)
@@ -152,12 +159,13 @@ def sample(state: TrainState, plan: StepPlan, scoring: Scoring) -> Rollouts:
     config = state.config
     drawn_P = draw_prompts(state, plan.step)
     size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
-    uniforms = torch.rand(size, dtype=torch.float64, generator=plan.generator("rollout"))
+    uniforms = plan.numerics.uniforms(plan.seed, plan.step, size, state.policy.device)
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
-    ended = hand_over(state, drawn_P, scoring)
-    request = Request(prompt_ids_P, config.batch.group_size, sampling, uniforms, ended=ended)
-    rollouts = state.engine.generate(state.policy, request)
+    group, ended = config.batch.group_size, hand_over(state, drawn_P, scoring)
+    asked = Request(prompt_ids_P, group, sampling, uniforms, ended=ended, rows_at_once=plan.numerics.rows_at_once)
+    with memory_ladder.drawing():
+        rollouts = state.engine.generate(state.policy, asked)
     guards.check_rollouts(rollouts, state.policy.stop_token_ids)
     return replace(rollouts, prompts=drawn_P)
 
@@ -212,6 +220,7 @@ def verdicts(state: TrainState, scoring: Scoring) -> list[Score]:
 
 def apply(state: TrainState, plan: StepPlan) -> optim.Update:
     """One optimizer step on the gradient in `.grad`."""
+    state.weights_moved = True
     return optim.apply(
         state.policy.parameters_by_name(),
         state.optimizer,
@@ -227,6 +236,7 @@ def step_row(state: TrainState, plan: StepPlan, batch: Experience, updates: metr
     for name in state.objectives:
         row |= _objective_row(state, plan, batch, name)
     row |= {
+        keys.ENGINE: plan.numerics.engine,
         **metrics.sampler_row(batch, sampler_logprobs(batch.rollouts)),
         keys.LR: plan.learning_rate,
         keys.TEMPERATURE: plan.temperature,
@@ -279,5 +289,5 @@ def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Ro
     state.run.log_metrics(row)
     _tell_dropped(state, plan.step)
     guards.watch(state, row)
-    state.step, state.mid_update = plan.step, False
+    state.step, state.mid_update, state.weights_moved = plan.step, False, False
     return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]

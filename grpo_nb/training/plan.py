@@ -1,7 +1,7 @@
 """The plan of one step: everything that it takes from settings and knobs, read once before any work."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -9,6 +9,7 @@ from grpo_nb import losses, optim, seeding
 from grpo_nb.beta_control import KLTarget
 from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
 from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience
 
@@ -41,8 +42,7 @@ class StepPlan:
     reports_gradients: bool
     micro_batch: int
     max_completion_length: int
-    shares_prompts: bool = False
-    """Whether a prompt may stand once before its completions in the passes that score and train."""
+    numerics: Numerics = field(default_factory=Numerics)
     epochs: int = 1
     updates_per_epoch: int = 1
 
@@ -89,9 +89,9 @@ def plan_step(state: TrainState, knobs: KnobSnapshot) -> StepPlan:
         needs_reference=bool(kl_targets) or any(beta > 0 for beta in betas.values()),
         old_first=not batch.on_policy or algorithm.old_first or step == 1,
         reports_gradients=every > 0 and step % every == 0,
-        micro_batch=batch.micro_batch,
+        micro_batch=state.numerics.micro_batch_of(batch.micro_batch),
         max_completion_length=config.sampling.max_completion_length,
-        shares_prompts=state.shares_prompts,
+        numerics=state.numerics,
         epochs=batch.num_iterations,
         updates_per_epoch=batch.updates_per_rollout // batch.num_iterations,
     )

@@ -9,8 +9,8 @@ from grpo_nb.losses import Moments
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
-from grpo_nb.rollout import EagerEngine, Engine
-from grpo_nb.rollout.selfcheck import check_model, load_alike, shares_prompts
+from grpo_nb.rollout import Drawer, EagerEngine, Engine
+from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
@@ -18,6 +18,8 @@ from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
+from grpo_nb.training import numerics
+from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.state import TrainState, environment_info, forget_gradients, judged_by, load_state_dict, save
 
@@ -31,11 +33,12 @@ class Given:
     policy: Policy | None = None
     tasks: Mapping[str, Task] | None = None
     rewards: Rewards | None = None
+    engine: Engine | str | None = None
     accept_changed: Collection[str] = ()
     """Kinds of content that may be other than the run was made with."""
 
 
-def prepare(run: Run, engine: Engine, goal: int, given: Given) -> TrainState:
+def prepare(run: Run, goal: int, given: Given) -> TrainState:
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
     Raises:
@@ -50,18 +53,19 @@ def prepare(run: Run, engine: Engine, goal: int, given: Given) -> TrainState:
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
     policy = given.policy or loaded(run)
     policy.set_date(run.started)
-    run.doing("checking the model")
-    check_model(policy, draws=isinstance(engine, EagerEngine))
-    optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
-    forget_gradients(policy)
-    state = TrainState(run, policy, optimizer, engine, objectives, run.knobs.snapshot(), goal)
-    examples = {name: objective.examples for name, objective in objectives.items()}
-    run.doing("checking the prompts")
-    requirements.check_examples(config, examples, policy.context, state.encode)
     run.doing("comparing data and weights with those that the run was made with")
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
+    examples = {name: objective.examples for name, objective in objectives.items()}
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, given.accept_changed, "train")
+    run.doing("checking the model")
+    chosen, drawer = _choices(run, policy, newest, given.engine)
+    check_model(policy, draws=isinstance(drawer.engine, EagerEngine))
+    optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
+    forget_gradients(policy)
+    state = TrainState(run, policy, optimizer, drawer, objectives, run.knobs.snapshot(), goal, numerics=chosen)
+    run.doing("checking the prompts")
+    requirements.check_examples(config, examples, policy.context, state.encode)
     run.doing("beginning at step 0" if newest is None else f"going back to step {newest.step}")
     if newest is None:
         _start(state, warm)
@@ -75,6 +79,15 @@ def loaded(run: Run) -> Policy:
     """The policy that the run's settings describe."""
     run.doing(f"loading the model {run.config.model.name}")
     return load_alike(run.config.model, run.config.run.seed)
+
+
+def _choices(
+    run: Run, policy: Policy, newest: Checkpoint | None, given: Engine | str | None
+) -> tuple[Numerics, Drawer]:
+    """How the run computes: what it decides now, or decided when it started."""
+    if newest is None:
+        return numerics.begin(run.config, policy, given)
+    return numerics.resume(run, policy, numerics.stored(run, newest.state()), given)
 
 
 def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
@@ -128,10 +141,10 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
         objective.beta = BetaState.from_dict(stored["betas"][name])
         objective.moments = Moments.from_dict(stored.get("reward_moments", {}).get(name, {}))
     _note_other_judges(state, stored["judged_by"])
-    state.shares_prompts = _shares_prompts(state, before=bool(stored.get("shares_prompts", False)))
+    numerics.log_changes(run, state.step, numerics.stored(run, stored), state.numerics, state.drawer.reason)
     run.rewind(state.step)
     _look_back(state)
-    run.log_event("resume", step=state.step, goal=state.goal, **_engine(state), **environment_info(policy))
+    run.log_event("resume", step=state.step, goal=state.goal, **_computes(state), **environment_info(policy))
 
 
 def _knobs_of(newest: Checkpoint, stored: State, now: KnobSnapshot) -> KnobSnapshot:
@@ -145,20 +158,6 @@ def _knobs_of(newest: Checkpoint, stored: State, now: KnobSnapshot) -> KnobSnaps
         if missing := sorted(now.values.keys() - has.keys()):
             raise RunError(f"{newest.path} has no knob '{missing[0]}'; restore the checkpoint from a copy")
     return knobs
-
-
-def _shares_prompts(state: TrainState, before: bool) -> bool:
-    """What the run did before, as long as the model still bears it: another way of computing changes bits."""
-    if not before or shares_prompts(state.policy):
-        return before
-    state.run.log_event("prompts_not_shared", step=state.step)
-    logger.warning(
-        "%s shared prompts until step %d, and the model as loaded here gives other log-probs that way: from here on "
-        "each completion has its own copy of the prompt, so the next steps are not bit for bit those of before",
-        state.run.path,
-        state.step,
-    )
-    return False
 
 
 def _note_other_judges(state: TrainState, before: dict[str, list[str]]) -> None:
@@ -210,13 +209,12 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     if warm is not None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
-    state.shares_prompts = run.config.batch.share_prompts == "auto" and shares_prompts(policy)
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
-    origin["shares_prompts"] = state.shares_prompts
-    run.log_event("start", step=0, **origin, **_engine(state), **environment_info(policy))
+    run.log_event("start", step=0, **origin, **_computes(state), **environment_info(policy))
     save(state)
 
 
-def _engine(state: TrainState) -> dict[str, str]:
-    """What draws, for the log: the bits depend on it."""
-    return {"engine": type(state.engine).__name__}
+def _computes(state: TrainState) -> dict[str, object]:
+    """The choices that bits depend on, for the log."""
+    reason = {"engine_reason": state.drawer.reason} if state.drawer.reason else {}
+    return state.numerics.model_dump() | reason

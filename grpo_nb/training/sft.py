@@ -24,7 +24,7 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import guards, loop, metrics, resume
+from grpo_nb.training import guards, loop, memory_ladder, metrics, resume
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.state import deterministic, draw, environment_info, forget_gradients, load_state_dict, state_dict
 from grpo_nb.types import Prompt, Steps, StepStats
@@ -156,10 +156,12 @@ class Sft(loop.Stage):
         order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
         held = min(HELD_OUT, len(pairs) // 10)
         self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
-        self.policy = policy
+        self.policy, self.config = policy, run.config
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
         forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
+        if newest is not None and (less := newest.state().get("micro_batch")):
+            self.config = run.config.replace(**{"sft.micro_batch": less})
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
 
@@ -180,12 +182,24 @@ class Sft(loop.Stage):
 
     def advance(self) -> StepStats:
         run, step = self.progress.run, self.progress.step + 1
-        stats = sft_step(self.policy, self.optimizer, self.train, run.config, step, self._moving)
+        stats = self._step(step)
         self.recent.append(dict(stats.metrics))
         run.log_sft(dict(stats.metrics))
         guards.watch_sft(run, list(self.recent))
         self.progress.step, self.progress.mid_update = step, False
         return stats
+
+    def _step(self, step: int) -> StepStats:
+        while True:
+            try:
+                return sft_step(self.policy, self.optimizer, self.train, self.config, step, self._moving)
+            except torch.OutOfMemoryError as error:
+                now = min(self.config.sft.micro_batch, self.config.sft.batch) // 2
+                if self.progress.mid_update or now < 1:
+                    raise
+                forget_gradients(self.policy)
+                self.config = self.config.replace(**{"sft.micro_batch": now})
+                memory_ladder.freed_for_less(self.progress.run, step, f"sft.micro_batch={now}", error, self.prefix)
 
     def _moving(self) -> None:
         self.progress.mid_update = True
@@ -193,6 +207,7 @@ class Sft(loop.Stage):
     def store(self) -> None:
         run, step = self.progress.run, self.progress.step
         stored = {"step": step, "config": plain(run.config), "fingerprint": fingerprint.fingerprint()}
+        stored["micro_batch"] = self.config.sft.micro_batch  # other than the run's where the memory had no room for it
         run.sft_checkpoints.save(step, state_dict(self.policy, self.optimizer), stored)
         run.sft_checkpoints.prune(1)
         self.progress.saved = step
@@ -204,7 +219,7 @@ class Sft(loop.Stage):
         run, step = self.progress.run, self.progress.step
         if self.held_out and not any(e.get("step") == step for e in run.stored("events").having("kind", {"sft_eval"})):
             run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
-            loss = evaluate_loss(self.policy, self.held_out, run.config.sft.micro_batch)
+            loss = evaluate_loss(self.policy, self.held_out, self.config.sft.micro_batch)
             run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
 
 

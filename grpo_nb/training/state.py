@@ -17,13 +17,14 @@ from grpo_nb.config import Config
 from grpo_nb.evaluation import pareto
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
-from grpo_nb.rollout import Engine
+from grpo_nb.rollout import Drawer, Engine
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run
+from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Objective
 from grpo_nb.types import Example, SampledPrompt
 
@@ -37,7 +38,8 @@ class TrainState:
     run: Run
     policy: Policy
     optimizer: torch.optim.AdamW
-    engine: Engine
+    drawer: Drawer
+    """What draws completions."""
     objectives: dict[str, Objective]
     knobs: KnobSnapshot
     """The knobs as the newest step used them; what is turned later is logged as a turn."""
@@ -49,8 +51,10 @@ class TrainState:
     """The step of the newest checkpoint; -1 before the first."""
     mid_update: bool = False
     """The weights are between two step boundaries, so they must not be saved."""
-    shares_prompts: bool = False
-    """Whether passes share prompts: decided when the run starts, since it changes bits, and kept from then on."""
+    weights_moved: bool = False
+    """An optimizer step of the unfinished step was taken."""
+    numerics: Numerics = field(default_factory=Numerics)
+    """How it computes: decided when the run starts, since it changes bits, and kept from then on."""
     edited: list[str] = field(default_factory=list)
     """Files of the package edited since they were loaded, as last seen."""
     replaced: set[str] = field(default_factory=set)
@@ -75,6 +79,10 @@ class TrainState:
     def config(self) -> Config:
         return self.run.config
 
+    @property
+    def engine(self) -> Engine:
+        return self.drawer.engine
+
     def encode(self, objective: str, example: Example) -> list[int]:
         key = (objective, example.id)
         if key not in self.prompt_cache:
@@ -92,7 +100,7 @@ def save(state: TrainState) -> Path:
         "config": settings.plain(state.config),
         "knobs": asdict(state.knobs),
         "judged_by": judged_by(state),
-        "shares_prompts": state.shares_prompts,
+        "numerics": state.numerics.model_dump(),
         "fingerprint": fingerprint.fingerprint(),
     }
     if state.step == 0:

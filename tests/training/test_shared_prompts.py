@@ -33,7 +33,7 @@ def test_a_step_has_the_same_numbers_either_way(shared: Run, tmp_path: Path, mon
 
     def counted(policy, rollouts, rows, plan):  # type: ignore[no-untyped-def]
         batch = plain(policy, rollouts, rows, plan)
-        tokens[plan.shares_prompts] += batch.input_ids.numel()
+        tokens[plan.numerics.shares_prompts] += batch.input_ids.numel()
         return batch
 
     monkeypatch.setattr(gradients, "collate", counted)
@@ -48,21 +48,21 @@ def test_a_step_has_the_same_numbers_either_way(shared: Run, tmp_path: Path, mon
 
 
 def test_what_a_run_began_with_it_keeps(shared: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grpo_nb.training.resume.shares_prompts", lambda policy: False)
+    monkeypatch.setattr("grpo_nb.training.numerics.shares_prompts", lambda policy: False)
     run = tiny_run(tmp_path, "older", sft__steps=0)
     trained(run, 1)
     monkeypatch.undo()
     assert not started(run)
     trained(run, 2)
     newest, _ = run.checkpoints.latest()
-    assert newest is not None and newest.state()["shares_prompts"] is False
+    assert newest is not None and newest.state()["numerics"]["shares_prompts"] is False
     alone = tiny_run(tmp_path, "alone", sft__steps=0, batch__share_prompts="never")
     assert [stable(row) for row in run.metric_rows()] == trained(alone, 2), "bit for bit"
 
 
 def test_a_model_that_bears_it_no_more_is_logged(shared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(shared, 1)
-    monkeypatch.setattr("grpo_nb.training.resume.shares_prompts", lambda policy: False)
+    monkeypatch.setattr("grpo_nb.training.numerics.shares_prompts", lambda policy: False)
     trained(shared, 2)
     assert [event["step"] for event in shared.stored("events").having("kind", {"prompts_not_shared"})] == [1]
 

@@ -1,0 +1,45 @@
+"""How completions are drawn, and by what."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from grpo_nb.config.base import Count, Positive, Settings
+from grpo_nb.storage import former_names
+
+
+class SamplingConfig(Settings):
+    """How completions are drawn. Temperature 1 and nothing else keeps sampler and learner equal."""
+
+    former = former_names.SETTINGS["sampling"]
+
+    temperature: Positive = 1.0
+    """Divides the logits when sampling and in every log-prob; a knob while training."""
+    max_completion_length: Count = 256
+    """Cap on completion length in tokens, terminator included."""
+    max_prompt_length: Count = 1024
+    """Prompts longer than this are an error before any work: they are never cut."""
+
+    # advanced
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; below 1 the sampler differs from the scored policy: measured and warned about."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k likeliest tokens; 0 keeps all. Same warning."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop tokens below this share of the likeliest; 0 drops none. Same warning."""
+    repetition_penalty: Positive = 1.0
+    """Above 1 penalises tokens already present, the prompt's too. Same warning."""
+
+    @property
+    def changes_policy(self) -> bool:
+        """Whether anything but temperature shapes the sampler, so that it is not the scored policy."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+
+
+class RolloutConfig(Settings):
+    """What draws the completions."""
+
+    # advanced
+    engine: Literal["auto", "eager", "graph"] = "auto"
+    """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `auto`: graph where
+    it serves the model. Other bits, the same distribution."""

@@ -1,0 +1,88 @@
+"""When the device's memory is full: free what can be freed, take half as much at a time, and do the step again.
+
+The effective batch stays, so the gradient is the same to rounding. What is halved stays so for the rest of the run and
+on resuming: the step that could not be done is the step boundary at which the bits change.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from grpo_nb.losses import Moments
+from grpo_nb.printable import clean_logger
+from grpo_nb.run.run import Run
+from grpo_nb.training.state import TrainState, forget_gradients
+
+logger = clean_logger(__name__)
+
+
+class RolloutMemoryError(RuntimeError):
+    """The memory was full while completions were drawn; its cause is torch's error."""
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Tells a full memory inside the block from one anywhere else in a step."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RolloutMemoryError(str(error)) from error
+
+
+class Retry:
+    """What a step began with, as far as it writes into it before the weights move."""
+
+    def __init__(self, state: TrainState) -> None:
+        self.state = state
+        self.moments: dict[str, Moments] = {name: o.moments for name, o in state.objectives.items()}
+
+    def with_less(self, error: RolloutMemoryError | torch.OutOfMemoryError) -> None:
+        """Make the state what it was before the step, with half as much at a time from here on.
+
+        Raises:
+            RolloutMemoryError, OutOfMemoryError: the weights have moved, or there is nothing left to halve.
+        """
+        state = self.state
+        if state.weights_moved or (less := halved(state, isinstance(error, RolloutMemoryError))) is None:
+            raise error
+        (name, now), before = less, state.numerics
+        state.numerics, state.mid_update = before.model_copy(update={name: now}), False
+        for objective, moments in self.moments.items():
+            state.objectives[objective].moments = moments
+        forget_gradients(state.policy)
+        if release := getattr(state.engine, "release", None):
+            release()
+        freed_for_less(state.run, state.step + 1, f"{name}={now}", error)
+
+
+def halved(state: TrainState, in_rollout: bool) -> tuple[str, int] | None:
+    """The choice that is too much at a time, and half of it; None where it cannot be less."""
+    if in_rollout:
+        name, now, least = "rows_at_once", rows_at_once(state), state.config.batch.group_size
+    else:
+        name, now, least = "micro_batch", micro_rows(state), 1
+    return (name, max(now // 2, least)) if now > least else None
+
+
+def rows_at_once(state: TrainState) -> int:
+    """Completions that are drawn at a time."""
+    every = state.config.batch.completions
+    return min(state.numerics.rows_at_once or every, getattr(state.engine, "max_rows", every), every)
+
+
+def micro_rows(state: TrainState) -> int:
+    """Completions in the largest forward and backward pass: of one objective and one update."""
+    batch = state.config.batch
+    return min(state.numerics.micro_batch_of(batch.micro_batch), -(-batch.update_size // len(state.objectives)))
+
+
+def freed_for_less(run: Run, step: int, setting: str, error: Exception, stage: str = "") -> None:
+    """Give back what torch keeps for later, and log what is less from here on."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    found = str(error).partition("\n")[0]
+    run.log_event(f"{stage}out_of_memory", step=step, now=setting, error=found)
+    logger.warning("memory was full in step %d: %s from here on (%s)", step, setting, found)

@@ -1,0 +1,117 @@
+"""How a run computes: choices that change bits, made when it starts, kept in its checkpoints and used again."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from torch import Tensor
+
+from grpo_nb import seeding
+from grpo_nb.config import Config
+from grpo_nb.policy.model import Policy
+from grpo_nb.printable import clean_logger
+from grpo_nb.rollout import ENGINES, Drawer, Engine, choose
+from grpo_nb.rollout.selfcheck import shares_prompts
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.storage.documents import State
+
+logger = clean_logger(__name__)
+
+STREAM = 2
+"""The newest random stream: 1 is torch's own generator on the CPU, 2 counts (Philox), the same on every device."""
+
+
+class Numerics(BaseModel):
+    """Two runs that differ here only have the same numbers to rounding, and not the same bits.
+
+    The defaults are what versions did that kept nothing of the kind.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    engine: str = "eager"
+    """What draws: a name of `rollout.ENGINES`, or the class of a caller's own engine."""
+    random_stream: int = 1
+    """Version of the random numbers that decide tokens."""
+    shares_prompts: bool = False
+    """Whether a prompt may stand once before its completions in the passes that score and train."""
+    micro_batch: PositiveInt | None = None
+    """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
+    rows_at_once: PositiveInt | None = None
+    """Completions drawn at a time where all of them were too much for the memory."""
+
+    def micro_batch_of(self, setting: int) -> int:
+        """The setting, or the less that the memory had room for."""
+        return min(setting, self.micro_batch or setting)
+
+    def uniforms(self, seed: int, step: int, size: tuple[int, int], device: torch.device) -> Float64[Tensor, "row t"]:
+        """Number (row, t) of [0, 1) decides token t of a step's completion; rows count over the whole step."""
+        rows, tokens = size
+        if self.random_stream == 1:
+            generator = seeding.generator(seed, step, _ROLLOUT)
+            return torch.rand(rows, tokens, dtype=torch.float64, generator=generator)
+        key = seeding.derived_seed(seed, step, _ROLLOUT)
+        return seeding.uniforms(key, torch.arange(rows, device=device), tokens)
+
+
+_ROLLOUT = "rollout"
+
+
+def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[Numerics, Drawer]:
+    """The choices of a run that starts; `given` is an engine that the caller wants."""
+    drawer = choose(given or config.rollout.engine, policy)
+    shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
+    return Numerics(engine=drawer.name, random_stream=STREAM, shares_prompts=shares), drawer
+
+
+def stored(run: Run, state: State) -> Numerics:
+    """The choices that a checkpoint's state holds.
+
+    Raises:
+        RunError: some are unknown here, so that a newer version made it, or damaged.
+    """
+    kept: Any = state.get("numerics", {"shares_prompts": bool(state.get("shares_prompts", False))})
+    try:
+        found = Numerics.model_validate(kept)
+    except ValidationError as error:
+        places = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
+        raise RunError(
+            f"{run.path} computes in ways unknown here ({places}); go on with the version that made it"
+        ) from None
+    if not 1 <= found.random_stream <= STREAM:
+        raise RunError(
+            f"{run.path} draws by random stream {found.random_stream}, and this version has 1 to {STREAM}; go on with "
+            "the version that made the run"
+        )
+    return found
+
+
+def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | None) -> tuple[Numerics, Drawer]:
+    """The choices of a run that goes on: those that it made, as far as the model as loaded here still bears them."""
+    known = before.engine if before.engine in ENGINES else run.config.rollout.engine
+    drawer = choose(given or known, policy)
+    shares = before.shares_prompts and shares_prompts(policy)
+    return before.model_copy(update={"engine": drawer.name, "shares_prompts": shares}), drawer
+
+
+def log_changes(run: Run, step: int, before: Numerics, now: Numerics, reason: str) -> None:
+    """An event and a warning for each choice that changed, since other bits follow; `reason` is the engine's."""
+    if before.shares_prompts != now.shares_prompts:
+        run.log_event("prompts_not_shared", step=step)
+        logger.warning(
+            "%s shared prompts until step %d, and the model as loaded here gives other log-probs that way: from here "
+            "on each completion has its own copy of the prompt; the next steps have other bits than those before",
+            run.path,
+            step,
+        )
+    if before.engine != now.engine:
+        run.log_event("engine_changed", step=step, before=before.engine, now=now.engine, reason=reason)
+        logger.warning(
+            "%s drew by the engine '%s' until step %d, and draws by '%s' now%s; the next steps have other bits",
+            run.path,
+            before.engine,
+            step,
+            now.engine,
+            f" ({reason})" if reason else "",
+        )
