@@ -5,6 +5,7 @@ PYTHON      ?= python3
 VENV        ?= .venv
 BUILD       ?= build
 STEPS       ?= 20
+SIZE        ?= tiny
 # Which PyTorch: a requirement such as torch==2.13.0, and the package index to take it from.
 TORCH       ?=
 TORCH_INDEX ?=
@@ -37,6 +38,7 @@ help: ## list the targets and the variables
 	@echo '               unset, a wheel in a pip find-links folder is taken first; then, on Linux without an'
 	@echo '               NVIDIA driver, the CPU build from that index; else what PyPI has (with CUDA: 3 GB)'
 	@echo '  STEPS        steps that make bench measures              ($(STEPS))'
+	@echo '  SIZE         work that make bench gives to TRL as well   ($(SIZE); 0.6b, 1.7b, 8b and 8b-long need a GPU)'
 
 run: $(USER_READY) ## execute every notebook on the demo; rendered pages in build/
 	$(BIN)/python -m grpo_nb.dev.render --out $(BUILD) $(NOTEBOOKS)
@@ -63,8 +65,9 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(USER_READY) ## time a training step by phase, what the dashboard costs, and what a long run costs to look at
+bench: $(PEER_READY) ## time a step by phase and beside TRL's, what the dashboard costs, and what a long run costs
 	$(BIN)/python -m grpo_nb.dev.bench --steps $(STEPS)
+	$(BIN)/python -m grpo_nb.dev.peer --size $(SIZE) --steps $(STEPS)
 	$(BIN)/python -m grpo_nb.dev.live_bench
 	$(BIN)/python -m grpo_nb.dev.live_growth
 	$(BIN)/python -m grpo_nb.dev.growth_bench

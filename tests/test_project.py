@@ -72,7 +72,7 @@ def imported_modules(folder: str) -> set[str]:
 
 def test_the_package_imports_what_is_listed_and_nothing_else() -> None:
     core = {module_of(r) for r in PROJECT["dependencies"]}
-    optional = {module_of(r) for name in ("notebook", "judge", "datasets", "gguf") for r in EXTRAS[name]}
+    optional = {module_of(r) for name in ("notebook", "judge", "datasets", "gguf", "parity") for r in EXTRAS[name]}
     used = imported_modules("grpo_nb")
     assert used <= core | optional, "imported, not in pyproject.toml"
     assert core <= used, "in pyproject.toml, imported nowhere"

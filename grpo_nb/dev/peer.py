@@ -1,0 +1,405 @@
+"""This trainer beside TRL's GRPOTrainer: `python -m grpo_nb.dev.peer --size tiny --steps 5`.
+
+Both get the same random weights, LoRA shape, prompts, completion cap, reward and batch, in one process on one device,
+and take turns: a step of TRL, a step of ours. No server and no vLLM on either side. Random weights seldom end an
+answer, so completions run to the cap. TRL's settings are in the table's last lines; `--peer KEY=VALUE` sets another.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import peft
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from grpo_nb.cli.arguments import setting
+from grpo_nb.config import Config, ModelConfig
+from grpo_nb.dev.bench import WARM_UP, machine
+from grpo_nb.metrics import keys
+from grpo_nb.policy.adapters import attach
+from grpo_nb.policy.model import Policy
+from grpo_nb.run.run import Run
+from grpo_nb.training.grpo import grpo
+from grpo_nb.types import Example, Score
+
+GIB = 2**30
+OBJECTIVE = "words"
+RANK, ALPHA, RATE, BETA = 8, 16, 1e-5, 0.04
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step is: a model's shape, and P prompts of equal length with K completions each."""
+
+    kind: Literal["llama", "qwen3"]
+    shape: Mapping[str, Any]
+    prompts: int
+    group: int
+    prompt_tokens: int
+    completion_tokens: int
+    micro_batch: int
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.group
+
+
+def _shape(hidden: int, intermediate: int, layers: int, heads: tuple[int, int], head_dim: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "head_dim": head_dim,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "max_position_embeddings": 4096,
+    }
+
+
+_TINY = _shape(128, 352, 2, (4, 4), 32) | {"vocab_size": 512, "tie_word_embeddings": True}
+_QWEN_06 = _shape(1024, 3072, 28, (16, 8), 128) | {"vocab_size": 151_936, "tie_word_embeddings": True}
+_QWEN_17 = _shape(2048, 6144, 28, (16, 8), 128) | {"vocab_size": 151_936, "tie_word_embeddings": True}
+_LLAMA_8 = _shape(4096, 14_336, 32, (32, 8), 128) | {"vocab_size": 128_256, "tie_word_embeddings": False}
+
+SIZES = {
+    "tiny": Work("llama", _TINY, 16, 8, 64, 10, 128),
+    "0.6b": Work("qwen3", _QWEN_06, 8, 8, 256, 256, 16),
+    "1.7b": Work("qwen3", _QWEN_17, 8, 8, 256, 256, 16),
+    "8b": Work("llama", _LLAMA_8, 2, 4, 256, 96, 8),
+    "8b-long": Work("llama", _LLAMA_8, 1, 8, 1000, 96, 8),
+}
+"""Shapes of Qwen3-0.6B and 1.7B and of Llama-3.1-8B; `tiny` is of the demo's order."""
+
+
+@dataclass
+class Side:
+    """What was measured of one trainer."""
+
+    steps: list[float] = field(default_factory=list)
+    """Seconds of each measured step."""
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    """Completion tokens of each measured step."""
+    peak: int = 0
+    """Bytes on the device at most, without what the other holds; 0 on the CPU."""
+    first: float = 0.0
+    """Seconds of the first step, with what is compiled and captured for it."""
+
+    def add(self, seconds: float, parts: Mapping[str, float], tokens: int) -> None:
+        """One measured step."""
+        self.steps.append(seconds)
+        self.tokens.append(tokens)
+        for name, value in parts.items():
+            self.parts.setdefault(name, []).append(value)
+
+    @property
+    def step(self) -> float:
+        return statistics.median(self.steps)
+
+    def part(self, name: str) -> float | None:
+        """Median seconds of a part of the step."""
+        return statistics.median(self.parts[name]) if name in self.parts else None
+
+
+class Words:
+    """A task without gold answers: only the reward function tells completions apart."""
+
+    name = OBJECTIVE
+
+    def __init__(self, work: Work) -> None:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randint(8, work.shape["vocab_size"], (64, work.prompt_tokens), generator=generator).tolist()
+        self.texts = [" ".join(f"w{i}" for i in row) for row in rows]
+
+    def examples(self, split: str) -> list[Example]:
+        """64 prompts of random words."""
+        return [Example(str(i), text, None, {}) for i, text in enumerate(self.texts)]
+
+    def score(self, example: Example, completion: str) -> Score:
+        """Nothing of its own."""
+        return Score(0.0, "answered")
+
+
+def taste(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """A reward that tells most answers apart."""
+    return [sum(ids) % 11 / 11 for ids in completion_ids]
+
+
+def words_tokenizer(work: Work) -> Any:
+    """`w17` is token 17: prompts of random ids that both sides tokenise by themselves."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    words = [*special.values(), *(f"w{i}" for i in range(len(special), work.shape["vocab_size"]))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="left", **special)
+
+
+def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
+    """A model of random weights, the same each time, with LoRA on every linear layer; adapters are float32."""
+    made = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[work.kind]
+    config = made(**work.shape, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    torch.manual_seed(0)
+    with device:
+        kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation="sdpa")
+    return attach(model, ModelConfig(train="lora", lora_rank=RANK, lora_alpha=ALPHA), "random", seed=0)
+
+
+def ours(work: Work, device: torch.device, changes: Mapping[str, Any], folder: Path) -> Any:
+    """The generator of our steps."""
+    objective = {"task": OBJECTIVE, "beta": BETA, "kl_band": None}
+    settings = {
+        "batch.prompts": work.prompts,
+        "batch.group_size": work.group,
+        "batch.micro_batch": work.micro_batch,
+        "sampling.max_completion_length": work.completion_tokens,
+        "sampling.max_prompt_length": work.prompt_tokens,
+        "algorithm.learning_rate": RATE,
+        "run.steps": 10_000,
+        "run.checkpoint_every": 10_000,
+        **changes,
+    }
+    bare = Config.model_validate({"objectives": {OBJECTIVE: objective}, "sft": {"steps": 0}})
+    config = bare.replace(**settings)
+    policy = Policy(lora_model(work, device), words_tokenizer(work))
+    given: Any = {"tasks": {OBJECTIVE: Words(work)}, "rewards": {OBJECTIVE: [taste]}}
+    return grpo(Run.create(folder / "run", config), policy=policy, **given)
+
+
+def trl_settings(work: Work, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What GRPOConfig is given: the same step, without what costs time and is not part of it."""
+    accumulation = work.rows // work.micro_batch
+    return {
+        "num_generations": work.group,
+        "per_device_train_batch_size": work.micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "max_completion_length": work.completion_tokens,
+        "beta": BETA,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "optim": "adamw_torch",
+        "bf16": device.type == "cuda",
+        "use_cpu": device.type == "cpu",
+        "gradient_checkpointing": False,
+        "disable_dropout": True,
+        "logging_steps": 10_000,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **changes,
+    }
+
+
+def trl(
+    work: Work, device: torch.device, settings: Mapping[str, Any], folder: Path, after: Callable[..., bool]
+) -> None:
+    """Train by TRL; `after(seconds, parts, tokens)` is called after each step, and ends the training by True."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    class Turns(transformers.TrainerCallback):
+        began = 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = now(device)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seconds = now(device) - self.began
+            control.should_training_stop = after(seconds, dict(spent), int(drawn[0]))
+            spent.clear()
+
+    spent: dict[str, float] = {}
+    drawn = [0]
+    arguments = GRPOConfig(output_dir=str(folder / "trl"), max_steps=10_000, **settings)
+    trainer = GRPOTrainer(
+        model=lora_model(work, device),
+        reward_funcs=taste,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": Words(work).texts}),
+        processing_class=words_tokenizer(work),
+        callbacks=[Turns()],
+    )
+    generate = trainer._generate
+
+    def timed(prompts: Any) -> Any:
+        began = now(device)
+        found = generate(prompts)
+        spent["rollout"] = spent.get("rollout", 0.0) + now(device) - began
+        drawn[0] = sum(map(len, found[1]))
+        return found
+
+    trainer._generate = timed
+    trainer.train()
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Race:
+    """Takes turns: TRL alone until it is warm, then ours until it is warm, then a step each."""
+
+    def __init__(self, work: Work, device: torch.device, steps: int, start: Callable[[], Any]) -> None:
+        self.work, self.device, self.left, self.start = work, device, steps, start
+        self.trl, self.ours = Side(), Side()
+        self._warmed, self._held = 0, 0
+        self._mine: Any = None
+        self._reset()
+
+    def turn(self, seconds: float, parts: Mapping[str, float], tokens: int) -> bool:
+        """What follows a step of TRL; whether that was the last."""
+        if self._warmed <= WARM_UP:
+            self.trl.first = self.trl.first or seconds
+            self._warmed += 1
+            if self._warmed <= WARM_UP:
+                return False
+            self.trl.peak, self._held = self._peak(), self._resident()
+            self._mine = self.start()
+            for _ in range(WARM_UP):
+                took, _, _ = self._step()
+                self.ours.first = self.ours.first or took
+        else:
+            self.trl.add(seconds, parts, tokens)
+            self._reset()
+            self.ours.add(*self._step())
+            self.ours.peak = max(self.ours.peak, self._peak() - self._held)
+            self.left -= 1
+        self._reset()
+        if self.left == 0:
+            self._mine.close()
+        return self.left == 0
+
+    def _step(self) -> tuple[float, dict[str, float], int]:
+        began = now(self.device)
+        row = next(self._mine).metrics
+        seconds = now(self.device) - began
+        phases = ("rollout", "score", "reference", "train")
+        return seconds, {name: float(row[keys.TIME.of(name)]) for name in phases}, int(row[keys.TOKENS])
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
+
+    def _resident(self) -> int:
+        gc.collect()
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+    def _reset(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy on the device reads and writes: the median of ten copies of 1 GiB (CPU: 64 MiB)."""
+    source = torch.empty(GIB if device.type == "cuda" else GIB // 16, dtype=torch.uint8, device=device)
+    target, taken = torch.empty_like(source), []
+    for _ in range(12):
+        began = now(device)
+        target.copy_(source)
+        taken.append(now(device) - began)
+    return 2 * source.nbytes / statistics.median(taken[2:])
+
+
+def decode_floor(work: Work, model_bytes: int, bandwidth: float, item: int) -> float:
+    """Seconds in which the weights, once a token, and each row's keys and values can be read at that bandwidth."""
+    shape = work.shape
+    cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * item
+    half = work.prompt_tokens + work.completion_tokens / 2
+    read: float = work.completion_tokens * (model_bytes + cached * work.rows * half)
+    return read / bandwidth
+
+
+def weight_bytes(work: Work, item: int) -> int:
+    """Bytes of the base's matrices that a token reads; of the input embedding only its rows."""
+    s = work.shape
+    heads = s["num_attention_heads"] + 2 * s["num_key_value_heads"]
+    layer = s["hidden_size"] * (s["head_dim"] * (heads + s["num_attention_heads"]) + 3 * s["intermediate_size"])
+    size: int = item * (s["num_hidden_layers"] * layer + s["vocab_size"] * s["hidden_size"])
+    return size
+
+
+def table(race: Race, floor: float) -> Table:
+    """Both sides, part by part."""
+    drawn = Table(box=None, pad_edge=False)
+    for name in ("", "TRL", "grpo_nb", "ratio"):
+        drawn.add_column(name, justify="left" if not name else "right")
+    for name in ("step", "rollout"):
+        theirs, own = (side.step if name == "step" else side.part(name) for side in (race.trl, race.ours))
+        assert theirs and own
+        drawn.add_row(name, f"{theirs:.3f} s", f"{own:.3f} s", f"{theirs / own:.2f}")
+    rest = race.trl.step - (race.trl.part("rollout") or 0.0), race.ours.step - (race.ours.part("rollout") or 0.0)
+    drawn.add_row("all but the rollout", *(f"{value:.3f} s" for value in rest), f"{rest[0] / rest[1]:.2f}")
+    for name in ("reference", "train"):
+        drawn.add_row(f"  {name}", "", f"{race.ours.part(name):.3f} s", "")
+    rates = [statistics.median(side.tokens) / side.step for side in (race.trl, race.ours)]
+    drawn.add_row("tokens a second", *(f"{rate:.0f}" for rate in rates), f"{rates[1] / rates[0]:.2f}")
+    drawn.add_row("first step", f"{race.trl.first:.1f} s", f"{race.ours.first:.1f} s", "")
+    if race.ours.peak:
+        drawn.add_row("peak memory", *(f"{side.peak / GIB:.1f} GiB" for side in (race.trl, race.ours)), "")
+    drawn.add_row("rollout / floor", *(f"{(s.part('rollout') or 0) / floor:.1f}" for s in (race.trl, race.ours)), "")
+    return drawn
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.peer", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--set", dest="changes", type=setting, action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--peer", type=setting, action="append", default=[], metavar="KEY=VALUE", help="of GRPOConfig")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    arguments = parser.parse_args(argv)
+    if arguments.steps < 1:
+        parser.error(f"--steps {arguments.steps}; needs 1 or more")
+    try:
+        import trl as peer
+    except ImportError:
+        parser.error("TRL is not installed; install this project's extra 'parity', e.g. make bench")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    work, device = SIZES[arguments.size], torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    item = 2 if device.type == "cuda" else 4
+    bandwidth = copy_bandwidth(device)
+    floor = decode_floor(work, weight_bytes(work, item), bandwidth, item)
+    settings = trl_settings(work, device, dict(arguments.peer))
+    with tempfile.TemporaryDirectory() as folder:
+        own = dict(arguments.changes)
+        race = Race(work, device, arguments.steps, lambda: ours(work, device, own, Path(folder)))
+        trl(work, device, settings, Path(folder), race.turn)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table(race, floor))
+    for line in (
+        f"{work.prompts} prompts x {work.group}, {work.prompt_tokens} + {work.completion_tokens} tokens, LoRA {RANK}, "
+        f"beta {BETA}; median of {arguments.steps} steps in turn after {WARM_UP} of each; without vLLM",
+        f"decode floor {floor:.3f} s: weights and KV over {bandwidth / 1e9:.0f} GB/s, a copy's bandwidth in this run",
+        f"{machine()}, transformers {transformers.__version__}, peft {peft.__version__}, TRL {peer.__version__}",
+        "TRL: " + ", ".join(f"{key}={value}" for key, value in settings.items()),
+        "ours: " + ", ".join(f"{key}={value}" for key, value in own.items()) if own else "ours: as it comes",
+        f"made by: python -m grpo_nb.dev.peer --size {arguments.size} --steps {arguments.steps}"
+        + "".join(f" --set {key}={value}" for key, value in own.items())
+        + "".join(f" --peer {key}={value}" for key, value in arguments.peer),
+    ):
+        console.print(line)
+    if arguments.json:
+        figures = {"size": arguments.size, "floor": floor, "bandwidth": bandwidth, "settings": settings}
+        figures |= {"trl": asdict(race.trl), "ours": asdict(race.ours)}
+        arguments.json.write_text(json.dumps(figures, indent=2, default=str) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
