@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
+from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.printable import printable
 
@@ -191,3 +192,8 @@ def spans(steps: Sequence[int]) -> str:
         else:
             parts.append([step])
     return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def rate_of(row: Row, config: Config) -> float:
+    """Of a step; of one that does not have it, the setting."""
+    return in_use(row, keys.LR, config.algorithm.learning_rate)

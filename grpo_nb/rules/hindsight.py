@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from grpo_nb import rules
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
-from grpo_nb.rules import Moment, MomentRule, numeric
+from grpo_nb.rules import Moment, MomentRule, numeric, updates
 from grpo_nb.rules.finding import FIRST_STEP, Finding
 from grpo_nb.rules.history import KEPT, History
 from grpo_nb.storage.index import LogRows
@@ -19,7 +19,7 @@ from grpo_nb.storage.index.packing import Floats, Places
 
 FEW_ROWS = 5_000
 """Up to so many rows, each is read."""
-REACH = max(rules.SKIPS_TO_STOP, rules.FROZEN_STEPS)
+REACH = max(updates.SKIPS_TO_STOP, updates.FROZEN_STEPS)
 """Rows by which a rule of moments decides; of the first it finds, it shows more."""
 
 Suspects = Callable[[LogRows, Config], Places]
@@ -45,7 +45,7 @@ def _where(rows: LogRows, key: str, suspicious: Callable[[Floats], NDArray[np.bo
 
 
 def _not_finite(rows: LogRows, config: Config) -> Places:
-    found = [_where(rows, key, lambda values: ~np.isfinite(values)) for key in rules.must_be_finite((*rows.keys,))]
+    found = [_where(rows, key, lambda values: ~np.isfinite(values)) for key in updates.must_be_finite((*rows.keys,))]
     return np.concatenate([np.zeros(0, np.int64), *found])
 
 
@@ -72,11 +72,11 @@ def _wide_gap(rows: LogRows, config: Config) -> Places:
 
 
 SUSPECTS: Mapping[MomentRule, Suspects] = {
-    rules.non_finite: _not_finite,
-    rules.grad_spike: _large_gradient,
-    rules.repeated_skips: _skipped,
-    rules.params_frozen: _no_update,
-    rules.step_one: _first_step,
+    updates.non_finite: _not_finite,
+    updates.grad_spike: _large_gradient,
+    updates.repeated_skips: _skipped,
+    updates.params_frozen: _no_update,
+    updates.step_one: _first_step,
     numeric.sampler_broken: _wide_gap,
 }
 """Of each rule of moments."""

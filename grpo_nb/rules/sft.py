@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
-from grpo_nb.rules import FROZEN_STEPS, SKIPS_TO_STOP
 from grpo_nb.rules.finding import BASELINE, WINDOW, Finding, Row, Rows, level, newest, number, series, spans, start
+from grpo_nb.rules.updates import FROZEN_STEPS, SKIPS_TO_STOP
 from grpo_nb.storage.index import LogRows
 
 SKIPPED_BADLY = 0.1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from grpo_nb import fingerprint, rules
 from grpo_nb.metrics import keys
 from grpo_nb.printable import Clean
-from grpo_nb.rules import sft
+from grpo_nb.rules import sft, updates
 from grpo_nb.rules.finding import Finding, Rows
 from grpo_nb.run.run import Run
 from grpo_nb.training import metrics
@@ -87,7 +87,7 @@ def watch_sft(run: Run, recent: Rows) -> None:
         TrainingError: the updates of several steps in a row were.
     """
     if recent[-1][keys.STATUS] == "skipped":
-        found = [sft.skipped(recent[-1:], [], run.config), rules.repeated_skips(recent, run.config)]
+        found = [sft.skipped(recent[-1:], [], run.config), updates.repeated_skips(recent, run.config)]
         log_and_raise(run, [finding for finding in found if finding])
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from grpo_nb import fingerprint, optim, rules, seeding
+from grpo_nb import fingerprint, optim, seeding
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
+from grpo_nb.rules.updates import SKIPS_TO_STOP
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knobs import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
@@ -163,7 +164,7 @@ class Sft(loop.Stage):
         if newest is not None and (less := newest.state().get("micro_batch")):
             self.config = run.config.replace(**{"sft.micro_batch": less})
         self.progress = Warm(run, settings.steps, step, saved=step)
-        self.recent: deque[dict[str, Any]] = deque(maxlen=rules.SKIPS_TO_STOP)
+        self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS_TO_STOP)
 
     @property
     def checkpoints(self) -> Checkpoints:
