@@ -31,6 +31,9 @@ class BatchConfig(Settings):
     share_prompts: Literal["auto", "never"] = "auto"
     """A prompt stands once before its K completions in the passes that score and train: `auto` where the model bears
     it and it is cheaper. Other bits, the same numbers to rounding."""
+    passes: Literal["auto", "model"] = "auto"
+    """What scores and trains: `auto` takes one line of tokens without padding where the policy is LoRA on a model of
+    Llama's kin on CUDA, and the model's own forward pass else; `model` always that. Other bits, as above."""
 
     @property
     def completions(self) -> int:

@@ -22,10 +22,12 @@ class Part:
     columns: slice
     """Of the outputs of all layers."""
     weight: Float[Tensor, "outputs inputs"]
+    weight_t: Float[Tensor, "inputs outputs"]
     bias: Tensor | None
     ranks: slice
     """Of the ranks of all adapters."""
     up: Float[Tensor, "outputs rank"] | None
+    up_t: Float[Tensor, "rank outputs"] | None
     scale: float
 
 
@@ -45,11 +47,12 @@ class Joint:
         for part in self.parts:
             place = out[:, part.columns] if len(self.parts) > 1 else out
             if part.bias is None:
-                torch.mm(x, part.weight.T, out=place)
+                torch.mm(x, part.weight_t, out=place)
             else:
-                torch.addmm(part.bias, x, part.weight.T, out=place)
-            if part.up is not None and low is not None:
-                place.addmm_(low[:, part.ranks], part.up.T, alpha=part.scale)
+                torch.addmm(part.bias, x, part.weight_t, out=place)
+            if part.up_t is not None and low is not None:
+                own = low[:, part.ranks] if len(self.parts) > 1 else low
+                place.addmm_(own, part.up_t, alpha=part.scale)
         return out, low
 
     def grad(
@@ -59,7 +62,7 @@ class Joint:
         low_grad = None if low is None else torch.empty_like(low)
         x_grad: Tensor | None = None
         for part in self.parts:
-            own = grad[:, part.columns]
+            own = grad[:, part.columns] if len(self.parts) > 1 else grad
             if part.up is not None and low_grad is not None:
                 place = low_grad[:, part.ranks]
                 torch.addmm(place, own, part.up, beta=0, alpha=part.scale, out=place)
@@ -124,10 +127,14 @@ class Adapters:
         widths = [len(base.weight) for base in bases]
         rows = zip(_slices(widths), bases, _slices(ranks), ups, adapters, strict=True)
         parts = tuple(
-            Part(columns, base.weight, base.bias, rank, up, adapter[2] if adapter else 1.0)
-            for columns, base, rank, up, adapter in rows
+            _part(base, columns, rank, up, adapter[2] if adapter else 1.0) for columns, base, rank, up, adapter in rows
         )
         return Joint(parts, sum(widths), down)
+
+
+def _part(base: Any, columns: slice, ranks: slice, up: Tensor | None, scale: float) -> Part:
+    weight = base.weight.detach()
+    return Part(columns, weight, weight.T, base.bias, ranks, up, None if up is None else up.T, scale)
 
 
 def _adapter(layer: Any) -> tuple[Tensor, Tensor, float] | None:

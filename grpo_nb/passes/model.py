@@ -95,9 +95,10 @@ def token_stats(policy: Policy, batch: FlatBatch, temperature: float = 1.0, entr
     Gradients flow where they are enabled, once, into the adapter that acts; through the entropy only where
     `entropy_learns`.
     """
-    if policy not in _PASSES:
-        _PASSES[policy] = FlatPass(policy)
-    values = _PASSES[policy](batch, temperature, entropy_learns)
+    known = _PASSES.get(policy)
+    if known is None or known.moved():
+        known = _PASSES[policy] = FlatPass(policy)
+    values = known(batch, temperature, entropy_learns)
     mask = batch.completion_mask
     tables = (v.new_zeros(mask.numel()).index_copy(0, batch.cells, v).view(mask.shape) for v in values)
     return TokenStats(*tables)
@@ -111,8 +112,13 @@ class FlatPass:
         base: Any = wrapped.get_base_model()
         self.wrapped, self.base, norm, out = wrapped, base, base.model.norm, base.lm_head
         self.head = Head(Norm(norm.weight, norm.variance_epsilon), out.weight, out.bias)
+        self._place = out.weight.data_ptr()
         self._acting: dict[str, tuple[Adapters, list[Layer]]] = {}
         """By the adapter that acts."""
+
+    def moved(self) -> bool:
+        """Whether the model's weights are elsewhere now, on another device or in another type."""
+        return bool(self.base.lm_head.weight.data_ptr() != self._place)
 
     def __call__(self, batch: FlatBatch, temperature: float, entropy_learns: bool) -> tuple[Tensor, Tensor]:
         adapters, layers = self._now()

@@ -8,12 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import combine_gradients, losses
+from grpo_nb import combine_gradients, losses, passes
+from grpo_nb.passes import FlatBatch
 from grpo_nb.policy import packing
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Batch, Experience, Rollouts, TokenStats
+
+AnyBatch = Batch | PackedBatch | FlatBatch
 
 
 @dataclass
@@ -109,7 +112,7 @@ def loss_inputs(
     Before the step's only update this pass is also the old policy's, and its numbers go into `seen`.
     """
     learns = plan.algorithm.entropy_coef > 0
-    stats = policy.logprobs(collate(policy, batch.rollouts, rows, plan), plan.temperature, entropy_learns=learns)
+    stats = score(policy, collate(policy, batch.rollouts, rows, plan), plan.temperature, entropy_learns=learns)
     logp = stats.logprobs.float()
     index, width, device = list(rows), logp.shape[1], logp.device
     if seen is not None:
@@ -132,10 +135,11 @@ def loss_inputs(
 def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStats:
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
     table = blank(rollouts)
-    # with shared prompts the batches of an update, so that equal weights give equal bits and a KL of exactly 0
-    parts = map(rollouts.rows_of, plan.betas) if plan.numerics.shares_prompts else [range(len(rollouts.completion_ids))]
+    # what is computed together is what an update computes together, so that equal weights give equal bits and a KL of 0
+    together = plan.numerics.shares_prompts or plan.numerics.passes == "flat"
+    parts = map(rollouts.rows_of, plan.betas) if together else [range(len(rollouts.completion_ids))]
     for rows in itertools.chain.from_iterable(chunks(part, plan.micro_batch) for part in parts):
-        store(table, rows, policy.logprobs(collate(policy, rollouts, rows, plan), plan.temperature))
+        store(table, rows, score(policy, collate(policy, rollouts, rows, plan), plan.temperature))
     return table
 
 
@@ -145,11 +149,21 @@ def blank(rollouts: Rollouts) -> TokenStats:
     return TokenStats(torch.zeros(shape), torch.zeros(shape))
 
 
-def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepPlan) -> Batch | PackedBatch:
-    """The rows as one padded batch, no wider than they need; behind shared prompts where that is cheaper."""
+def score(policy: Policy, batch: AnyBatch, temperature: float, *, entropy_learns: bool = False) -> TokenStats:
+    """Log-probs and entropies, in nats, of a batch's completion tokens, by what the batch was made for."""
+    if isinstance(batch, FlatBatch):
+        return passes.token_stats(policy, batch, temperature, entropy_learns)
+    return policy.logprobs(batch, temperature, entropy_learns=entropy_learns)
+
+
+def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepPlan) -> AnyBatch:
+    """The rows as one line, or as one padded batch, no wider than they need; behind shared prompts where it pays."""
     place = {prompt: n for n, prompt in enumerate(dict.fromkeys(map(rollouts.prompt_of, rows)))}
     prompts, prompt_of = [rollouts.prompt_ids[p] for p in place], [place[rollouts.prompt_of(i)] for i in rows]
     completions = [rollouts.completion_ids[i] for i in rows]
+    if plan.numerics.passes == "flat":
+        shares = plan.numerics.shares_prompts and passes.shares(policy, prompts, completions, prompt_of)
+        return passes.flatten(prompts, completions, prompt_of, shares).to(policy.device)
     if plan.numerics.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of):
         return policy.pack(prompts, completions, prompt_of)
     return policy.collate([prompts[p] for p in prompt_of], completions)

@@ -1,13 +1,13 @@
 """How a run computes: choices that change bits, made when it starts, kept in its checkpoints and used again."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float64
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from torch import Tensor
 
-from grpo_nb import seeding
+from grpo_nb import passes, seeding
 from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
@@ -36,6 +36,8 @@ class Numerics(BaseModel):
     """Version of the random numbers that decide tokens."""
     shares_prompts: bool = False
     """Whether a prompt may stand once before its completions in the passes that score and train."""
+    passes: Literal["model", "flat"] = "model"
+    """What scores and trains: the model's own forward pass on rows, or `grpo_nb.passes` on one line of tokens."""
     micro_batch: PositiveInt | None = None
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
     rows_at_once: PositiveInt | None = None
@@ -62,7 +64,8 @@ def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[N
     """The choices of a run that starts; `given` is an engine that the caller wants."""
     drawer = choose(given or config.rollout.engine, policy)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
-    return Numerics(engine=drawer.name, random_stream=STREAM, shares_prompts=shares), drawer
+    flat: Any = "flat" if config.batch.passes == "auto" and passes.serves(policy) else "model"
+    return Numerics(engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=flat), drawer
 
 
 def stored(run: Run, state: State) -> Numerics:
@@ -92,7 +95,8 @@ def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | Non
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
     drawer = choose(given or known, policy)
     shares = before.shares_prompts and shares_prompts(policy)
-    return before.model_copy(update={"engine": drawer.name, "shares_prompts": shares}), drawer
+    flat = "flat" if before.passes == "flat" and passes.serves(policy) else "model"
+    return before.model_copy(update={"engine": drawer.name, "shares_prompts": shares, "passes": flat}), drawer
 
 
 def log_changes(run: Run, step: int, before: Numerics, now: Numerics, reason: str) -> None:
@@ -103,6 +107,15 @@ def log_changes(run: Run, step: int, before: Numerics, now: Numerics, reason: st
             "%s shared prompts until step %d, and the model as loaded here gives other log-probs that way: from here "
             "on each completion has its own copy of the prompt; the next steps have other bits than those before",
             run.path,
+            step,
+        )
+    if before.passes != now.passes:
+        run.log_event("passes_changed", step=step, before=before.passes, now=now.passes)
+        logger.warning(
+            "%s scored and trained by '%s' passes until step %d, which this model on this device cannot be served by; "
+            "from here on its own forward pass does; the next steps have other bits than those before",
+            run.path,
+            before.passes,
             step,
         )
     if before.engine != now.engine:

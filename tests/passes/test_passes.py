@@ -165,3 +165,12 @@ def test_a_model_that_computes_otherwise_is_not_served(lora: Make, monkeypatch: 
     scaled = lora()
     scaled.model.get_base_model().lm_head.register_forward_hook(lambda *call: 0.5 * call[-1])  # type: ignore[operator]
     assert not passes.serves(scaled)
+
+
+def test_a_model_that_moves_is_found_again(lora: Make) -> None:
+    learner = lora()
+    line(learner)
+    learner.model.double().float()
+    tiny.nudge(learner, 0.1)
+    learner.model.get_base_model().lm_head.weight.data *= 2  # type: ignore[operator]
+    torch.testing.assert_close(line(learner).logprobs, rows(learner).logprobs, atol=1e-5, rtol=0)
