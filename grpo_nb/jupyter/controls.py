@@ -16,7 +16,8 @@ from grpo_nb.config import ObjectiveConfig
 from grpo_nb.metrics import keys
 from grpo_nb.optim import warmup
 from grpo_nb.report.markup import html
-from grpo_nb.run.knobs import Knob, KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
+from grpo_nb.run.knobs import Knob
 from grpo_nb.run.run import RunError
 from grpo_nb.storage.vocabulary import Command, RunState
 

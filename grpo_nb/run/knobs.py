@@ -8,15 +8,26 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
+from grpo_nb.run.knob_file import (
+    LAST_VERSION,
+    KnobFile,
+    KnobSnapshot,
+    Mode,
+    Order,
+    Record,
+    Request,
+    file_of,
+    snapshot_of,
+)
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
@@ -25,92 +36,8 @@ from grpo_nb.suggest import close_matches
 
 logger = clean_logger(__name__)
 
-Mode = Literal["manual", "auto"]
-LAST_VERSION = 2**53 - 1
-"""A file made by hand may have it already; then the version stays, for a file beyond it could not be read."""
 BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
 """What each kind of knob may be set to, ends included."""
-
-
-def _is_once(once: bool) -> AfterValidator:
-    def check(command: Command) -> Command:
-        if command.once is not once:
-            raise ValueError(f"'{command}' cannot stand here")
-        return command
-
-    return AfterValidator(check)
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    value: FiniteFloat
-    mode: Mode
-    by: schema.Name
-    at: schema.Seconds
-
-
-class _Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    value: Annotated[Command, _is_once(False)]
-    by: schema.Name
-    at: schema.Seconds
-
-
-class _Order(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    by: schema.Name
-    at: schema.Seconds
-
-
-class _File(BaseModel):
-    """knobs.json."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    version: int = Field(ge=0, le=LAST_VERSION)
-    command: _Request
-    knobs: dict[str, _Record]
-    orders: dict[Annotated[Command, _is_once(True)], _Order] = {}
-
-
-@dataclass(frozen=True)
-class KnobSnapshot:
-    """All knobs at one moment, as plain JSON values; what one step of training uses."""
-
-    values: dict[str, float]
-    """By knob name. Of a beta in mode `auto`: what was last set by hand or configured, not where the controller is."""
-    modes: dict[str, Mode]
-    command: Command
-    version: int
-    """Rises with every change, and never falls."""
-    by: dict[str, str]
-    """Who set each knob last; `command` and orders too."""
-    at: dict[str, float]
-    """When, in seconds since 1970; `command` and orders too."""
-    problem: str | None = None
-    """Why knobs.json could not be used and the last good values stand in; None when all is well."""
-    orders: list[Command] = field(default_factory=list)
-    """Commands that are done once, and are not done yet."""
-
-    def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
-        """What was turned: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}` each."""
-        old, new = before._requests(), self._requests()
-        return [
-            {"key": key, "old": old.get(key), "new": new[key], "by": self._who(key, before), "at": self.at[key]}
-            for key in new
-            if old.get(key) != new[key]
-        ]
-
-    def _requests(self) -> dict[str, float | str]:
-        knobs = {k: v if self.modes[k] == "manual" else "auto" for k, v in self.values.items()}
-        return {**knobs, "command": self.command}
-
-    def _who(self, key: str, before: "KnobSnapshot") -> str:
-        # a changed value under an unchanged time did not come from here
-        return self.by[key] if self.at[key] != before.at.get(key) else "an editor of knobs.json"
 
 
 class Knob:
@@ -166,7 +93,7 @@ class Knobs(Mapping[str, Knob]):
     def __init__(self, path: Path, config: Config) -> None:
         self.path = path
         self._config = config
-        self._good = _snapshot(_initial(config))
+        self._good = snapshot_of(_initial(config))
         """The newest readable content seen: stands in when the file is broken by hand."""
         self._done: dict[str, float] = {}
         """Orders that were carried out, and when they were given: a file that is broken cannot be rid of them."""
@@ -216,14 +143,14 @@ class Knobs(Mapping[str, Knob]):
             raise RunError(f"unknown command '{command}'; needs one of {', '.join(Command)}")
         command, now, by = Command(command), time.time(), by[: schema.LONGEST_KEY]
 
-        def change(file: _File) -> _File:
+        def change(file: KnobFile) -> KnobFile:
             if command.once:
-                held = {"command": _Request(value=Command.PAUSE, by=by, at=now)} if command is Command.STEP else {}
-                return file.model_copy(update={"orders": file.orders | {command: _Order(by=by, at=now)}, **held})
+                held = {"command": Request(value=Command.PAUSE, by=by, at=now)} if command is Command.STEP else {}
+                return file.model_copy(update={"orders": file.orders | {command: Order(by=by, at=now)}, **held})
             if file.command.value is command:
                 return file
             orders = {name: order for name, order in file.orders.items() if name is not Command.STEP}  # ends in a pause
-            return file.model_copy(update={"command": _Request(value=command, by=by, at=now), "orders": orders})
+            return file.model_copy(update={"command": Request(value=command, by=by, at=now), "orders": orders})
 
         self._update(change, mend=command is Command.STOP)
 
@@ -234,7 +161,7 @@ class Knobs(Mapping[str, Knob]):
         """
         self._done[name] = at
 
-        def change(file: _File) -> _File:
+        def change(file: KnobFile) -> KnobFile:
             given = file.orders.get(name)
             if given is None or given.at != at:
                 return file
@@ -248,7 +175,7 @@ class Knobs(Mapping[str, Knob]):
     def snapshot(self) -> KnobSnapshot:
         """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
         try:
-            now = _snapshot(self._read())
+            now = snapshot_of(self._read())
         except RunError as error:
             return replace(self._good, problem=str(error), orders=[])  # a broken file orders nothing
         orders = [name for name in now.orders if now.at[name] != self._done.get(name)]
@@ -265,7 +192,7 @@ class Knobs(Mapping[str, Knob]):
         self._write(_initial(self._config))
 
     def _change(self, name: str, **update: Any) -> None:
-        def change(file: _File) -> _File:
+        def change(file: KnobFile) -> KnobFile:
             record = file.knobs[name]
             if all(getattr(record, key) == update[key] for key in ("value", "mode") if key in update):
                 return file
@@ -275,7 +202,7 @@ class Knobs(Mapping[str, Knob]):
 
         self._update(change)
 
-    def _update(self, change: Callable[[_File], _File], mend: bool = False) -> None:
+    def _update(self, change: Callable[[KnobFile], KnobFile], mend: bool = False) -> None:
         """Read, change, replace, while no other process does; what changes nothing writes nothing."""
         with exclusive(self.path):
             try:
@@ -289,28 +216,28 @@ class Knobs(Mapping[str, Knob]):
                 version = max(before.version, self._good.version) + 1
                 self._write(after.model_copy(update={"version": version}))
 
-    def _mend(self, change: Callable[[_File], _File], error: RunError) -> None:
+    def _mend(self, change: Callable[[KnobFile], KnobFile], error: RunError) -> None:
         """Write the last good values, changed, where the file cannot be read; what a person wrote is kept beside it."""
         aside = self.path.with_name("knobs.broken.json")
         with clear_errors("set aside", self.path), contextlib.suppress(FileNotFoundError):
             self.path.replace(aside)
         logger.warning("%s: set aside as %s, and written anew with the last good values", error, aside.name)
-        file = change(_file(self._good))
+        file = change(file_of(self._good))
         self._write(file.model_copy(update={"version": self._good.version + 1}))
 
-    def _write(self, file: _File) -> None:
+    def _write(self, file: KnobFile) -> None:
         file = file.model_copy(update={"version": min(file.version, LAST_VERSION)})
         write_atomically(self.path, to_json(file.model_dump(), indent=2) + b"\n")
-        self._good = _snapshot(file)
+        self._good = snapshot_of(file)
 
-    def _read(self) -> _File:
+    def _read(self) -> KnobFile:
         with clear_errors("read", self.path):
             try:
                 data = safe_open.read(self.path, schema.LARGEST_KNOBS)
             except FileNotFoundError:
                 raise RunError(f"{self.path} is missing") from None
         try:
-            file = _File.model_validate_json(data)
+            file = KnobFile.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -318,7 +245,7 @@ class Knobs(Mapping[str, Knob]):
         self._check(file)
         return file
 
-    def _check(self, file: _File) -> None:
+    def _check(self, file: KnobFile) -> None:
         if missing := [name for name in self if name not in file.knobs]:
             raise RunError(f"{self.path} is broken: it lacks {', '.join(missing)}")
         for name, record in file.knobs.items():
@@ -386,11 +313,11 @@ def _setting(name: str) -> str:
     )
 
 
-def _initial(config: Config, by: str = "config") -> _File:
+def _initial(config: Config, by: str = "config") -> KnobFile:
     now = time.time()
 
-    def record(value: float, mode: Mode = "manual") -> _Record:
-        return _Record(value=value, mode=mode, by=by, at=now)
+    def record(value: float, mode: Mode = "manual") -> Record:
+        return Record(value=value, mode=mode, by=by, at=now)
 
     betas = {
         keys.BETA.of(name): record(objective.beta, "auto" if objective.controlled else "manual")
@@ -400,28 +327,4 @@ def _initial(config: Config, by: str = "config") -> _File:
         "temperature": record(config.sampling.temperature),
         "learning_rate": record(config.algorithm.learning_rate),
     }
-    return _File(version=0, command=_Request(value=Command.RUN, by=by, at=now), knobs=betas | others)
-
-
-def _snapshot(file: _File) -> KnobSnapshot:
-    orders = {str(name): order for name, order in file.orders.items()}
-    asked: dict[str, _Record | _Request | _Order] = {**file.knobs, "command": file.command, **orders}
-    return KnobSnapshot(
-        values={name: record.value for name, record in file.knobs.items()},
-        modes={name: record.mode for name, record in file.knobs.items()},
-        command=file.command.value,
-        version=file.version,
-        by={name: record.by for name, record in asked.items()},
-        at={name: record.at for name, record in asked.items()},
-        orders=list(file.orders),
-    )
-
-
-def _file(known: KnobSnapshot) -> _File:
-    """Undo `_snapshot`."""
-    knobs = {
-        name: _Record(value=value, mode=known.modes[name], by=known.by[name], at=known.at[name])
-        for name, value in known.values.items()
-    }
-    command = _Request(value=known.command, by=known.by["command"], at=known.at["command"])
-    return _File(version=known.version, command=command, knobs=knobs)
+    return KnobFile(version=0, command=Request(value=Command.RUN, by=by, at=now), knobs=betas | others)

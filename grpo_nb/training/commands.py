@@ -7,7 +7,7 @@ from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import TrainState
 

@@ -19,7 +19,7 @@ from grpo_nb.rewards.rubric import Completions, Rubric, Scoring
 from grpo_nb.rollout import Ended, Engine, Request
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.checkpoints import Checkpoints
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command

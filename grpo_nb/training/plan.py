@@ -8,7 +8,7 @@ import torch
 from grpo_nb import losses, optim, seeding
 from grpo_nb.beta_control import KLTarget
 from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience

@@ -14,7 +14,7 @@ from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks

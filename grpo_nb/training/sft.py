@@ -19,7 +19,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.rules.updates import SKIPS_TO_STOP
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps

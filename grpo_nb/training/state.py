@@ -22,7 +22,7 @@ from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint
-from grpo_nb.run.knobs import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Objective

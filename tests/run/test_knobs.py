@@ -16,7 +16,8 @@ import pytest
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
 from grpo_nb.run import knobs as module
-from grpo_nb.run.knobs import Knobs, KnobSnapshot, check_start
+from grpo_nb.run.knob_file import KnobSnapshot
+from grpo_nb.run.knobs import Knobs, check_start
 from grpo_nb.storage import documents, files
 from grpo_nb.storage.files import RunError
 from grpo_nb.storage.lock import exclusive

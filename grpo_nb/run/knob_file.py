@@ -1,0 +1,125 @@
+"""knobs.json as it is written, and what it says at one moment."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+
+from grpo_nb.storage import schema
+from grpo_nb.storage.vocabulary import Command
+
+Mode = Literal["manual", "auto"]
+LAST_VERSION = 2**53 - 1
+"""A file made by hand may have it already; then the version stays, for a file beyond it could not be read."""
+
+
+def _is_once(once: bool) -> AfterValidator:
+    def check(command: Command) -> Command:
+        if command.once is not once:
+            raise ValueError(f"'{command}' cannot stand here")
+        return command
+
+    return AfterValidator(check)
+
+
+class Record(BaseModel):
+    """A knob as somebody set it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: FiniteFloat
+    mode: Mode
+    by: schema.Name
+    at: schema.Seconds
+
+
+class Request(BaseModel):
+    """A command that lasts: run, pause or stop."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: Annotated[Command, _is_once(False)]
+    by: schema.Name
+    at: schema.Seconds
+
+
+class Order(BaseModel):
+    """A command that is done once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    by: schema.Name
+    at: schema.Seconds
+
+
+class KnobFile(BaseModel):
+    """knobs.json."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: int = Field(ge=0, le=LAST_VERSION)
+    command: Request
+    knobs: dict[str, Record]
+    orders: dict[Annotated[Command, _is_once(True)], Order] = {}
+
+
+@dataclass(frozen=True)
+class KnobSnapshot:
+    """All knobs at one moment, as plain JSON values; what one step of training uses."""
+
+    values: dict[str, float]
+    """By knob name. Of a beta in mode `auto`: what was last set by hand or configured, not where the controller is."""
+    modes: dict[str, Mode]
+    command: Command
+    version: int
+    """Rises with every change, and never falls."""
+    by: dict[str, str]
+    """Who set each knob last; `command` and orders too."""
+    at: dict[str, float]
+    """When, in seconds since 1970; `command` and orders too."""
+    problem: str | None = None
+    """Why knobs.json could not be used and the last good values stand in; None when all is well."""
+    orders: list[Command] = field(default_factory=list)
+    """Commands that are done once, and are not done yet."""
+
+    def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
+        """What was turned: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}` each."""
+        old, new = before._requests(), self._requests()
+        return [
+            {"key": key, "old": old.get(key), "new": new[key], "by": self._who(key, before), "at": self.at[key]}
+            for key in new
+            if old.get(key) != new[key]
+        ]
+
+    def _requests(self) -> dict[str, float | str]:
+        knobs = {k: v if self.modes[k] == "manual" else "auto" for k, v in self.values.items()}
+        return {**knobs, "command": self.command}
+
+    def _who(self, key: str, before: "KnobSnapshot") -> str:
+        # a changed value under an unchanged time did not come from here
+        return self.by[key] if self.at[key] != before.at.get(key) else "an editor of knobs.json"
+
+
+def snapshot_of(file: KnobFile) -> KnobSnapshot:
+    """What the file asks for."""
+    orders = {str(name): order for name, order in file.orders.items()}
+    asked: dict[str, Record | Request | Order] = {**file.knobs, "command": file.command, **orders}
+    return KnobSnapshot(
+        values={name: record.value for name, record in file.knobs.items()},
+        modes={name: record.mode for name, record in file.knobs.items()},
+        command=file.command.value,
+        version=file.version,
+        by={name: record.by for name, record in asked.items()},
+        at={name: record.at for name, record in asked.items()},
+        orders=list(file.orders),
+    )
+
+
+def file_of(known: KnobSnapshot) -> KnobFile:
+    """Undo `snapshot_of`."""
+    knobs = {
+        name: Record(value=value, mode=known.modes[name], by=known.by[name], at=known.at[name])
+        for name, value in known.values.items()
+    }
+    command = Request(value=known.command, by=known.by["command"], at=known.at["command"])
+    return KnobFile(version=known.version, command=command, knobs=knobs)
