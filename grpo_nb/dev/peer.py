@@ -256,8 +256,8 @@ def now(device: torch.device) -> float:
 class Race:
     """Takes turns: TRL alone until it is warm, then ours until it is warm, then a step each."""
 
-    def __init__(self, work: Work, device: torch.device, steps: int, start: Callable[[], Any]) -> None:
-        self.work, self.device, self.left, self.start = work, device, steps, start
+    def __init__(self, device: torch.device, warm_up: int, steps: int, start: Callable[[], Any]) -> None:
+        self.device, self.warm_up, self.left, self.start = device, warm_up, steps, start
         self.trl, self.ours = Side(), Side()
         self._warmed, self._held = 0, 0
         self._mine: Any = None
@@ -265,14 +265,14 @@ class Race:
 
     def turn(self, seconds: float, parts: Mapping[str, float], tokens: int) -> bool:
         """What follows a step of TRL; whether that was the last."""
-        if self._warmed <= WARM_UP:
+        if self._warmed <= self.warm_up:
             self.trl.first = self.trl.first or seconds
             self._warmed += 1
-            if self._warmed <= WARM_UP:
+            if self._warmed <= self.warm_up:
                 return False
             self.trl.peak, self._held = self._peak(), self._resident()
             self._mine = self.start()
-            for _ in range(WARM_UP):
+            for _ in range(self.warm_up):
                 took, _, _ = self._step()
                 self.ours.first = self.ours.first or took
         else:
@@ -360,12 +360,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.peer", description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="N", help="steps of each that do not count")
     parser.add_argument("--set", dest="changes", type=setting, action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--peer", type=setting, action="append", default=[], metavar="KEY=VALUE", help="of GRPOConfig")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args(argv)
-    if arguments.steps < 1:
-        parser.error(f"--steps {arguments.steps}; needs 1 or more")
+    if min(arguments.steps, arguments.warm_up) < 1:
+        parser.error(f"--steps {arguments.steps} --warm-up {arguments.warm_up}; both need 1 or more")
     try:
         import trl as peer
     except ImportError:
@@ -378,13 +379,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = trl_settings(work, device, dict(arguments.peer))
     with tempfile.TemporaryDirectory() as folder:
         own = dict(arguments.changes)
-        race = Race(work, device, arguments.steps, lambda: ours(work, device, own, Path(folder)))
+        race = Race(device, arguments.warm_up, arguments.steps, lambda: ours(work, device, own, Path(folder)))
         trl(work, device, settings, Path(folder), race.turn)
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(race, floor))
     for line in (
         f"{work.prompts} prompts x {work.group}, {work.prompt_tokens} + {work.completion_tokens} tokens, LoRA {RANK}, "
-        f"beta {BETA}; median of {arguments.steps} steps in turn after {WARM_UP} of each; without vLLM",
+        f"beta {BETA}; median of {arguments.steps} steps in turn after {arguments.warm_up} of each; without vLLM",
         f"decode floor {floor:.3f} s: weights and KV over {bandwidth / 1e9:.0f} GB/s, a copy's bandwidth in this run",
         f"{machine()}, transformers {transformers.__version__}, peft {peft.__version__}, TRL {peer.__version__}",
         "TRL: " + ", ".join(f"{key}={value}" for key, value in settings.items()),

@@ -43,7 +43,7 @@ def test_sides_take_turns_once_both_are_warm(monkeypatch: pytest.MonkeyPatch) ->
                 metrics={"tokens": 7, **{f"time/{p}": 0.1 for p in ("rollout", "score", "reference", "train")}}
             )
 
-    race = peer.Race(TINY, CPU, 3, steps)
+    race = peer.Race(CPU, WARM_UP, 3, steps)
     ended = []
     while not any(ended):
         order.append("trl")
