@@ -56,7 +56,7 @@ def fingerprint() -> str:
     loaded = {path: noted.digest for path, noted in _noted()}
     total = hashlib.sha256()
     for path in sorted(ROOT.rglob("*.py")):
-        total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + loaded.get(path, _digest(path)))
+        total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + (loaded.get(path) or _digest(path)))
     return total.hexdigest()[:16]
 
 
