@@ -83,7 +83,11 @@ class Endpoint:
         options, budget = self._asked(), self._budget
         while True:
             try:
-                response = await client.chat.completions.create(model=self.provider.model, messages=messages, **options)
+                response = (
+                    await client.chat.completions.create(  # extra_body: as it is, without a walk through its types
+                        model=self.provider.model, messages=messages, extra_body=options
+                    )
+                )
             except openai.APIStatusError as error:
                 words = error_text(_body(error))
                 if (fewer := self._without(options, words, error.status_code)) is None:

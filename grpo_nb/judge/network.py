@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import email.utils
+import functools
 import importlib
 import math
 import os
@@ -111,8 +112,16 @@ def bounded_client(seconds: float, key: str) -> Any:
             except TimeoutError:
                 raise http.ReadTimeout(f"not complete after {seconds:g} s", request=request) from None
 
+    certificates = tuple(os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    verify = _tls(openai.DefaultAsyncHttpxClient.__bases__[0].__module__.partition(".")[0], certificates)
     # a redirect could take the key to any host
-    return Bounded(timeout=seconds, follow_redirects=False, headers={"Accept-Encoding": "identity"})
+    return Bounded(timeout=seconds, follow_redirects=False, headers={"Accept-Encoding": "identity"}, verify=verify)
+
+
+@functools.cache
+def _tls(http: str, certificates: tuple[str, ...]) -> Any:
+    """The TLS settings of a client, which take longer to read than all else of it: the same in every step."""
+    return importlib.import_module(http).create_ssl_context()
 
 
 def _keep_private(request: Any, key: str) -> None:
