@@ -39,6 +39,40 @@ def silence(model: nn.Module) -> list[Silenced]:
 
 
 @contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Eval mode inside the block; every flag of the model and of its configuration is as before after it.
+
+    A model that is in eval mode already is not told so again: one with adapters has thousands of modules, and this is
+    done several times a step.
+    """
+    flags = [(own, name, own[name]) for own in map(vars, _modules(model)) for name in _FLAGS if name in own]
+    use_cache = getattr(model.config, "use_cache", None)
+    try:
+        if any(value for _, name, value in flags if name == "training"):
+            model.eval()
+        yield
+    finally:
+        for own, name, value in flags:
+            own[name] = value
+        if use_cache is not None:
+            model.config.use_cache = use_cache
+
+
+_FLAGS = ("training", "gradient_checkpointing")
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Each module once, as `model.modules()`, in a third of its time."""
+    seen, waiting = {model}, [model]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        new = [child for child in module._modules.values() if child is not None and child not in seen]
+        seen.update(new)
+        waiting += new
+
+
+@contextlib.contextmanager
 def as_it_came(changed: Sequence[Silenced]) -> Iterator[None]:
     """Configurations with their own values inside the block: for writing them to disk."""
     configured = [one for one in changed if isinstance(one.owner, PreTrainedConfig)]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.config import ModelConfig
 from grpo_nb.policy import adapter_files, adapters, chat_template, grouped, loading, logprobs, packing, template_date
-from grpo_nb.policy.eval_mode import as_it_came, silence
+from grpo_nb.policy.eval_mode import as_it_came, evaluating, silence
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.loading import ModelError
@@ -216,19 +216,8 @@ class Policy:
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
         """Eval mode without gradients inside the block; every flag of the model is as before after it."""
-        modules = list(self.model.modules())
-        names = ("training", "gradient_checkpointing")
-        flags = [(m, name, vars(m)[name]) for m in modules for name in names if name in vars(m)]
-        use_cache = getattr(self.model.config, "use_cache", None)
-        try:
-            self.model.eval()
-            with torch.no_grad():
-                yield
-        finally:
-            for module, name, value in flags:
-                setattr(module, name, value)
-            if use_cache is not None:
-                self.model.config.use_cache = use_cache
+        with torch.no_grad(), evaluating(self.model):
+            yield
 
     # reference
 

@@ -6,8 +6,10 @@ so that a digest is always of what was loaded.
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,9 @@ PROBES = (
     "def f(x): return x",
 )
 """Texts whose ids are part of a tokenizer's digest: what it does to case, spaces, digits and other scripts."""
+
+HASHERS = 16
+"""Weights in memory that are copied from the device and hashed at a time, at most."""
 
 Files = Mapping[str, tuple[FileRead, ...]]
 """Stamped files by what they make up."""
@@ -103,7 +108,9 @@ def in_memory(
     entries: dict[str, Entry] = {}
     if "weights" not in known and (frozen := dict(_frozen(model))):
         parts = [digests.of_json("config", _settings(model.config.to_dict()))]
-        entries["weights/in memory"] = digests.entry([*parts, *(_tensor(name, t) for name, t in frozen.items())])
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, HASHERS)) as pool:  # neither copies nor hashes hold the GIL
+            parts += pool.map(_tensor, frozen, frozen.values())
+        entries["weights/in memory"] = digests.entry(parts)
     if "tokenizer" not in known:
         entries["tokenizer/in memory"] = digests.entry(_vocabulary(tokenizer))
     if "generation" not in known:
