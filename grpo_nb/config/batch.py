@@ -33,7 +33,8 @@ class BatchConfig(Settings):
     it and it is cheaper. Other bits, the same numbers to rounding."""
     passes: Literal["auto", "model"] = "auto"
     """What scores and trains: `auto` takes one line of tokens without padding where the policy is LoRA on a model of
-    Llama's kin on CUDA, and the model's own forward pass else; `model` always that. Other bits, as above."""
+    Llama's kin on CUDA, fewer and larger operations where it is a small one on the CPU, and the model's own forward
+    pass else; `model` always that. Other bits, as above."""
 
     @property
     def completions(self) -> int:

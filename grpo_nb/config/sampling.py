@@ -40,6 +40,7 @@ class RolloutConfig(Settings):
     """What draws the completions."""
 
     # advanced
-    engine: Literal["auto", "eager", "graph"] = "auto"
-    """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `auto`: graph where
-    it serves the model. Other bits, the same distribution."""
+    engine: Literal["auto", "eager", "graph", "grouped"] = "auto"
+    """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `grouped`, on the
+    CPU, is faster for models of a few million parameters; `auto`: one of these where it serves the model. Other bits,
+    the same distribution."""

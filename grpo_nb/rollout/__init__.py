@@ -9,10 +9,22 @@ from grpo_nb.config import ConfigError
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.graph import GraphEngine
+from grpo_nb.rollout.grouped import GroupedEngine
 from grpo_nb.rollout.request import Ended, Request
 from grpo_nb.types import Rollouts
 
-__all__ = ["ENGINES", "Drawer", "EagerEngine", "Ended", "Engine", "GraphEngine", "Request", "choose", "engine"]
+__all__ = [
+    "ENGINES",
+    "Drawer",
+    "EagerEngine",
+    "Ended",
+    "Engine",
+    "GraphEngine",
+    "GroupedEngine",
+    "Request",
+    "choose",
+    "engine",
+]
 
 
 @runtime_checkable
@@ -24,7 +36,11 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"eager": EagerEngine, "graph": GraphEngine}
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "eager": EagerEngine,
+    "graph": GraphEngine,
+    "grouped": GroupedEngine,
+}
 """Engines by name."""
 
 
@@ -40,9 +56,10 @@ class Drawer:
 
 
 def choose(wanted: Engine | str, policy: Policy) -> Drawer:
-    """The engine that serves this policy: `auto` is `graph` on CUDA, and `eager` where that cannot serve it.
+    """The engine that serves this policy: `auto` is `graph` on CUDA, `grouped` for small models of Llama's kin on the
+    CPU, and `eager` where these cannot serve it.
 
-    `graph` draws a few tokens to find out.
+    They draw a few tokens to find out.
 
     Raises:
         ConfigError: as `engine`.
@@ -50,11 +67,11 @@ def choose(wanted: Engine | str, policy: Policy) -> Drawer:
     """
     name = wanted
     if wanted == "auto":
-        name = "graph" if policy.device.type == "cuda" else "eager"
+        name = {"cuda": "graph", "cpu": "grouped"}.get(policy.device.type, "eager")
     built = engine(name)
-    if isinstance(built, GraphEngine) and (reason := built.refused(policy)):
+    if isinstance(built, GraphEngine | GroupedEngine) and (reason := built.refused(policy)):
         return Drawer(built.eager, "eager", reason)
-    names = {EagerEngine: "eager", GraphEngine: "graph"}
+    names: dict[type, str] = {EagerEngine: "eager", GraphEngine: "graph", GroupedEngine: "grouped"}
     return Drawer(built, names.get(type(built), type(built).__name__))
 
 

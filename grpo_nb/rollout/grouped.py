@@ -6,6 +6,7 @@ group's rows, then the token after that of each row which is still being written
 
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,9 +16,13 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from grpo_nb.policy.grouped import padded
 from grpo_nb.policy.llama_layers import LlamaLayers, unserved
 from grpo_nb.policy.model import ModelError, Policy
+from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import eager
 from grpo_nb.rollout.request import Request
+from grpo_nb.rollout.selfcheck import sampler_fault
 from grpo_nb.types import Rollouts
+
+logger = clean_logger(__name__)
 
 SPARSE = 0.75
 """Share of groups still being written below which the others leave the cache, which copies it."""
@@ -31,6 +36,7 @@ class GroupedEngine:
 
     def __init__(self, max_rows: int = 256) -> None:
         self.max_rows, self.eager = max_rows, eager.EagerEngine(max_rows)
+        self._verdicts: WeakKeyDictionary[Policy, str | None] = WeakKeyDictionary()
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:
         """K completions per prompt; see `EagerEngine.generate`, whose errors these are.
@@ -39,10 +45,28 @@ class GroupedEngine:
             ModelError: as there.
             ValueError: as there.
         """
-        if request.sampling.repetition_penalty != 1 or unserved(policy.model):
+        if request.sampling.repetition_penalty != 1 or self.refused(policy):
             return self.eager.generate(policy, request)
+        return self._generate(policy, request)
+
+    def refused(self, policy: Policy) -> str | None:
+        """Why this policy is drawn from by the eager engine; None where it is not.
+
+        Draws a few tokens to find out, once.
+
+        Raises:
+            ModelError: its scores are not finite.
+        """
+        if policy not in self._verdicts:
+            reason = unserved(policy.model) or sampler_fault(policy, self._generate)
+            self._verdicts[policy] = reason
+            if reason:
+                logger.info("rollout engine: eager instead of grouped: %s", reason)
+        return self._verdicts[policy]
+
+    def _generate(self, policy: Policy, request: Request) -> Rollouts:
         eager.check(policy, request)
-        drawn, at_once = eager.Drawn(policy, request), max(1, self.max_rows // request.group_size)
+        drawn, at_once = eager.Drawn(policy, request), request.prompts_at_once(self.max_rows)
         with torch.no_grad():
             decoding = _Decoding(policy, request)
             for first in range(0, len(request.prompt_ids), at_once):

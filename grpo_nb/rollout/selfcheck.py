@@ -6,14 +6,18 @@ bear padding, or whose decoding loop is another function than its full pass, wou
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.losses.rounding import Gap, broken, step
+from grpo_nb.policy import llama_layers
+from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.request import Request
@@ -84,26 +88,31 @@ def shares_prompts(policy: Policy) -> bool:
 
     Costs two short forward passes, once for each policy.
     """
-    if not policy.checked & {_SHARES, _SHARES_NOT}:
-        policy.checked.add(_SHARES if _packs(policy) else _SHARES_NOT)
-    return _SHARES in policy.checked
+    return _scores_alike(policy, "shared prompts", policy.pack)
 
 
-_SHARES, _SHARES_NOT = "shared prompts", "no shared prompts"
+def groups(policy: Policy) -> bool:
+    """Whether `policy.llama_layers` serve this policy and give its own log-probs, to rounding; at the same cost."""
+    return llama_layers.unserved(policy.model) is None and _scores_alike(policy, "grouped passes", policy.group)
 
 
-def _packs(policy: Policy) -> bool:
-    def packed(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], of: Sequence[int]) -> Tensor:
-        batch = policy.pack(prompts, completions, of)
+def _scores_alike(policy: Policy, what: str, batched: Callable[..., PackedBatch | GroupedBatch]) -> bool:
+    """Whether batches of this kind give the policy's own log-probs, to rounding; asked once for each policy."""
+
+    def scores(*rows: Sequence[Any]) -> Tensor:
+        batch = batched(*rows)
         return policy.logprobs(batch).logprobs[batch.completion_mask]
 
-    try:
-        return agrees(policy, packed)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
-        logger.info("%s takes no shared prompts: %s", type(policy.model).__name__, error)
-        return False
+    if not policy.checked & {what, f"no {what}"}:
+        try:
+            found = agrees(policy, scores)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
+            logger.info("%s takes no %s: %s", type(policy.model).__name__, what, error)
+            found = False
+        policy.checked.add(what if found else f"no {what}")
+    return what in policy.checked
 
 
 def agrees(policy: Policy, scores: Callable[[list[list[int]], list[list[int]], list[int]], Tensor]) -> bool:

@@ -11,12 +11,13 @@ from torch import Tensor
 from grpo_nb import combine_gradients, losses, passes
 from grpo_nb.passes import FlatBatch
 from grpo_nb.policy import packing
+from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Batch, Experience, Rollouts, TokenStats
 
-AnyBatch = Batch | PackedBatch | FlatBatch
+AnyBatch = Batch | PackedBatch | FlatBatch | GroupedBatch
 
 
 @dataclass
@@ -56,11 +57,12 @@ class Measured:
 
 def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
-    with policy.eval_mode():
+    grouped = plan.numerics.passes == "grouped"
+    with torch.no_grad() if grouped else policy.eval_mode():
         old = token_stats(policy, rollouts, plan) if plan.old_first else None
         if not plan.needs_reference:
             return Measured(old, None)
-        with policy.as_reference():
+        with policy.as_grouped_reference() if grouped else policy.as_reference():
             return Measured(old, token_stats(policy, rollouts, plan).logprobs)
 
 
@@ -136,7 +138,7 @@ def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStat
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
     table = blank(rollouts)
     # what is computed together is what an update computes together, so that equal weights give equal bits and a KL of 0
-    together = plan.numerics.shares_prompts or plan.numerics.passes == "flat"
+    together = plan.numerics.shares_prompts or plan.numerics.passes != "model"
     parts = map(rollouts.rows_of, plan.betas) if together else [range(len(rollouts.completion_ids))]
     for rows in itertools.chain.from_iterable(chunks(part, plan.micro_batch) for part in parts):
         store(table, rows, score(policy, collate(policy, rollouts, rows, plan), plan.temperature))
@@ -164,9 +166,12 @@ def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepP
     if plan.numerics.passes == "flat":
         shares = plan.numerics.shares_prompts and passes.shares(policy, prompts, completions, prompt_of)
         return passes.flatten(prompts, completions, prompt_of, shares).to(policy.device)
-    if plan.numerics.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of):
-        return policy.pack(prompts, completions, prompt_of)
-    return policy.collate([prompts[p] for p in prompt_of], completions)
+    shares = plan.numerics.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of)
+    alone = [prompts[p] for p in prompt_of]
+    if plan.numerics.passes == "grouped":
+        given = (prompts, completions, prompt_of) if shares else (alone, completions, range(len(alone)))
+        return policy.group(*given)
+    return policy.pack(prompts, completions, prompt_of) if shares else policy.collate(alone, completions)
 
 
 def store(table: TokenStats, rows: Sequence[int], stats: TokenStats) -> None:

@@ -12,7 +12,7 @@ from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import ENGINES, Drawer, Engine, choose
-from grpo_nb.rollout.selfcheck import shares_prompts
+from grpo_nb.rollout.selfcheck import groups, shares_prompts
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 
@@ -20,6 +20,9 @@ logger = clean_logger(__name__)
 
 STREAM = 2
 """The newest random stream: 1 is torch's own generator on the CPU, 2 counts (Philox), the same on every device."""
+
+
+Passes = Literal["model", "flat", "grouped"]
 
 
 class Numerics(BaseModel):
@@ -36,8 +39,9 @@ class Numerics(BaseModel):
     """Version of the random numbers that decide tokens."""
     shares_prompts: bool = False
     """Whether a prompt may stand once before its completions in the passes that score and train."""
-    passes: Literal["model", "flat"] = "model"
-    """What scores and trains: the model's own forward pass on rows, or `grpo_nb.passes` on one line of tokens."""
+    passes: Passes = "model"
+    """What scores and trains: the model's own forward pass on rows, `grpo_nb.passes` on one line of tokens, or
+    `policy.llama_layers` on groups."""
     micro_batch: PositiveInt | None = None
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
     rows_at_once: PositiveInt | None = None
@@ -64,8 +68,18 @@ def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[N
     """The choices of a run that starts; `given` is an engine that the caller wants."""
     drawer = choose(given or config.rollout.engine, policy)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
-    flat: Any = "flat" if config.batch.passes == "auto" and passes.serves(policy) else "model"
-    return Numerics(engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=flat), drawer
+    served = _served(policy) if config.batch.passes == "auto" else "model"
+    return Numerics(engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=served), drawer
+
+
+def _served(policy: Policy) -> Passes:
+    """The passes that serve a policy best."""
+    every: tuple[Passes, ...] = ("flat", "grouped")
+    return next((kind for kind in every if _serve(kind, policy)), "model")
+
+
+def _serve(kind: Passes, policy: Policy) -> bool:
+    return {"model": lambda _: True, "flat": passes.serves, "grouped": groups}[kind](policy)
 
 
 def stored(run: Run, state: State) -> Numerics:
@@ -95,8 +109,8 @@ def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | Non
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
     drawer = choose(given or known, policy)
     shares = before.shares_prompts and shares_prompts(policy)
-    flat = "flat" if before.passes == "flat" and passes.serves(policy) else "model"
-    return before.model_copy(update={"engine": drawer.name, "shares_prompts": shares, "passes": flat}), drawer
+    served = before.passes if _serve(before.passes, policy) else "model"
+    return before.model_copy(update={"engine": drawer.name, "shares_prompts": shares, "passes": served}), drawer
 
 
 def log_changes(run: Run, step: int, before: Numerics, now: Numerics, reason: str) -> None:
