@@ -97,6 +97,7 @@ def doctor_command(arguments: Namespace) -> int:
 def plan_command(arguments: Namespace) -> int:
     """Memory by term; 1 if it does not fit."""
     from grpo_nb.policy import memory
+    from grpo_nb.policy.memory_terms import PHASES, gib
 
     config = settings_of(arguments)
     if arguments.model:
@@ -105,7 +106,7 @@ def plan_command(arguments: Namespace) -> int:
     if arguments.json:
         show_json(asdict(result) | {"peak": result.peak, "fits": result.fits, "verdict": result.verdict})
     else:
-        terms = [(t.name, memory.gib(t.bytes), t.arithmetic, memory.PHASES[t.phase]) for t in result.terms]
+        terms = [(t.name, gib(t.bytes), t.arithmetic, PHASES[t.phase]) for t in result.terms]
         show([dict(zip(("term", "memory", "arithmetic", "when"), term, strict=True)) for term in terms])
         for line in (config.geometry, result.verdict, *result.advice):
             say(line)

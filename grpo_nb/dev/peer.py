@@ -148,10 +148,16 @@ def words_tokenizer(work: Work) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="left", **special)
 
 
+def model_config(work: Work) -> transformers.PreTrainedConfig:
+    """The model's shape as transformers has it."""
+    made = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[work.kind]
+    config: transformers.PreTrainedConfig = made(**work.shape, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    return config
+
+
 def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
     """A model of random weights, the same each time, with LoRA on every linear layer; adapters are float32."""
-    made = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}[work.kind]
-    config = made(**work.shape, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    config = model_config(work)
     torch.manual_seed(0)
     with device:
         kind = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -159,8 +165,8 @@ def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
     return attach(model, ModelConfig(train="lora", lora_rank=RANK, lora_alpha=ALPHA), "random", seed=0)
 
 
-def ours(work: Work, device: torch.device, changes: Mapping[str, Any], folder: Path) -> Any:
-    """The generator of our steps."""
+def our_config(work: Work, changes: Mapping[str, Any]) -> Config:
+    """The settings of our steps."""
     objective = {"task": OBJECTIVE, "beta": BETA, "kl_band": None}
     settings = {
         "batch.prompts": work.prompts,
@@ -168,16 +174,23 @@ def ours(work: Work, device: torch.device, changes: Mapping[str, Any], folder: P
         "batch.micro_batch": work.micro_batch,
         "sampling.max_completion_length": work.completion_tokens,
         "sampling.max_prompt_length": work.prompt_tokens,
+        "model.train": "lora",
+        "model.lora_rank": RANK,
+        "model.lora_alpha": ALPHA,
         "algorithm.learning_rate": RATE,
         "run.steps": 10_000,
         "run.checkpoint_every": 10_000,
         **changes,
     }
     bare = Config.model_validate({"objectives": {OBJECTIVE: objective}, "sft": {"steps": 0}})
-    config = bare.replace(**settings)
+    return bare.replace(**settings)
+
+
+def ours(work: Work, device: torch.device, changes: Mapping[str, Any], folder: Path) -> Any:
+    """The generator of our steps."""
     policy = Policy(lora_model(work, device), words_tokenizer(work))
     given: Any = {"tasks": {OBJECTIVE: Words(work)}, "rewards": {OBJECTIVE: [taste]}}
-    return grpo(Run.create(folder / "run", config), policy=policy, **given)
+    return grpo(Run.create(folder / "run", our_config(work, changes)), policy=policy, **given)
 
 
 def trl_settings(work: Work, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,46 +2,24 @@
 
     plan(presets.gpu_24gb(), device_gib=24)
 
-The numbers are for every prompt and completion at its cap, so a run stays below them. Put at the lengths that
-occurred, they came within 3% of the peak that an H100 measured for the three GPU presets (Qwen2.5-7B's shape, LoRA).
+The numbers are for every prompt and completion at its cap, so a run stays below them. Where all were, an H200 measured
+7.9 GiB for 8.2 planned (Qwen3-0.6B's shape, 64 completions, LoRA) and 19.6 for 19.7 (Llama-3.1-8B's, 8 completions):
+`python -m grpo_nb.dev.peer --size 0.6b` and `8b`.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.policy.model import FULL_BELOW
+from grpo_nb.policy.memory_terms import GIB, PHASES, Phase, Term, gib, terms
 from grpo_nb.policy.shapes import ModelShape, shape_of
 
-GIB = 2**30
 USABLE = 0.9
 """Share of a device that tensors can have: its context, kernels and fragmentation take about a tenth."""
-IN_FLIGHT = 256
-"""Completions that the eager engine draws at a time, at most."""
-
-Phase = Literal["always", "sampling", "training", "update", "sft"]
-PHASES: dict[Phase, str] = {
-    "always": "held all the time",
-    "sampling": "while completions are drawn",
-    "training": "during a backward pass",
-    "update": "during an optimizer step",
-    "sft": "during a backward pass of SFT",
-}
-
-
-@dataclass(frozen=True)
-class Term:
-    """One thing that takes memory."""
-
-    name: str
-    phase: Phase
-    bytes: int
-    arithmetic: str
-    """The product in words and numbers."""
 
 
 @dataclass(frozen=True)
@@ -115,36 +93,6 @@ def plan(config: Config, shape: ModelShape | None = None, device_gib: float | No
     return first if first.fits else Plan(shape, first.terms, device_gib, tuple(_advice(config, first, on_gpu)))
 
 
-def terms(config: Config, shape: ModelShape, on_gpu: bool) -> tuple[Term, ...]:
-    """Every term of the plan, in the order of the table."""
-    full = is_full(config, shape)
-    item = item_bytes(config, full, on_gpu)
-    trainable = shape.parameters if full else config.model.lora_rank * shape.linear_sizes
-    result = [*_weights(config, shape, trainable, full, item), *_sampling(config, shape, item, on_gpu)]
-    rows = min(config.batch.micro_batch, config.batch.update_size)
-    result += _backward(config, shape, rows, full, item, "training")
-    if config.sft.steps:
-        result += _backward(config, shape, min(config.sft.micro_batch, config.sft.batch), full, item, "sft")
-    return tuple(sorted(result, key=lambda term: list(PHASES).index(term.phase)))
-
-
-def is_full(config: Config, shape: ModelShape) -> bool:
-    """Whether all weights learn."""
-    return config.model.train == "full" or (config.model.train == "auto" and shape.parameters < FULL_BELOW)
-
-
-def item_bytes(config: Config, full: bool, on_gpu: bool) -> int:
-    """Bytes of one weight."""
-    if config.model.dtype == "auto":
-        return 2 if on_gpu and not full else 4
-    return 4 if config.model.dtype == "float32" else 2
-
-
-def kv_bytes_per_token(shape: ModelShape, item: int) -> int:
-    """2 (key, value) x layers x KV heads x head size x bytes."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * item
-
-
 def measure_device(config: Config) -> float:
     """GiB of the device that `config` would use: the GPU's memory, else this machine's."""
     device = config.model.device
@@ -154,77 +102,9 @@ def measure_device(config: Config) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
 
-def gib(count: int) -> str:
-    """Bytes for a reader."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:.1f} MiB"
-
-
 def _plans_for_gpu(config: Config, device_gib: float | None) -> bool:
     device = config.model.device
     return device != "cpu" and (device != "auto" or device_gib is not None or torch.cuda.is_available())
-
-
-def _weights(config: Config, shape: ModelShape, trainable: int, full: bool, item: int) -> Iterator[Term]:
-    size = item if full else 4  # adapters are float32 whatever the base is
-    if full:
-        yield Term("weights", "always", item * trainable, f"{item} B x {trainable:,} parameters, all of them learn")
-    else:
-        yield Term("weights", "always", item * shape.parameters, f"{item} B x {shape.parameters:,} frozen parameters")
-        sizes = f"rank {config.model.lora_rank} x {shape.linear_sizes:,} inputs and outputs"
-        yield Term("adapters", "always", size * trainable, f"{size} B x {trainable:,} ({sizes})")
-    yield Term("gradient, Adam", "always", 3 * size * trainable, f"3 x {size} B x {trainable:,} (g, m, v)")
-    yield Term("reference", "always", size * trainable, f"{size} B x {trainable:,} (a frozen copy of what learns)")
-    yield Term("update", "update", 2 * size * trainable, f"2 x {size} B x {trainable:,} (the old values, the change)")
-    if config.algorithm.combine != "sum" and len(config.objectives) > 1:
-        count = len(config.objectives)
-        words = f"{count} objectives x {size} B x {trainable:,}"
-        yield Term("gradients apart", "training", count * size * trainable, words)
-
-
-def _sampling(config: Config, shape: ModelShape, item: int, on_gpu: bool) -> Iterator[Term]:
-    rows, length = min(config.batch.completions, IN_FLIGHT), _longest(config)
-    cached = kv_bytes_per_token(shape, item)
-    yield Term("KV cache", "sampling", cached * rows * length, f"{cached:,} B x {rows} rows x {length:,} tokens")
-    each = item + 12 if on_gpu else item + 28  # float32 copies; the draw itself is float64 on the CPU
-    words = f"{each} B x {rows} rows x {shape.vocabulary:,} words"
-    yield Term("next-token logits", "sampling", each * rows * shape.vocabulary, words)
-
-
-def _backward(config: Config, shape: ModelShape, rows: int, full: bool, item: int, phase: Phase) -> Iterator[Term]:
-    tokens, saved = rows * _longest(config), _saved_bytes(shape, full, item)
-    if config.model.gradient_checkpointing:
-        kept = item * shape.hidden * (shape.layers + 2)
-        amount, words = tokens * (kept + saved), f"{tokens:,} tokens x ({kept:,} B checkpoints + {saved:,} B one layer)"
-    else:
-        amount, words = tokens * saved * shape.layers, f"{tokens:,} tokens x {shape.layers} layers x {saved:,} B"
-    yield Term("activations", phase, amount, words)
-    answers = rows * config.sampling.max_completion_length
-    each = item + 12  # the logits, float32 copies, their gradient
-    words = f"{each} B x {answers:,} completion tokens x {shape.vocabulary:,} words"
-    yield Term("logits", phase, each * answers * shape.vocabulary, words)
-
-
-def _longest(config: Config) -> int:
-    """Tokens of the longest row."""
-    return config.sampling.max_prompt_length + config.sampling.max_completion_length
-
-
-def _saved_bytes(shape: ModelShape, full: bool, item: int) -> int:
-    """Bytes that autograd keeps per token and layer of a gated-MLP decoder without checkpointing.
-
-    In units of the hidden size, with i = intermediate / hidden and k = KV heads x head size / hidden, fitted to
-    what `torch.autograd.graph.saved_tensors_hooks` counts in torch 2.13, transformers 5.24, peft 0.21 (within 1%
-    on SmolLM2 and Qwen2.5 shapes). LoRA in half precision costs more than full training, since peft casts every
-    adapted layer's input to float32 and keeps the copy.
-    """
-    i, k = shape.intermediate / shape.hidden, shape.kv_heads * shape.head_dim / shape.hidden
-    fitted: dict[tuple[bool, bool], float] = {
-        (True, True): 4 * (4 * i + 8.5 + 2 * k),
-        (True, False): 4 * (4 * i + 6.1 + 2 * k),
-        (False, True): 2 * (4 * i + 8.5 + 2 * k) + 4.6,
-        (False, False): 10 * i + 36.4 + 4 * k,
-    }
-    return round(shape.hidden * fitted[item == 4, full])
 
 
 Change = tuple[str, Callable[[Config], dict[str, Any] | None]]

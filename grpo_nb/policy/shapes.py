@@ -1,5 +1,6 @@
 """The sizes of a model that memory depends on, from its configuration: no weight is read or made."""
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from grpo_nb.policy.adapters import beyond_text, linear_layers
 from grpo_nb.policy.loading import ModelError, Source, auto_class, locate
+
+KIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+"""Models of transformers whose layers are: norm, attention with rotary positions, norm, gated silu MLP."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,12 @@ class ModelShape:
     vocabulary: int
     linear_sizes: int
     """Sum of (inputs + outputs) over the layers that LoRA adapts: with rank r it has r times as many weights."""
+    linear_weights: int = 0
+    """Sum of inputs x outputs over the same layers."""
+    heads: int = 0
+    """Of queries."""
+    kin: bool = False
+    """Whether it is one of `KIN`, which the kernels for CUDA are written for."""
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, name: str = "") -> "ModelShape":
@@ -46,7 +56,7 @@ class ModelShape:
         except ValueError as error:
             raise ModelError(f"'{name or config.model_type}' is no causal language model: {error}") from None
         text = config.get_text_config(decoder=True)
-        heads, hidden = text.num_attention_heads, text.hidden_size
+        heads, hidden, sizes = text.num_attention_heads, text.hidden_size, _linear_sizes(model)
         return cls(
             name=name or config.model_type,
             parameters=sum(p.numel() for p in model.parameters()),
@@ -56,7 +66,10 @@ class ModelShape:
             kv_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_dim=getattr(text, "head_dim", None) or hidden // heads,
             vocabulary=text.vocab_size,
-            linear_sizes=_linear_sizes(model),
+            linear_sizes=sum(map(sum, sizes)),
+            linear_weights=sum(map(math.prod, sizes)),
+            heads=heads,
+            kin=type(model).__name__ in KIN,
         )
 
 
@@ -104,12 +117,13 @@ def _intermediate(config: PreTrainedConfig, hidden: int) -> int:
     return getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
 
 
-def _linear_sizes(model: PreTrainedModel) -> int:
+def _linear_sizes(model: PreTrainedModel) -> list[tuple[int, ...]]:
+    """Inputs and outputs of each layer that LoRA adapts."""
     names = linear_layers(model)
     others = {*beyond_text(model, names)}
     head = model.get_output_embeddings()
     layers: list[Any] = [model.get_submodule(name) for name in names if name not in others]
-    return sum(sum(layer.weight.shape) for layer in layers if layer is not head)
+    return [tuple(layer.weight.shape) for layer in layers if layer is not head]
 
 
 def _llama(hidden: int, mlp: int, layers: int, heads: tuple[int, int], words: int, tied: bool = True) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pandas.api.types import is_numeric_dtype
 
 from grpo_nb.config import Config, setting_keys
 from grpo_nb.evaluation.intervals import TOO_FEW
-from grpo_nb.policy.memory import PHASES, Plan, gib
+from grpo_nb.policy.memory import Plan
+from grpo_nb.policy.memory_terms import PHASES, gib
 from grpo_nb.printable import one_line, printable
 from grpo_nb.report.markup import Markup, html
 from grpo_nb.report.text_table import drawn

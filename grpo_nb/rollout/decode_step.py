@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import Cache, DynamicCache
 
+from grpo_nb.policy.shapes import KIN
 from grpo_nb.rollout import layer_ops
 from grpo_nb.rollout.decode_attention import Options, run
 from grpo_nb.rollout.projections import Projections
 from grpo_nb.rollout.static_cache import Passing, StaticCache
 
-KIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-"""Models of transformers whose layers are: norm, attention with rotary positions, norm, gated silu MLP."""
 ROTARY = {"default", "linear", "llama3", "yarn"}
 """Rotary positions whose frequencies do not depend on the length of a text."""
 

@@ -10,6 +10,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from grpo_nb.policy.logprobs import position_ids
+from grpo_nb.policy.memory_terms import ROOM
 from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.compiled_layers import CompiledLayers
@@ -31,8 +32,6 @@ SMALLEST = 8
 """Rows below which a smaller batch saves nothing."""
 CACHE_SHARE = 0.25
 """Of the device's memory, for the rows' own keys and values; more rows are drawn in turn."""
-ROUND = 64
-"""Prompts' room is a multiple of this, so that most rollouts of a run fit the first one's."""
 
 
 class GraphEngine:
@@ -175,7 +174,7 @@ class _Held:
     def loop(self, policy: Policy, request: Request, chunk: Chunk) -> DecodeLoop:
         """One with room for these rows: the present one where it fits."""
         longest = max(len(ids) for ids in request.prompt_ids)
-        room = -(-longest // ROUND) * ROUND
+        room = -(-longest // ROOM) * ROOM
         size = Size(chunk.count, chunk.count * request.group_size, room, request.sampling.max_completion_length)
         if self._loop is None or not self._loop.cache.size.holds(size):
             self._loop = None

@@ -16,13 +16,10 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from grpo_nb.policy.memory_terms import COPIED_AT_MOST
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout import layer_ops
 from grpo_nb.rollout.static_cache import Unserved
-
-COPIED_AT_MOST = 4 * 2**30
-"""Bytes of copied weights: of larger models the weights are used where they lie. The rule knows sizes only, never how
-much memory is free, so that a resumed run decides alike."""
 
 How = Literal["auto", "merged", "fused"]
 

@@ -1,6 +1,7 @@
 """The planner against numbers worked out by hand."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from transformers import LlamaConfig, T5Config
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.dev import peer
 from grpo_nb.policy import memory
 from grpo_nb.policy.loading import ModelError
-from grpo_nb.policy.memory import GIB, Plan, Term, item_bytes, kv_bytes_per_token, plan
+from grpo_nb.policy.memory import Plan, plan
+from grpo_nb.policy.memory_terms import GIB, Term, gib, item_bytes, kv_bytes_per_token
 from grpo_nb.policy.shapes import _KNOWN, ModelShape, shape_of
 from grpo_nb.tasks import demo
 from tests.support.tokens import names
@@ -109,15 +112,48 @@ def test_lora_terms_by_hand() -> None:
     assert term(result, "gradient, Adam").bytes == 3 * 4 * 400
     assert term(result, "reference").bytes == 4 * 400
     assert term(result, "update").bytes == 2 * 4 * 400
-    # KV: 2 x 2 layers x 1 head x 4 x 2 B = 32 B a token; 16 prompts x 8, each 6 + 4 tokens
-    assert term(result, "KV cache").bytes == 32 * 128 * 10
+    # KV: 2 x 2 layers x 1 head x 4 x 2 B = 32 B a token; 16 prompts of 6, in room for 64, and 128 rows of 4
+    assert term(result, "KV cache", "always").bytes == 32 * (16 * 64 + 128 * 4)
+    eager = plan(lora(rollout__engine="eager"), TINY, device_gib=1)
+    assert term(eager, "KV cache", "sampling").bytes == 32 * 128 * 10, "each row with a prompt of its own"
     # 64 rows go through backward together, each with 4 completion tokens over 50 words
     assert term(result, "logits", "training").bytes == (2 + 12) * 64 * 4 * 50
 
 
+KIN = replace(TINY, kin=True, heads=2, linear_weights=700)
+
+
+def test_flat_passes_by_hand() -> None:
+    result = plan(lora(), KIN, device_gib=1)
+    assert term(result, "merged weights").bytes == 2 * 700
+    # 64 rows of 8 groups: 8 prompts of 6 and 64 answers of 4 tokens
+    tokens, answers = 8 * 6 + 64 * 4, 64 * 4
+    kept = 2 * (2 * 8 + 2 * 8 + 2 * 4 + 2 * 16)  # both sums, queries and what they saw, keys and values, halves
+    works = 2 * (4 * 8 + 3 * 8 + 5 * 16)
+    assert term(result, "activations", "training").bytes == tokens * (2 * kept + works)
+    thrifty = plan(lora(model__gradient_checkpointing=True), KIN, device_gib=1)
+    assert term(thrifty, "activations", "training").bytes == tokens * (2 * 2 * 8 + kept + works)
+    alone = plan(lora(batch__share_prompts="never"), KIN, device_gib=1)
+    assert term(alone, "activations", "training").bytes == 64 * 10 * (2 * kept + works)
+    assert term(result, "logits", "training").bytes == 2 * 2 * answers * 50 + 2 * 2 * answers * 8
+
+
+def test_large_models_are_not_copied() -> None:
+    assert not any(t.name == "merged weights" for t in plan(lora(), replace(KIN, linear_weights=2**31 + 1), None).terms)
+
+
+@pytest.mark.parametrize(("size", "measured"), [("0.6b", 7.9), ("8b", 19.6)], ids=["Qwen3-0.6B", "Llama-3.1-8B"])
+def test_the_plan_is_near_the_peak_that_was_measured(size: str, measured: float) -> None:
+    """GiB that an H200 measured: `python -m grpo_nb.dev.peer --size ...`."""
+    work = peer.SIZES[size]
+    shape = ModelShape.from_config(peer.model_config(work))
+    config = peer.our_config(work, {"batch.micro_batch": min(16, work.rows)})
+    assert plan(config, shape, 140).peak / GIB == pytest.approx(measured, rel=0.15)
+
+
 def test_full_training_holds_four_float32_copies_and_the_reference() -> None:
     result = plan(lora(model__train="full"), TINY, device_gib=1)
-    assert result.held("always") == (1 + 3 + 1) * 4 * 1000
+    assert result.held("always") - term(result, "KV cache").bytes == (1 + 3 + 1) * 4 * 1000
     assert names(term(result, "weights").arithmetic, "1,000")
 
 
@@ -177,7 +213,7 @@ def test_advice_leads_to_settings_that_fit() -> None:
 
 
 def test_advice_changes_what_costs_nothing_first() -> None:
-    config = presets.gpu_80gb()
+    config = presets.gpu_80gb().replace(**{"batch.passes": "model"})
     roomy = plan(config.replace(**{"batch.micro_batch": 64, "sft.micro_batch": 16}), device_gib=80)
     assert {step.split("=")[0] for step in roomy.advice[:-1]} == {"set batch.micro_batch", "set sft.micro_batch"}
 
@@ -188,7 +224,7 @@ def test_full_training_of_a_large_model_is_advised_to_take_lora() -> None:
 
 
 def test_nothing_left_to_lower_is_said() -> None:
-    result = plan(presets.gpu_24gb(), device_gib=8)
+    result = plan(presets.gpu_24gb().replace(**{"rollout.engine": "eager"}), device_gib=8)
     (nothing,) = result.advice
     assert not nothing.startswith("set ") and names(nothing, f"{result.peak / 2**30:.2f} GiB")
 
@@ -208,4 +244,4 @@ def test_this_machine_is_measured() -> None:
 def test_the_table_can_be_read() -> None:
     text = str(plan(lora(), TINY, device_gib=1))
     assert names(text, "1,000")
-    assert memory.gib(3 * GIB // 2) == "1.50 GiB" and memory.gib(3 * 2**20) == "3.0 MiB"
+    assert gib(3 * GIB // 2) == "1.50 GiB" and gib(3 * 2**20) == "3.0 MiB"
