@@ -1,7 +1,7 @@
 """One optimizer step: made, guarded, applied, saved. SFT and GRPO share it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,9 +24,15 @@ class Update:
     """`empty`: the gradient was exactly 0, so there was nothing to learn."""
 
 
-def adamw(parameters: Parameters, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters in their stable order (Loshchilov & Hutter 2019)."""
-    return torch.optim.AdamW(list(parameters.values()), lr=learning_rate, weight_decay=weight_decay, foreach=False)
+def adamw(
+    parameters: Parameters, learning_rate: float, weight_decay: float, together: bool = False
+) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters in their stable order (Loshchilov & Hutter 2019).
+
+    `together`: all parameters in a few launches. Other bits on CUDA, so it is for runs that began so.
+    """
+    every = list(parameters.values())
+    return torch.optim.AdamW(every, lr=learning_rate, weight_decay=weight_decay, foreach=together)
 
 
 def apply(
@@ -53,13 +59,17 @@ def apply(
         return Update(norm=norm, moved=0.0, status="skipped" if norm else "empty")
     if norm > max_norm:
         torch._foreach_mul_(gradients, max_norm / norm)
-    before = [p.detach().clone() for p in parameters.values()]
+    present = [p.detach() for p in parameters.values()]
+    before = [torch.empty_like(p) for p in present]
+    torch._foreach_copy_(before, present)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    _assert_finite(parameters)
-    return Update(norm=norm, moved=_relative_change(parameters, before), status="clipped" if norm > max_norm else "ok")
+    change = global_norm(torch._foreach_sub(present, before))
+    _assert_finite(parameters, change)
+    moved = change / max(global_norm(before), 1e-12)
+    return Update(norm=norm, moved=moved, status="clipped" if norm > max_norm else "ok")
 
 
 def gradient_refused(norm: float, skip_above: float | None) -> bool:
@@ -67,10 +77,13 @@ def gradient_refused(norm: float, skip_above: float | None) -> bool:
     return not math.isfinite(norm) or (skip_above is not None and not norm <= skip_above)
 
 
-def global_norm(tensors: list[Tensor]) -> float:
+def global_norm(tensors: Sequence[Tensor]) -> float:
     """L2 norm over all tensors together, accumulated in float64."""
     if not tensors:
         return 0.0
+    if tensors[0].device.type == "cuda":
+        norms = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float64))
+        return math.sqrt(sum(norm * norm for norm in norms.tolist()))
     return math.sqrt(sum(float(t.detach().double().pow(2).sum()) for t in tensors))
 
 
@@ -106,15 +119,12 @@ def load_state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer,
         optimizer.state[parameter][slot] = value.clone().to(home)
 
 
-def _assert_finite(parameters: Parameters) -> None:
+def _assert_finite(parameters: Parameters, change: float) -> None:
+    if math.isfinite(change):  # which it is for finite parameters alone
+        return
     for name, parameter in parameters.items():
         if not torch.isfinite(parameter).all():
             raise FloatingPointError(
                 f"parameter {name} is not finite after the update; nothing was saved. Resume from the last checkpoint "
                 "with a lower learning_rate, or float32/bfloat16 in place of float16"
             )
-
-
-def _relative_change(parameters: Parameters, before: list[Tensor]) -> float:
-    change = global_norm([p.detach() - old for p, old in zip(parameters.values(), before, strict=True)])
-    return change / max(global_norm(before), 1e-12)

@@ -85,14 +85,14 @@ class Joint:
 
 
 class Adapters:
-    """The adapters that act on some layers, with room for their factors in the type of the layers' weights.
+    """One adapter of some layers, with room for its factors in the type of the layers' weights.
 
     Raises:
-        Unserved: several adapters act on one layer, or one has a bias.
+        Unserved: an adapted layer has none of this name, or one with a bias.
     """
 
-    def __init__(self, groups: Sequence[Sequence[nn.Module]]) -> None:
-        found: list[list[Any]] = [[_adapter(layer) for layer in group] for group in groups]
+    def __init__(self, groups: Sequence[Sequence[nn.Module]], name: str) -> None:
+        found: list[list[Any]] = [[_adapter(layer, name) for layer in group] for group in groups]
         self.masters: list[Tensor] = [x for group in found for adapter in group if adapter for x in adapter[:2]]
         """A and B of each adapted layer in turn."""
         self._places: list[Tensor] = []
@@ -137,8 +137,8 @@ def _part(base: Any, columns: slice, ranks: slice, up: Tensor | None, scale: flo
     return Part(columns, weight, weight.T, base.bias, ranks, up, None if up is None else up.T, scale)
 
 
-def _adapter(layer: Any) -> tuple[Tensor, Tensor, float] | None:
-    return factors(layer) if hasattr(layer, "lora_A") else None
+def _adapter(layer: Any, name: str) -> tuple[Tensor, Tensor, float] | None:
+    return factors(layer, name) if hasattr(layer, "lora_A") else None
 
 
 def _wide_mm(a: Tensor, b: Tensor) -> Tensor:

@@ -89,16 +89,22 @@ def shares(policy: Policy, prompts: Sequence[Ids], completions: Sequence[Ids], p
     return len(set(prompt_of)) < len(prompt_of) and longest <= (window(policy.text_config) or longest)
 
 
-def token_stats(policy: Policy, batch: FlatBatch, temperature: float = 1.0, entropy_learns: bool = False) -> TokenStats:
+def token_stats(
+    policy: Policy,
+    batch: FlatBatch,
+    temperature: float = 1.0,
+    entropy_learns: bool = False,
+    adapter: str | None = None,
+) -> TokenStats:
     """As `policy.logprobs.token_stats`, of a flat batch: the same numbers to rounding.
 
-    Gradients flow where they are enabled, once, into the adapter that acts; through the entropy only where
-    `entropy_learns`.
+    By the adapter of this name, or by the one that acts. Gradients flow where they are enabled, once, into its
+    factors; through the entropy only where `entropy_learns`.
     """
     known = _PASSES.get(policy)
     if known is None or known.moved():
         known = _PASSES[policy] = FlatPass(policy)
-    values = known(batch, temperature, entropy_learns)
+    values = known(batch, temperature, entropy_learns, adapter)
     mask = batch.completion_mask
     tables = (v.new_zeros(mask.numel()).index_copy(0, batch.cells, v).view(mask.shape) for v in values)
     return TokenStats(*tables)
@@ -114,14 +120,16 @@ class FlatPass:
         self.head = Head(Norm(norm.weight, norm.variance_epsilon), out.weight, out.bias)
         self._place = out.weight.data_ptr()
         self._acting: dict[str, tuple[Adapters, list[Layer]]] = {}
-        """By the adapter that acts."""
+        """By adapter."""
 
     def moved(self) -> bool:
         """Whether the model's weights are elsewhere now, on another device or in another type."""
         return bool(self.base.lm_head.weight.data_ptr() != self._place)
 
-    def __call__(self, batch: FlatBatch, temperature: float, entropy_learns: bool) -> tuple[Tensor, Tensor]:
-        adapters, layers = self._now()
+    def __call__(
+        self, batch: FlatBatch, temperature: float, entropy_learns: bool, adapter: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        adapters, layers = self._of(adapter or self.wrapped.active_adapters[0])
         adapters.cast()
         with torch.no_grad():
             x = self.base.model.embed_tokens(batch.input_ids)
@@ -141,10 +149,9 @@ class FlatPass:
             scored = self.head.forward(sums, batch, temperature, 0)
         return scored.logprobs, scored.entropies
 
-    def _now(self) -> tuple[Adapters, list[Layer]]:
-        (name,) = self.wrapped.active_adapters
+    def _of(self, name: str) -> tuple[Adapters, list[Layer]]:
         if name not in self._acting:
-            adapters = Adapters(groups(self.base))
+            adapters = Adapters(groups(self.base), name)
             parts = zip(self.base.model.layers, range(0, len(adapters.joints), 4), strict=True)
             self._acting[name] = adapters, [_layer(part, adapters.joints[i : i + 4]) for part, i in parts]
         return self._acting[name]

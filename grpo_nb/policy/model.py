@@ -89,6 +89,8 @@ class Policy:
         """The files that it was loaded from, and what is known of its content."""
         self.full = not isinstance(model, PeftModel)
         self._trainable = adapters.trainable_names(model)
+        present = dict(model.named_parameters())
+        self._parameters = {name: present[name] for name in self._trainable}
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._silenced = silence(model)
         self.checked: set[str] = set()
@@ -133,8 +135,7 @@ class Policy:
 
     def parameters_by_name(self) -> dict[str, Parameter]:
         """The parameters that train, in an order that never changes; the reference's are not among them."""
-        present = dict(self.model.named_parameters())
-        return {name: present[name] for name in self._trainable}
+        return dict(self._parameters)
 
     # text
 

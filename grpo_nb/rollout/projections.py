@@ -147,13 +147,13 @@ def base_layer(layer: Any) -> Any:
     return layer.base_layer if isinstance(layer, LoraLayer) else layer
 
 
-def factors(layer: Any) -> tuple[Tensor, Tensor, float]:
-    """A, B and the scale of the one adapter that acts.
+def factors(layer: Any, name: str | None = None) -> tuple[Tensor, Tensor, float]:
+    """A, B and the scale of the one adapter that acts, or of the one of this name.
 
     Raises:
         Unserved: another number than one does, or it adds a bias.
     """
-    names = [name for name in layer.active_adapters if name in layer.lora_A]
+    names = [one for one in ([name] if name else layer.active_adapters) if one in layer.lora_A]
     if len(names) != 1 or layer.lora_B[names[0]].bias is not None:
         raise Unserved(f"adapters {names} are active on one layer, or one has a bias")
     return layer.lora_A[names[0]].weight, layer.lora_B[names[0]].weight, layer.scaling[names[0]]

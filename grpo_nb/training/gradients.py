@@ -11,6 +11,7 @@ from torch import Tensor
 from grpo_nb import combine_gradients, losses, passes
 from grpo_nb.passes import FlatBatch
 from grpo_nb.policy import packing
+from grpo_nb.policy.adapters import REFERENCE
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.packing import PackedBatch
@@ -57,12 +58,14 @@ class Measured:
 
 def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
-    grouped = plan.numerics.passes == "grouped"
-    with torch.no_grad() if grouped else policy.eval_mode():
+    by = plan.numerics.passes
+    with policy.eval_mode() if by == "model" else torch.no_grad():  # the others know no modes
         old = token_stats(policy, rollouts, plan) if plan.old_first else None
         if not plan.needs_reference:
             return Measured(old, None)
-        with policy.as_grouped_reference() if grouped else policy.as_reference():
+        if by == "flat":
+            return Measured(old, token_stats(policy, rollouts, plan, REFERENCE).logprobs)
+        with policy.as_grouped_reference() if by == "grouped" else policy.as_reference():
             return Measured(old, token_stats(policy, rollouts, plan).logprobs)
 
 
@@ -134,14 +137,21 @@ def loss_inputs(
     )
 
 
-def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> TokenStats:
-    """Log-probs and entropies, in nats, of every sampled token under the policy's present weights."""
+def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan, adapter: str | None = None) -> TokenStats:
+    """Log-probs and entropies, in nats, of every sampled token under the policy's present weights.
+
+    `adapter`: of flat passes, another one than acts.
+    """
     table = blank(rollouts)
     # what is computed together is what an update computes together, so that equal weights give equal bits and a KL of 0
     together = plan.numerics.shares_prompts or plan.numerics.passes != "model"
     parts = map(rollouts.rows_of, plan.betas) if together else [range(len(rollouts.completion_ids))]
     for rows in itertools.chain.from_iterable(chunks(part, plan.micro_batch) for part in parts):
-        store(table, rows, score(policy, collate(policy, rollouts, rows, plan), plan.temperature))
+        batch = collate(policy, rollouts, rows, plan)
+        if isinstance(batch, FlatBatch):
+            store(table, rows, passes.token_stats(policy, batch, plan.temperature, adapter=adapter))
+        else:
+            store(table, rows, policy.logprobs(batch, plan.temperature))
     return table
 
 

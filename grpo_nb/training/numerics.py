@@ -40,8 +40,8 @@ class Numerics(BaseModel):
     shares_prompts: bool = False
     """Whether a prompt may stand once before its completions in the passes that score and train."""
     passes: Passes = "model"
-    """What scores and trains: the model's own forward pass on rows, `grpo_nb.passes` on one line of tokens, or
-    `policy.llama_layers` on groups."""
+    """What scores and trains: the model's own forward pass on rows, `grpo_nb.passes` on one line of tokens (after
+    which the optimizer takes all adapters together), or `policy.llama_layers` on groups."""
     micro_batch: PositiveInt | None = None
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
     rows_at_once: PositiveInt | None = None

@@ -61,7 +61,8 @@ def prepare(run: Run, goal: int, given: Given) -> TrainState:
     run.doing("checking the model")
     chosen, drawer = _choices(run, policy, newest, given.engine)
     check_model(policy, draws=isinstance(drawer.engine, EagerEngine))
-    optimizer = optim.adamw(policy.parameters_by_name(), config.algorithm.learning_rate, config.algorithm.weight_decay)
+    rate, decay = config.algorithm.learning_rate, config.algorithm.weight_decay
+    optimizer = optim.adamw(policy.parameters_by_name(), rate, decay, together=chosen.passes == "flat")
     forget_gradients(policy)
     state = TrainState(run, policy, optimizer, drawer, objectives, run.knobs.snapshot(), goal, numerics=chosen)
     run.doing("checking the prompts")

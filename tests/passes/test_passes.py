@@ -170,7 +170,6 @@ def test_a_model_that_computes_otherwise_is_not_served(lora: Make, monkeypatch: 
 def test_a_model_that_moves_is_found_again(lora: Make) -> None:
     learner = lora()
     line(learner)
-    learner.model.double().float()
-    tiny.nudge(learner, 0.1)
-    learner.model.get_base_model().lm_head.weight.data *= 2  # type: ignore[operator]
+    for parameter in learner.model.get_base_model().parameters():  # type: ignore[operator]
+        parameter.data = 0.9 * parameter.data
     torch.testing.assert_close(line(learner).logprobs, rows(learner).logprobs, atol=1e-5, rtol=0)
