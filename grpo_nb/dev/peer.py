@@ -299,10 +299,16 @@ class Race:
             self._mine.close()
         return self.left == 0
 
+    _exact = False
+    """Whether our steps allow only algorithms that give the same bits each time; set by the first."""
+
     def _step(self) -> tuple[float, dict[str, float], int]:
+        torch.use_deterministic_algorithms(self._exact)
         began = now(self.device)
         row = next(self._mine).metrics
         seconds = now(self.device) - began
+        self._exact = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)  # ours alone: between two of our steps it would slow the peer
         phases = ("rollout", "score", "reference", "train")
         return seconds, {name: float(row[keys.TIME.of(name)]) for name in phases}, int(row[keys.TOKENS])
 
