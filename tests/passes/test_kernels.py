@@ -55,6 +55,17 @@ def test_the_rotation(kernels: Any, d: int, normed: bool) -> None:
     norms = (normal(d, seed=3), normal(d, seed=4)) if normed else None
     turn = normal(3, d, seed=5), normal(3, d, seed=6)
     same(kernels, "rotate_grad", grads, normal(3, 8 * d), norms, 1e-6, turn)
+    same(kernels, "rotate", normal(3, 8 * d), (4, 2, d), norms, 1e-6, turn)
+
+
+def test_what_is_seen_in_two_parts_is_joined(kernels: Any) -> None:
+    parts = normal(5, 6, 24), normal(6, 5), normal(5, 6, 24, seed=1), normal(6, 5, seed=1)
+    found = there(tuple(part.clone() for part in parts))
+    kernels.join(*found)
+    ops.join(*parts)
+    for n in (0, 1, 3):
+        torch.testing.assert_close(found[n].cpu(), parts[n], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(parts[1], parts[3], atol=0, rtol=0)
 
 
 def test_the_gate(kernels: Any) -> None:
