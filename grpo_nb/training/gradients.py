@@ -3,22 +3,20 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from grpo_nb import combine_gradients, losses, passes
-from grpo_nb.passes import FlatBatch
-from grpo_nb.policy import packing
+from grpo_nb import combine_gradients, losses
 from grpo_nb.policy.adapters import REFERENCE
-from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.model import Policy
-from grpo_nb.policy.packing import PackedBatch
+from grpo_nb.training.batches import AnyBatch, batch_of, score
 from grpo_nb.training.plan import StepPlan
-from grpo_nb.types import Batch, Experience, Rollouts, TokenStats
+from grpo_nb.types import Experience, Rollouts, TokenStats
 
-AnyBatch = Batch | PackedBatch | FlatBatch | GroupedBatch
+T = TypeVar("T")
 
 
 @dataclass
@@ -147,11 +145,7 @@ def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan, adapter: str
     together = plan.numerics.shares_prompts or plan.numerics.passes != "model"
     parts = map(rollouts.rows_of, plan.betas) if together else [range(len(rollouts.completion_ids))]
     for rows in itertools.chain.from_iterable(chunks(part, plan.micro_batch) for part in parts):
-        batch = collate(policy, rollouts, rows, plan)
-        if isinstance(batch, FlatBatch):
-            store(table, rows, passes.token_stats(policy, batch, plan.temperature, adapter=adapter))
-        else:
-            store(table, rows, policy.logprobs(batch, plan.temperature))
+        store(table, rows, score(policy, collate(policy, rollouts, rows, plan), plan.temperature, adapter=adapter))
     return table
 
 
@@ -161,27 +155,11 @@ def blank(rollouts: Rollouts) -> TokenStats:
     return TokenStats(torch.zeros(shape), torch.zeros(shape))
 
 
-def score(policy: Policy, batch: AnyBatch, temperature: float, *, entropy_learns: bool = False) -> TokenStats:
-    """Log-probs and entropies, in nats, of a batch's completion tokens, by what the batch was made for."""
-    if isinstance(batch, FlatBatch):
-        return passes.token_stats(policy, batch, temperature, entropy_learns)
-    return policy.logprobs(batch, temperature, entropy_learns=entropy_learns)
-
-
 def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepPlan) -> AnyBatch:
-    """The rows as one line, or as one padded batch, no wider than they need; behind shared prompts where it pays."""
+    """Some rows of the step's completions, ready for `score`."""
     place = {prompt: n for n, prompt in enumerate(dict.fromkeys(map(rollouts.prompt_of, rows)))}
     prompts, prompt_of = [rollouts.prompt_ids[p] for p in place], [place[rollouts.prompt_of(i)] for i in rows]
-    completions = [rollouts.completion_ids[i] for i in rows]
-    if plan.numerics.passes == "flat":
-        shares = plan.numerics.shares_prompts and passes.shares(policy, prompts, completions, prompt_of)
-        return passes.flatten(prompts, completions, prompt_of, shares).to(policy.device)
-    shares = plan.numerics.shares_prompts and packing.pays(policy.text_config, prompts, completions, prompt_of)
-    alone = [prompts[p] for p in prompt_of]
-    if plan.numerics.passes == "grouped":
-        given = (prompts, completions, prompt_of) if shares else (alone, completions, range(len(alone)))
-        return policy.group(*given)
-    return policy.pack(prompts, completions, prompt_of) if shares else policy.collate(alone, completions)
+    return batch_of(policy, prompts, [rollouts.completion_ids[i] for i in rows], prompt_of, plan.numerics)
 
 
 def store(table: TokenStats, rows: Sequence[int], stats: TokenStats) -> None:
@@ -191,7 +169,7 @@ def store(table: TokenStats, rows: Sequence[int], stats: TokenStats) -> None:
     table.entropy[index, :width] = stats.entropy.detach().float().cpu()
 
 
-def chunks(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Consecutive pieces of at most `size`."""
     return (items[i : i + size] for i in range(0, len(items), size))
 

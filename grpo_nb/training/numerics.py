@@ -68,12 +68,20 @@ def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[N
     """The choices of a run that starts; `given` is an engine that the caller wants."""
     drawer = choose(given or config.rollout.engine, policy)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
-    served = _served(policy) if config.batch.passes == "auto" else "model"
-    return Numerics(engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=served), drawer
+    return Numerics(
+        engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=_served(config, policy)
+    ), drawer
 
 
-def _served(policy: Policy) -> Passes:
-    """The passes that serve a policy best."""
+def begin_sft(config: Config, policy: Policy) -> Numerics:
+    """The choices of a warm-up that starts; it draws nothing, and shares no prompts."""
+    return Numerics(passes=_served(config, policy))
+
+
+def _served(config: Config, policy: Policy) -> Passes:
+    """The passes that serve a policy best, or those that the settings want."""
+    if config.batch.passes != "auto":
+        return config.batch.passes
     every: tuple[Passes, ...] = ("flat", "grouped")
     return next((kind for kind in every if _serve(kind, policy)), "model")
 
@@ -109,11 +117,16 @@ def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | Non
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
     drawer = choose(given or known, policy)
     shares = before.shares_prompts and shares_prompts(policy)
-    served = before.passes if _serve(before.passes, policy) else "model"
-    return before.model_copy(update={"engine": drawer.name, "shares_prompts": shares, "passes": served}), drawer
+    now = resume_sft(policy, before).model_copy(update={"engine": drawer.name, "shares_prompts": shares})
+    return now, drawer
 
 
-def log_changes(run: Run, step: int, before: Numerics, now: Numerics, reason: str) -> None:
+def resume_sft(policy: Policy, before: Numerics) -> Numerics:
+    """The same of a warm-up."""
+    return before if _serve(before.passes, policy) else before.model_copy(update={"passes": "model"})
+
+
+def log_changes(run: Run, step: int, before: Numerics, now: Numerics, reason: str = "") -> None:
     """An event and a warning for each choice that changed, since other bits follow; `reason` is the engine's."""
     if before.shares_prompts != now.shares_prompts:
         run.log_event("prompts_not_shared", step=step)

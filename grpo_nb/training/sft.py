@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from grpo_nb import fingerprint, optim, seeding
 from grpo_nb.config import Config, ConfigError
@@ -25,8 +27,10 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import guards, loop, memory_ladder, metrics, resume
+from grpo_nb.training import guards, loop, memory_ladder, metrics, numerics, resume
+from grpo_nb.training.batches import batch_of, score
 from grpo_nb.training.gradients import chunks
+from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.state import deterministic, draw, environment_info, forget_gradients, load_state_dict, state_dict
 from grpo_nb.types import Prompt, Steps, StepStats
 
@@ -125,15 +129,19 @@ def read_pairs(path: Path) -> list[tuple[Prompt, str]]:
     return [_pair(row) for row in records.read_rows(records.find_files(path, ("*.jsonl",)), {})]
 
 
-def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int) -> float:
+def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int, numerics: Numerics | None = None) -> float:
     """Mean negative log-likelihood of the completions, nats per token."""
-    total, tokens = 0.0, 0
+    total = 0.0
     with policy.eval_mode():
-        for rows in chunks(range(len(pairs)), micro_batch):
-            batch = policy.collate([pairs[i].prompt_ids for i in rows], [pairs[i].completion_ids for i in rows])
-            total -= float(policy.logprobs(batch).logprobs.double().sum())
-            tokens += int(batch.completion_mask.sum())
-    return total / tokens
+        for micro in chunks(pairs, micro_batch):
+            total -= float(_logprobs(policy, micro, numerics or Numerics()).double().sum())
+    return total / sum(len(pair.completion_ids) for pair in pairs)
+
+
+def _logprobs(policy: Policy, pairs: Sequence[Pair], numerics: Numerics) -> Float[Tensor, "pair token"]:
+    """Of each completion token in nats, 0 behind a completion."""
+    prompts, completions = [pair.prompt_ids for pair in pairs], [pair.completion_ids for pair in pairs]
+    return score(policy, batch_of(policy, prompts, completions, range(len(pairs)), numerics)).logprobs
 
 
 @dataclass
@@ -157,12 +165,16 @@ class Sft(loop.Stage):
         order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
         held = min(HELD_OUT, len(pairs) // 10)
         self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
-        self.policy, self.config = policy, run.config
+        self.policy = policy
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
         forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
-        if newest is not None and (less := newest.state().get("micro_batch")):
-            self.config = run.config.replace(**{"sft.micro_batch": less})
+        if newest is None:
+            self.numerics = numerics.begin_sft(run.config, policy)
+        else:
+            before = numerics.stored(run, newest.state())
+            self.numerics = numerics.resume_sft(policy, before)
+            numerics.log_changes(run, step, before, self.numerics)
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS_TO_STOP)
 
@@ -192,15 +204,16 @@ class Sft(loop.Stage):
 
     def _step(self, step: int) -> StepStats:
         while True:
+            plan = plan_sft_step(self.progress.run.config, self.train, step, self.numerics)
             try:
-                return sft_step(self.policy, self.optimizer, self.train, self.config, step, self._moving)
+                return sft_step(self.policy, self.optimizer, plan, self._moving)
             except torch.OutOfMemoryError as error:
-                now = min(self.config.sft.micro_batch, self.config.sft.batch) // 2
+                now = min(plan.micro_batch, len(plan.pairs)) // 2
                 if self.progress.mid_update or now < 1:
                     raise
                 forget_gradients(self.policy)
-                self.config = self.config.replace(**{"sft.micro_batch": now})
-                memory_ladder.freed_for_less(self.progress.run, step, f"sft.micro_batch={now}", error, self.prefix)
+                self.numerics = self.numerics.model_copy(update={"micro_batch": now})
+                memory_ladder.freed_for_less(self.progress.run, step, f"micro_batch={now}", error, self.prefix)
 
     def _moving(self) -> None:
         self.progress.mid_update = True
@@ -208,7 +221,7 @@ class Sft(loop.Stage):
     def store(self) -> None:
         run, step = self.progress.run, self.progress.step
         stored = {"step": step, "config": plain(run.config), "fingerprint": fingerprint.fingerprint()}
-        stored["micro_batch"] = self.config.sft.micro_batch  # other than the run's where the memory had no room for it
+        stored["numerics"] = self.numerics.model_dump()
         run.sft_checkpoints.save(step, state_dict(self.policy, self.optimizer), stored)
         run.sft_checkpoints.prune(1)
         self.progress.saved = step
@@ -220,45 +233,70 @@ class Sft(loop.Stage):
         run, step = self.progress.run, self.progress.step
         if self.held_out and not any(e.get("step") == step for e in run.stored("events").having("kind", {"sft_eval"})):
             run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
-            loss = evaluate_loss(self.policy, self.held_out, self.config.sft.micro_batch)
+            loss = evaluate_loss(
+                self.policy,
+                self.held_out,
+                self.numerics.micro_batch_of(run.config.sft.micro_batch),
+                self.numerics,
+            )
             run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
 
 
+@dataclass(frozen=True)
+class SftPlan:
+    """What one step of SFT does, decided before it begins."""
+
+    step: int
+    """1-based."""
+    pairs: Sequence[Pair]
+    learning_rate: float
+    """After warm-up and decay."""
+    max_grad_norm: float
+    micro_batch: int
+    numerics: Numerics
+
+
+def plan_sft_step(config: Config, pairs: Sequence[Pair], step: int, numerics: Numerics) -> SftPlan:
+    """The plan of a step: which of the pairs it learns, and how fast."""
+    settings = config.sft
+    return SftPlan(
+        step=step,
+        pairs=[pairs[i] for i in draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")],
+        learning_rate=settings.learning_rate * schedule(step, settings.warmup_steps, settings.steps),
+        max_grad_norm=settings.max_grad_norm,
+        micro_batch=numerics.micro_batch_of(settings.micro_batch),
+        numerics=numerics,
+    )
+
+
 def sft_step(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    pairs: Sequence[Pair],
-    config: Config,
-    step: int,
-    moving: Callable[[], None] = lambda: None,
+    policy: Policy, optimizer: torch.optim.Optimizer, plan: SftPlan, moving: Callable[[], None] = lambda: None
 ) -> StepStats:
     """One optimizer step on the token-mean loss of one batch; micro-batches change memory, not the gradient.
 
     `moving` is called right before the weights move.
     """
-    settings, clock = config.sft, metrics.Clock()
-    batch_ids = draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")
-    tokens = sum(len(pairs[i].completion_ids) for i in batch_ids)
-    total = 0.0
-    for micro in chunks(batch_ids, settings.micro_batch):
-        batch = policy.collate([pairs[i].prompt_ids for i in micro], [pairs[i].completion_ids for i in micro])
-        loss = -policy.logprobs(batch).logprobs.sum() / tokens
+    clock, total = metrics.Clock(), 0.0
+    tokens = sum(len(pair.completion_ids) for pair in plan.pairs)
+    for micro in chunks(plan.pairs, plan.micro_batch):
+        loss = -_logprobs(policy, micro, plan.numerics).sum() / tokens
         loss.backward()
         total += loss.item()
-    rate = settings.learning_rate * schedule(step, settings.warmup_steps, settings.steps)
     moving()
-    update = optim.apply(policy.parameters_by_name(), optimizer, learning_rate=rate, max_norm=settings.max_grad_norm)
+    update = optim.apply(
+        policy.parameters_by_name(), optimizer, learning_rate=plan.learning_rate, max_norm=plan.max_grad_norm
+    )
     row: dict[str, Any] = {
-        keys.STEP: step,
+        keys.STEP: plan.step,
         keys.STATUS: update.status,
         keys.LOSS: total,
-        keys.LR: rate,
+        keys.LR: plan.learning_rate,
         keys.GRAD_NORM: update.norm,
         keys.GRAD_UPDATE: update.moved,
         keys.TOKENS: tokens,
         keys.MEMORY_PEAK: metrics.peak_memory_mib(policy.device),
     }
-    return StepStats(step=step, metrics=row | clock.row(), status=update.status)
+    return StepStats(step=plan.step, metrics=row | clock.row(), status=update.status)
 
 
 def schedule(step: int, warmup_steps: int, steps: int) -> float:

@@ -145,6 +145,6 @@ def test_sft_takes_less_at_a_time_and_keeps_to_it(tmp_path: Path, monkeypatch: p
     found += rows(list(sft(run)))
     assert found == expected and max(sizes[tried:]) == 4
     assert [(e["step"], e["now"]) for e in events(run, "sft_out_of_memory")] == [
-        (1, "sft.micro_batch=8"),
-        (1, "sft.micro_batch=4"),
+        (1, "micro_batch=8"),
+        (1, "micro_batch=4"),
     ]

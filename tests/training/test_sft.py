@@ -11,6 +11,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
+from grpo_nb.training import numerics
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.types import Example, Score, Steps
@@ -158,3 +159,16 @@ def test_a_model_that_is_not_finite_ends_sft_and_saves_nothing(tmp_path: Path) -
     with pytest.raises(TrainingError, match="skipped"):
         list(learn(run, policy=policy))
     assert not finished(run)
+
+
+def test_sft_goes_on_with_the_passes_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"sft__steps": 2, "sft__checkpoint_every": 1}
+    own = rows(list(sft(tiny_run(tmp_path, "model", batch__passes="model", **changes))))
+    grouped = rows(list(sft(tiny_run(tmp_path, "grouped", **changes))))
+    assert own != grouped and [row["loss"] for row in own] == pytest.approx([row["loss"] for row in grouped], rel=1e-4)
+    run = tiny_run(tmp_path, "older", **changes)
+    with monkeypatch.context() as earlier:  # a version without passes of its own
+        earlier.setattr(numerics, "_served", lambda config, policy: "model")
+        first = rows([next(stage := sft(run))])
+        stage.close()
+    assert [*first, *rows(list(sft(run)))] == own
