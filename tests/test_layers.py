@@ -1,6 +1,7 @@
 """The architecture: imports go down or stay in their layer, without circles; the library is quiet and pickle-free."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,8 +39,12 @@ PUBLIC_VERBS = {
 them would be one more thing to know and to import."""
 
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+
+
+@functools.cache  # when a test asks: collecting them in a process that runs other files parses nothing
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def module_of(path: Path) -> list[str]:
@@ -101,13 +106,13 @@ def forbidden_calls(tree: ast.AST) -> set[str]:
 
 @each_file
 def test_imports_go_down(path: Path) -> None:
-    problems = climbs(path, TREES[path])
+    problems = climbs(path, tree_of(path))
     assert not problems, "\n".join(problems)
 
 
 def test_no_circles_between_entries() -> None:
     uses: dict[str, set[str]] = {}
-    for path, tree in TREES.items():
+    for path, tree in zip(FILES, map(tree_of, FILES), strict=True):
         uses.setdefault(entry_of(module_of(path)), set()).update(entries_used(path, tree))
     uses.pop(PUBLIC)
     while leaves := {entry for entry, used in uses.items() if not used & uses.keys()}:
@@ -121,7 +126,7 @@ def test_no_circles_between_entries() -> None:
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
 def test_the_mathematics_knows_only_torch(path: Path) -> None:
-    strangers = {module[0] for module in imported(path, TREES[path])} - MATHEMATICS_MAY_IMPORT - {PACKAGE}
+    strangers = {module[0] for module in imported(path, tree_of(path))} - MATHEMATICS_MAY_IMPORT - {PACKAGE}
     assert not strangers, f"{path.name} imports {sorted(strangers)}; the mathematics has torch and torchjd only"
 
 
@@ -129,7 +134,7 @@ def test_the_mathematics_knows_only_torch(path: Path) -> None:
 def test_the_library_does_not_print(path: Path) -> None:
     lines = [
         node.lineno
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not lines or entry_of(module_of(path)) in MAY_PRINT, f"{path.name}: print() in lines {lines}; use logging"
@@ -137,8 +142,8 @@ def test_the_library_does_not_print(path: Path) -> None:
 
 @each_file
 def test_nothing_is_pickled(path: Path) -> None:
-    assert not forbidden_calls(TREES[path]), (
-        f"{path.name} uses {forbidden_calls(TREES[path])}; safetensors and json only"
+    assert not forbidden_calls(tree_of(path)), (
+        f"{path.name} uses {forbidden_calls(tree_of(path))}; safetensors and json only"
     )
 
 
@@ -163,7 +168,7 @@ def crowded(tree: ast.AST) -> dict[str, int]:
 
 @each_file
 def test_functions_take_few_parameters(path: Path) -> None:
-    found = crowded(TREES[path]).keys() - PUBLIC_VERBS.get(path.relative_to(ROOT / PACKAGE).as_posix(), set())
+    found = crowded(tree_of(path)).keys() - PUBLIC_VERBS.get(path.relative_to(ROOT / PACKAGE).as_posix(), set())
     assert not found, f"{path.name}: {sorted(found)} take more than {MAX_PARAMETERS}: pass a record"
 
 

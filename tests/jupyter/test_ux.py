@@ -5,11 +5,10 @@ A test says so itself: `@pytest.mark.ux(3, 4, at="browser")`. Levels: `unit`, `n
 """
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import pytest
 
 from tests.conftest import ROOT
 
@@ -71,8 +70,13 @@ class Proof:
     marks: frozenset[str]
 
 
-def proofs() -> Iterator[Proof]:
+@functools.cache  # when a test asks: collecting these in a process that runs other files parses nothing
+def proofs() -> tuple[Proof, ...]:
     """Every test with a `ux` mark, as its source has it."""
+    return tuple(_all_proofs())
+
+
+def _all_proofs() -> Iterator[Proof]:
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         everywhere = [m for node in tree.body if isinstance(node, ast.Assign) for m in _marks_of_module(node)]
@@ -103,24 +107,22 @@ def _mark(decorator: ast.expr) -> str | None:
     return at.attr if is_mark and isinstance(at, ast.Attribute) else None
 
 
-PROOFS = tuple(proofs())
-
-
 def test_every_requirement_is_proven_at_the_levels_it_asks_for() -> None:
     assert list(REQUIREMENTS) == list(range(1, 41))
     proven: dict[tuple[int, str], list[str]] = defaultdict(list)
-    for proof in PROOFS:
+    for proof in proofs():
         for number in proof.numbers:
             proven[number, proof.level].append(proof.test)
     missing = [f"{number} at {level}: {REQUIREMENTS[number][1]}" for number, level in sorted(OUGHT - proven.keys())]
     assert not missing, "no test proves\n" + "\n".join(missing)
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=lambda proof: proof.test)
-def test_no_proof_is_skipped_or_claims_another_level(proof: Proof) -> None:
-    assert not proof.marks & NEVER, "a proof that is skipped proves nothing"
-    assert set(proof.numbers) <= REQUIREMENTS.keys() and proof.level in LEVELS.values()
-    assert (proof.level == "browser") == ("browser" in proof.marks), "the browser marker says what it runs in"
+def test_no_proof_is_skipped_or_claims_another_level() -> None:
+    for proof in proofs():
+        assert not proof.marks & NEVER, f"{proof.test}: a proof that is skipped proves nothing"
+        assert set(proof.numbers) <= REQUIREMENTS.keys() and proof.level in LEVELS.values(), proof.test
+        in_browser = (proof.level == "browser", "browser" in proof.marks)
+        assert in_browser[0] == in_browser[1], f"{proof.test}: the browser marker says what it runs in"
 
 
 def test_a_mark_is_read_from_the_source() -> None:
