@@ -23,6 +23,9 @@ LOWEST_TESTS := $(foreach name,adapter_files adapters cli_views tokenization com
 	$(wildcard tests/test_$(name).py tests/*/test_$(name).py))
 NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 
+# Compiled modules are kept: each process of tests, and each kernel it starts, would compile the whole project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run lab test test-browser test-lowest test-all check bench docs format clean
 .DELETE_ON_ERROR:
