@@ -1,11 +1,13 @@
 """What every test of the command line begins with: a run of four steps, and verbs that train nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from grpo_nb.run.run import Run
 from tests.support.cli_stage import mine, train_nothing
+from tests.support.tiny import small_worlds
 
 
 @pytest.fixture
@@ -14,5 +16,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_training(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     train_nothing(monkeypatch)
+    with small_worlds():
+        yield

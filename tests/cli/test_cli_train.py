@@ -23,7 +23,7 @@ from grpo_nb.training.sft import load_pairs, sft
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
 from tests.support.cli_stage import STEPS, fake_grpo, save, says, stats
-from tests.support.tiny import REWARDS, small_tasks, tiny_config, tiny_run
+from tests.support.tiny import REWARDS, small_tasks, small_world, tiny_config, tiny_run
 from tests.support.tokens import names, pattern
 
 # ---- training
@@ -285,6 +285,7 @@ def command(path: Path, steps: int) -> list[str]:
 
 def test_a_terminated_process_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     path, environment = tmp_path / "real", os.environ | {"OMP_NUM_THREADS": "1"}
+    small_world(path)
     with subprocess.Popen(
         command(path, 1000), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:

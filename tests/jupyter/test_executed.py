@@ -12,7 +12,7 @@ from grpo_nb.dev import render
 from grpo_nb.run.run import Run
 from tests.conftest import ROOT
 from tests.support import made_rows
-from tests.support.tiny import SMALL, stable, tiny_run
+from tests.support.tiny import SMALL, small_world, stable, tiny_run
 from tests.support.tokens import names
 
 pytestmark = pytest.mark.usefixtures("this_checkout")
@@ -36,6 +36,7 @@ def files() -> dict[str, bytes]:
 def executed(this_checkout: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, str]]:
     """A tiny run that the five notebooks made, one after the other, and their pages."""
     folder, before = tmp_path_factory.mktemp("executed"), files()
+    small_world(folder / "tiny")
     pages = {}
     for name in NAMES:
         settings = {"CHANGES": CHANGES} if name == "01_load" else {}

@@ -3,16 +3,23 @@
 import functools
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby, islice
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
+import pytest
 import torch
 
 from grpo_nb import presets
 from grpo_nb.config import Config
 from grpo_nb.run.run import Run
-from grpo_nb.tasks import Task, load_task
+from grpo_nb.tasks import Task, demo, demo_world, load_task
 from grpo_nb.types import Example, StepStats
+
+Row = dict[str, Any]
 
 SMALL = {
     "run.steps": 4,
@@ -48,26 +55,47 @@ class FirstOf:
         return self._task.examples(split)[: self._count]
 
 
+def _fewer(rows: list[Row], count: int) -> list[Row]:
+    """The first `count` rows of each BBQ template."""
+    by_template = groupby(rows, key=lambda row: row["question_index"])
+    return [row for _, template in by_template for row in islice(template, count)]
+
+
+def _fewer_bbq_rows(random: Random) -> dict[str, list[Row]]:
+    rows = BBQ_ROWS(random)
+    first = min(rows)  # of the files in their order
+    return {category: _fewer(rows[category], 24 if category == first else 4) for category in rows}
+
+
+BBQ_ROWS, HALUEVAL_ROWS, SFT_ROWS = demo_world.bbq_rows, demo_world.halueval_rows, demo._sft_rows
+
+
+@contextmanager
+def small_worlds() -> Iterator[None]:
+    """A part of the demo world is all that is written meanwhile.
+
+    For seed 0 each split begins with the 24 examples with which the complete world's begins. Parsing the others, and
+    encoding them to see whether they fit, is most of a tiny run's time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_world, "bbq_rows", _fewer_bbq_rows)
+        patch.setattr(demo_world, "halueval_rows", lambda random: HALUEVAL_ROWS(random)[: 4 * 300])
+        patch.setattr(demo, "_sft_rows", lambda *given: SFT_ROWS(*given)[:400])
+        yield
+
+
 @functools.cache
 def demo_tasks() -> tuple[Path, dict[str, Task]]:
-    """The demo world of seed 0, written once; while its tasks are in use, no run of a test parses that data again."""
+    """Such a world of seed 0, written once; while its tasks are in use, no run of a test parses that data again."""
     folder = Path(tempfile.mkdtemp())
     objectives = presets.demo().objectives
-    return folder / "data", {name: load_task(objective, folder, 0) for name, objective in objectives.items()}
+    with small_worlds():
+        return folder / "data", {name: load_task(objective, folder, 0) for name, objective in objectives.items()}
 
 
 @functools.cache
 def small_tasks() -> dict[str, Task]:
     return {name: FirstOf(task, 24) for name, task in demo_tasks()[1].items()}
-
-
-@functools.cache
-def small_pairs() -> str:
-    """A file of the first 400 pairs of the demo's SFT data."""
-    data = demo_tasks()[0]
-    path = data.parent / "pairs.jsonl"
-    path.write_text("".join((data / "sft.jsonl").read_text().splitlines(keepends=True)[:400]))
-    return str(path)
 
 
 def tiny_config(**changes: Any) -> Config:
@@ -78,8 +106,13 @@ def tiny_config(**changes: Any) -> Config:
 def tiny_run(folder: Path, name: str = "tiny", **changes: Any) -> Run:
     run = Run.create(folder / name, tiny_config(**changes))
     if run.config.run.seed == 0:
-        shutil.copytree(demo_tasks()[0], run.path / "data")
+        small_world(run.path)
     return run
+
+
+def small_world(folder: Path) -> None:
+    """Give a run of seed 0 its data before it begins, made or not yet: it then writes no demo world of its own."""
+    shutil.copytree(demo_tasks()[0], folder / "data")
 
 
 def edited(run: Run, **changes: Any) -> Run:

@@ -15,7 +15,7 @@ from grpo_nb.training import numerics
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
 from grpo_nb.types import Example, Score, Steps
-from tests.support.tiny import edited, rows, small_pairs, small_tasks, tiny_config, tiny_run
+from tests.support.tiny import edited, rows, small_tasks, tiny_config, tiny_run
 from tests.support.tokens import pattern
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Answer: The inn"}]}
@@ -25,10 +25,6 @@ def data(folder: Path, *lines: object) -> Path:
     path = folder / "sft.jsonl"
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return path
-
-
-def small_run(folder: Path, name: str = "tiny", **changes: Any) -> Run:
-    return tiny_run(folder, name, sft__data=small_pairs(), **changes)
 
 
 def learn(run: Run, policy: Policy | None = None) -> Steps:
@@ -43,7 +39,7 @@ def result(run: Run) -> dict[str, torch.Tensor]:
 
 def test_a_broken_off_sft_resumes_to_the_same_bits(tmp_path: Path) -> None:
     changes = {"sft__steps": 5, "sft__checkpoint_every": 2}
-    straight, broken = small_run(tmp_path, "straight", **changes), small_run(tmp_path, "broken", **changes)
+    straight, broken = tiny_run(tmp_path, "straight", **changes), tiny_run(tmp_path, "broken", **changes)
     expected = rows(list(learn(straight)))
     for step in learn(broken):
         if step.step == 3:
@@ -58,7 +54,7 @@ def test_a_broken_off_sft_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_settings_edited_between_two_parts_of_sft_are_refused(tmp_path: Path) -> None:
-    run = small_run(tmp_path)
+    run = tiny_run(tmp_path)
     next(learn(run))
     with pytest.raises(RunError, match=pattern("000001", "sft/", "sft.learning_rate", 0.5)):
         next(learn(edited(run, sft__learning_rate=0.5)))
@@ -73,7 +69,7 @@ def test_the_loss_falls_on_pairs_that_were_held_out(tmp_path: Path) -> None:
 
 
 def test_micro_batches_change_no_gradient(tmp_path: Path) -> None:
-    norms = [next(learn(small_run(tmp_path, f"m{m}", sft__micro_batch=m)))["grad/norm"] for m in (16, 3)]
+    norms = [next(learn(tiny_run(tmp_path, f"m{m}", sft__micro_batch=m)))["grad/norm"] for m in (16, 3)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)  # type: ignore[arg-type]
 
 
@@ -155,7 +151,7 @@ def test_a_model_that_is_not_finite_ends_sft_and_saves_nothing(tmp_path: Path) -
     policy = load_policy(tiny_config().model, 0)
     with torch.no_grad():
         next(iter(policy.parameters_by_name().values())).fill_(float("nan"))
-    run = small_run(tmp_path, sft__steps=5)
+    run = tiny_run(tmp_path, sft__steps=5)
     with pytest.raises(TrainingError, match="skipped"):
         list(learn(run, policy=policy))
     assert not finished(run)
