@@ -27,12 +27,15 @@ from grpo_nb.types import Example, Score, StepStats
 from tests.support.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, varied, weights
 from tests.support.tokens import names, pattern
 
+Trained = tuple[Run, list[dict[str, Any]]]
+"""A run and the rows of its steps."""
+
 
 def grpo(run: Run, **options: Any) -> Iterator[StepStats]:
     return product_grpo(run, **{"rewards": REWARDS, "tasks": small_tasks()} | options)
 
 
-def straight(folder: Path, name: str = "tiny", **changes: Any) -> tuple[Run, list[dict[str, Any]]]:
+def straight(folder: Path, name: str = "tiny", **changes: Any) -> Trained:
     run = tiny_run(folder, name, **changes)
     return run, rows(list(grpo(run)))
 
@@ -41,24 +44,30 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The tiny run trained to its end, and its rows: tests only read it."""
+    return straight(tmp_path_factory.mktemp("done"))
+
+
 @pytest.mark.ux(33, at="unit")
-def test_one_seed_gives_one_run(tmp_path: Path) -> None:
-    first, first_rows = straight(tmp_path, "a")
+def test_one_seed_gives_one_run(done: Trained, tmp_path: Path) -> None:
+    first, first_rows = done
     second, second_rows = straight(tmp_path, "b")
     assert first_rows == second_rows
     assert equal(weights(first), weights(second))
 
 
-def test_another_seed_gives_another_run(tmp_path: Path) -> None:
-    assert straight(tmp_path, "a")[1] != straight(tmp_path, "b", run__seed=1)[1]
+def test_another_seed_gives_another_run(done: Trained, tmp_path: Path) -> None:
+    assert done[1] != straight(tmp_path, "b", run__seed=1)[1]
 
 
 @pytest.mark.ux(5, at="unit")
 @pytest.mark.parametrize(
     "geometry", [{}, {"batch__num_iterations": 2}, {"batch__mini_batch": 8, "batch__micro_batch": 4}]
 )
-def test_a_broken_off_run_resumes_to_the_same_bits(tmp_path: Path, geometry: dict[str, Any]) -> None:
-    run, expected = straight(tmp_path, "straight", **geometry)
+def test_a_broken_off_run_resumes_to_the_same_bits(done: Trained, tmp_path: Path, geometry: dict[str, Any]) -> None:
+    run, expected = straight(tmp_path, "straight", **geometry) if geometry else done
     broken = tiny_run(tmp_path, "broken", **geometry)
     for step in grpo(broken):
         if step.step == 3:
@@ -270,16 +279,24 @@ def test_any_micro_batch_gives_the_same_gradient(tmp_path: Path, loss: str, comb
 CONFLICT: dict[str, Any] = {"run__steps": 1, "sft__steps": 0, "run__seed": 4}
 
 
-def conflicting(folder: Path, name: str, **changes: Any) -> tuple[Run, list[dict[str, Any]]]:
+def conflicting(folder: Path, name: str, **changes: Any) -> Trained:
     """A first step in which the objectives' gradients conflict: what one of them rewards, the other punishes."""
     run = tiny_run(folder, name, **CONFLICT | changes)
     against = {"fairness": [varied], "hallucination": [lambda completion_ids: [-v for v in varied(completion_ids)]]}
     return run, rows(list(grpo(run, tasks=small_tasks(), rewards=against)))
 
 
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Such a step of the sum, which combiners are compared with."""
+    return conflicting(tmp_path_factory.mktemp("summed"), "sum")
+
+
 @pytest.mark.parametrize("combine", [name for name in COMBINERS if name != "sum"])
-def test_a_step_with_a_combiner_is_another_one_and_the_same_each_time(tmp_path: Path, combine: str) -> None:
-    plain, plain_rows = conflicting(tmp_path, "sum")
+def test_a_step_with_a_combiner_is_another_one_and_the_same_each_time(
+    summed: Trained, tmp_path: Path, combine: str
+) -> None:
+    plain, plain_rows = summed
     first, first_rows = conflicting(tmp_path, "a", algorithm__combine=combine)
     second, second_rows = conflicting(tmp_path, "b", algorithm__combine=combine)
     assert first_rows[0]["grad/cosine"] < 0
@@ -288,8 +305,8 @@ def test_a_step_with_a_combiner_is_another_one_and_the_same_each_time(tmp_path: 
     assert not equal(weights(first), weights(plain))
 
 
-def test_c_of_cagrad_leads_away_from_the_sum(tmp_path: Path) -> None:
-    _, (expected,) = conflicting(tmp_path, "sum")
+def test_c_of_cagrad_leads_away_from_the_sum(summed: Trained, tmp_path: Path) -> None:
+    _, (expected,) = summed
     norms = []
     for c in (0.0, 0.5):
         changes = {"algorithm__combine": "cagrad", "algorithm__cagrad_c": c}
