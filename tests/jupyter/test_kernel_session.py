@@ -1,6 +1,7 @@
-"""Each verb of a session in a real kernel, as a notebook says it; a kernel that dies, a disk that is full."""
+"""Each verb of a session in a real kernel, as a notebook says it; notebooks out of order; a death, a full disk."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from nbclient.exceptions import DeadKernelError
 
+from tests.jupyter.test_notebooks import code_cells
 from tests.support.live_kernel import Shared, execute, until
 from tests.support.tiny import tiny_run
 from tests.support.tokens import names
@@ -57,6 +59,27 @@ def test_every_verb_in_a_thread(kernel: Shared, tmp_path: Path) -> None:
     assert said[13] == "('running', 'thread')" and names(said[14], "tiny", "stopped")
     steps = [row["step"] for row in run.metric_rows()]
     assert steps == list(range(1, len(steps) + 1)), "whatever was said, no step was lost or done twice"
+
+
+@pytest.mark.ux(29, at="nbclient")
+@pytest.mark.parametrize(
+    ("name", "made", "needs"),
+    [
+        ("02_sft", "nothing", "there is no run in .*: run notebook 01_load first, with RUN = 'demo'"),
+        ("03_grpo", "the run", "SFT of run demo is not finished: run notebook 02_sft first, with RUN = 'demo'"),
+        ("04_diagnostics", "the run", "run demo has no GRPO steps yet: run notebook 03_grpo first, with RUN = 'demo'"),
+    ],
+)
+def test_notebook_started_out_of_order_says_what_it_needs(
+    kernel: Shared, name: str, made: str, needs: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    if made == "the run":
+        tiny_run(tmp_path / "runs", "demo")
+    sources = [cell.source for cell in code_cells(name)]
+    opens = next(i for i, source in enumerate(sources) if "project.open_run" in source)
+    said, _ = kernel.execute(tmp_path, *sources[: opens + 1])
+    assert re.fullmatch(needs, said[-1]), "one line, no traceback"
 
 
 @pytest.mark.slow  # test_workers.py has it without a notebook

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from jupytext.cli import jupytext as jupytext_cli
 
 from tests.conftest import ROOT
-from tests.support.live_kernel import Shared
 from tests.support.tiny import tiny_run
 
 FOLDER = ROOT / "notebooks"
@@ -149,34 +147,6 @@ def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
     assert re.fullmatch(r"\d\.\d\d? GiB .*\(`make run`\)", dict(rows)["memory"])
     assert "**The goal" in cells[0].source
     assert cells[-1].cell_type == "markdown" and ".ipynb)" in cells[-1].source
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    kernel = Shared(tmp_path_factory.mktemp("kernel"))
-    yield kernel
-    kernel.close()
-
-
-@pytest.mark.ux(29, at="nbclient")
-@pytest.mark.parametrize(
-    ("name", "made", "needs"),
-    [
-        ("02_sft", "nothing", "there is no run in .*: run notebook 01_load first, with RUN = 'demo'"),
-        ("03_grpo", "the run", "SFT of run demo is not finished: run notebook 02_sft first, with RUN = 'demo'"),
-        ("04_diagnostics", "the run", "run demo has no GRPO steps yet: run notebook 03_grpo first, with RUN = 'demo'"),
-    ],
-)
-def test_notebook_started_out_of_order_says_what_it_needs(
-    kernel: Shared, name: str, made: str, needs: str, tmp_path: Path
-) -> None:
-    (tmp_path / "pyproject.toml").touch()
-    if made == "the run":
-        tiny_run(tmp_path / "runs", "demo")
-    sources = [cell.source for cell in code_cells(name)]
-    opens = next(i for i, source in enumerate(sources) if "project.open_run" in source)
-    said, _ = kernel.execute(tmp_path, *sources[: opens + 1])
-    assert re.fullmatch(needs, said[-1]), "one line, no traceback"
 
 
 def test_links_lead_somewhere() -> None:
