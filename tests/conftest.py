@@ -32,9 +32,9 @@ collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
 LONGEST = (
-    *("browser", "executed", "kernel", "grpo", "workers", "kill", "script", "experience", "session", "plots"),
-    *("kernel_session", "cli_train", "kernel_matrix", "project", "damage", "loop", "quick_eval", "notebooks", "demo"),
-    *("checkpoints", "combine_gradients", "judge_run", "sft"),
+    *("browser", "executed", "grpo", "kernel", "loop", "experience", "graph", "plots", "session", "demo"),
+    *("cli_train", "workers", "kernel_matrix", "checkpoints", "kernel_session", "kill", "judge_run", "quick_eval"),
+    *("sft", "damage", "combine_gradients", "pareto"),
 )
 """Test files by their time, the longest first; the others take a few seconds each."""
 
