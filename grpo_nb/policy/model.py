@@ -13,7 +13,17 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.config import ModelConfig
-from grpo_nb.policy import adapter_files, adapters, chat_template, grouped, loading, logprobs, packing, template_date
+from grpo_nb.policy import (
+    adapter_files,
+    adapters,
+    anatomy,
+    chat_template,
+    grouped,
+    loading,
+    logprobs,
+    packing,
+    template_date,
+)
 from grpo_nb.policy.eval_mode import as_it_came, evaluating, silence
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.llama_layers import LlamaLayers
@@ -101,7 +111,7 @@ class Policy:
         self._adapter: str | None = None
         """What grouped batches are scored with in place of the adapter that acts."""
         self.tokenization = TokenizerAdapter(
-            tokenizer, _model_eos(model), _embedding(model).shape[0], chat_template_kwargs
+            tokenizer, anatomy.stop_ids(model), anatomy.embedding(model).shape[0], chat_template_kwargs
         )
 
     @property
@@ -111,7 +121,7 @@ class Policy:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the base weights; adapters are float32 in any case."""
-        return _embedding(self.model).dtype
+        return anatomy.embedding(self.model).dtype
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -327,10 +337,10 @@ class Policy:
         learning = list(self.parameters_by_name().values())
         return {
             "name": self.name,
-            "architecture": type(_plain(self.model)).__name__,
+            "architecture": type(anatomy.plain(self.model)).__name__,
             "parameters": self._size,
             "trainable": sum(p.numel() for p in learning),
-            "train": "full" if isinstance(self.model, PreTrainedModel) else f"lora, rank {_rank(self.model)}",
+            "train": "full" if isinstance(self.model, PreTrainedModel) else f"lora, rank {anatomy.rank(self.model)}",
             "dtype": str(self.dtype).removeprefix("torch."),
             "trainable_dtype": str(learning[0].dtype).removeprefix("torch."),
             "device": str(self.device),
@@ -352,7 +362,7 @@ class Policy:
         beyond = f"{len(lacking)} tokens without a row, refused in prompts, e.g. {lacking[:1]}"
         dates = template_date.is_read(self.tokenizer)
         dated = f"the chat template writes a date: {self.tokenization.date:%Y-%m-%d}" if dates else ""
-        notes = (dropped, beyond if lacking else "", _towers_note(self.model), dated)
+        notes = (dropped, beyond if lacking else "", anatomy.towers_note(self.model), dated)
         return [note for note in notes if note]
 
 
@@ -381,7 +391,7 @@ def _with_adapter(base: PreTrainedModel, source: loading.Source, config: ModelCo
     if source.path is None or source.kind != "adapter":
         return adapters.attach(base, config, source.name, seed)
     wrapped = adapter_files.reopen(base, source.path)
-    if (rank := _rank(wrapped)) != config.lora_rank:
+    if (rank := anatomy.rank(wrapped)) != config.lora_rank:
         logger.info("adapter %s has rank %d; model.lora_rank=%d is not used", source.path, rank, config.lora_rank)
     return wrapped
 
@@ -391,39 +401,6 @@ def _save(model: PreTrainedModel | PeftModel, folder: str) -> None:
         adapter_files.save(model, folder)
     else:
         model.save_pretrained(folder)
-
-
-def _model_eos(model: PreTrainedModel | PeftModel) -> list[int]:
-    stated = model.generation_config.eos_token_id
-    stated = model.config.get_text_config().eos_token_id if stated is None else stated
-    return [] if stated is None else [int(i) for i in (stated if isinstance(stated, list) else [stated])]
-
-
-def _plain(model: PreTrainedModel | PeftModel) -> torch.nn.Module:
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def _towers_note(model: PreTrainedModel | PeftModel) -> str:
-    """Whether adapters are on layers that a text never reaches, where there are such layers."""
-    if not isinstance(model, PeftModel):
-        return ""
-    base: Any = model.get_base_model()
-    away = adapters.beyond_text(base, adapters.linear_layers(base))
-    learning = (name for name, parameter in base.named_parameters() if parameter.requires_grad)
-    if idle := adapters.beyond_text(base, learning):
-        return f"{len(idle)} adapter weights are where text never reaches and will not change, e.g. {idle[:1]}"
-    return f"adapters on the language model only: text never reaches {len(away)} other linear layers" if away else ""
-
-
-def _rank(model: PeftModel) -> int:
-    settings: Any = model.peft_config[model.active_adapters[0]]
-    return int(settings.r)
-
-
-def _embedding(model: PreTrainedModel | PeftModel) -> Tensor:
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, Tensor)
-    return weight
 
 
 def _check_rows(prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]], context: int) -> None:

@@ -1,0 +1,48 @@
+"""Facts about a transformers or LoRA model that its object does not say by itself."""
+
+from typing import Any
+
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from grpo_nb.policy import adapters
+
+AnyModel = PreTrainedModel | PeftModel
+
+
+def stop_ids(model: AnyModel) -> list[int]:
+    """The ids that its own settings stop at."""
+    stated = model.generation_config.eos_token_id
+    stated = model.config.get_text_config().eos_token_id if stated is None else stated
+    return [] if stated is None else [int(i) for i in (stated if isinstance(stated, list) else [stated])]
+
+
+def plain(model: AnyModel) -> nn.Module:
+    """Without adapters around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def towers_note(model: AnyModel) -> str:
+    """Whether adapters are on layers that a text never reaches, where there are such layers."""
+    if not isinstance(model, PeftModel):
+        return ""
+    base: Any = model.get_base_model()
+    away = adapters.beyond_text(base, adapters.linear_layers(base))
+    learning = (name for name, parameter in base.named_parameters() if parameter.requires_grad)
+    if idle := adapters.beyond_text(base, learning):
+        return f"{len(idle)} adapter weights are where text never reaches and will not change, e.g. {idle[:1]}"
+    return f"adapters on the language model only: text never reaches {len(away)} other linear layers" if away else ""
+
+
+def rank(model: PeftModel) -> int:
+    """Of the adapter that acts."""
+    settings: Any = model.peft_config[model.active_adapters[0]]
+    return int(settings.r)
+
+
+def embedding(model: AnyModel) -> Tensor:
+    """The matrix of the input embedding."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
