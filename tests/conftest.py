@@ -32,9 +32,9 @@ collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 
 
 LONGEST = (
-    *("browser", "executed", "grpo", "kernel", "loop", "experience", "graph", "plots", "session", "demo"),
-    *("cli_train", "workers", "kernel_matrix", "checkpoints", "kernel_session", "kill", "judge_run", "quick_eval"),
-    *("sft", "damage", "combine_gradients", "pareto"),
+    *("executed", "browser", "grpo", "kernel", "loop", "experience", "graph", "plots", "session", "demo", "dashboard"),
+    *("cli_train", "combine_gradients", "workers", "kernel_matrix", "checkpoints", "kernel_session", "notices", "kill"),
+    *("judge_run", "quick_eval", "sft", "damage", "tailing", "pareto", "judge_servers"),
 )
 """Test files by their time, the longest first; the others take a few seconds each."""
 
