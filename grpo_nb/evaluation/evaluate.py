@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -114,11 +115,28 @@ def ask(
     uniforms: Tensor | None = None,
     ended: Callable[[Sequence[Ended]], None] | None = None,
 ) -> Rollouts:
-    """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest."""
+    """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest.
+
+    Where the device's memory is full, half as many are drawn at a time.
+
+    Raises:
+        OutOfMemoryError: there is no room for one.
+    """
     check_model(policy, draws=isinstance(engine, EagerEngine))
     prompts = [policy.encode(example.prompt) for example in examples]
-    with policy.eval_mode():
-        return engine.generate(policy, Request(prompts, 1, sampling, uniforms, uniforms is None, ended))
+    request = Request(prompts, 1, sampling, uniforms, uniforms is None, ended)
+    at_once = min(len(prompts), getattr(engine, "max_rows", len(prompts)))
+    while True:
+        try:
+            with policy.eval_mode():
+                return engine.generate(policy, replace(request, rows_at_once=at_once))
+        except torch.OutOfMemoryError:
+            if at_once <= 1:
+                raise
+            at_once //= 2
+            logger.warning("memory was full while answers were drawn: %d at a time now", at_once)
+            if release := getattr(engine, "release", None):
+                release()
 
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Row:

@@ -164,12 +164,14 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
     >>> retry_after({"retry-after": "1.5"}), retry_after({"retry-after-ms": "20"}), retry_after({})
     (1.5, 0.02, None)
+    >>> retry_after({"retry-after": "Fri, 01 Jan 99999999999 00:00:00 GMT"}) is None
+    True
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         with contextlib.suppress(KeyError, ValueError):
             seconds = float(headers[name]) * unit
             return seconds if 0 <= seconds < math.inf else None
-    with contextlib.suppress(KeyError, ValueError, TypeError):
+    with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
         date = email.utils.parsedate_to_datetime(headers["retry-after"])
         return max(0.0, date.timestamp() - time.time())
     return None

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -26,6 +26,13 @@ class Arrivals(Generic[Item]):
     async def __aiter__(self) -> AsyncIterator[Item]:
         while (boxed := await self._items.get()) is not None:
             yield boxed[0]
+
+
+class _Unwaited(ThreadPoolExecutor):
+    """What blocks in a loop's threads, such as the look-up of a host's name, does not keep the loop from ending."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
 
 
 class Background:
@@ -61,5 +68,6 @@ class Background:
     def _serve(self, ready: threading.Event) -> None:
         with asyncio.Runner() as runner:  # on leaving it cancels every task and waits for their clean-up
             self._loop = runner.get_loop()
+            self._loop.set_default_executor(_Unwaited(thread_name_prefix="grpo_nb names"))
             ready.set()
             self._loop.run_forever()

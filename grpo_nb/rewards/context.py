@@ -17,6 +17,8 @@ from grpo_nb.metrics import keys
 from grpo_nb.storage import schema
 
 MOST_METRICS = 100
+LARGEST = 1e100
+"""Size of a noted number: the mean of any number of them is finite."""
 """Names that the reward functions of an objective can note in a step; a row of all objectives stays readable."""
 
 BESIDES = ("trainer_state", "log_metric", "log_extra")
@@ -60,8 +62,8 @@ class Notes:
             number = math.nan if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several numbers
             number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"log_metric('{name}', {value!r:.60}) needs a finite number")
+        if not abs(number) <= LARGEST:
+            raise ValueError(f"log_metric('{name}', {value!r:.60}) needs a number of at most {LARGEST:g} in size")
         if name not in self.metrics and len(self.metrics) >= MOST_METRICS:
             self.dropped += 1
             return
@@ -81,9 +83,12 @@ class Notes:
         if column in self.extra:
             raise ValueError(f"log_extra('{column}', ...) is there already in this step; choose another name")
         try:
-            json.dumps(found, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            plain = json.loads(json.dumps(found, allow_nan=False))
+            deep = not schema.shallow({"extra": {column: plain}})
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"log_extra('{column}', ...) cannot be written as JSON ({error})") from None
+        if deep:
+            raise ValueError(f"log_extra('{column}', ...) is nested deeper than the run's files may be; flatten it")
         self.extra[str(column)] = found
 
     def row(self, objective: str) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Lines of a growing file, read from either end in bounded memory; and places in it, from which to read on."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,8 @@ Span = tuple[int, int]
 """Bytes of a file, from the first to before the last."""
 
 BLOCK = 1 << 16
+LEAP = 1 << 30
+"""Bytes of a hole that are passed at once."""
 """Bytes of one read."""
 FINGERPRINT = 512
 """Bytes before a place by which a file is recognised."""
@@ -125,12 +128,25 @@ def complete(fd: int, size: int, most: int | None = None) -> int:
     while size > 0:
         if size < floor:
             raise Endless
+        if size > LEAP and _hole(fd, size - LEAP, size):
+            size -= LEAP
+            continue
         part = min(BLOCK, size)
         newline = os.pread(fd, part, size - part).rfind(b"\n")
         size -= part
         if newline >= 0:
             return size + newline + 1
     return 0
+
+
+def _hole(fd: int, start: int, end: int) -> bool:
+    """Whether the file has no data there: a sparse file takes no space for it, and no newline is in it."""
+    try:
+        return os.lseek(fd, start, os.SEEK_DATA) >= end
+    except OSError as error:  # none from there to the file's end; or this file system cannot say
+        return error.errno == errno.ENXIO
+    except AttributeError:  # nor can this operating system
+        return False
 
 
 def between(spans: Sequence[Span], size: int) -> list[Span]:

@@ -1,14 +1,15 @@
 """How a run computes: choices that change bits, made when it starts, kept in its checkpoints and used again."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float64
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from grpo_nb import passes, seeding
 from grpo_nb.config import Config
+from grpo_nb.config.batch import MOST_COMPLETIONS
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import ENGINES, Drawer, Engine, choose
@@ -22,6 +23,7 @@ STREAM = 2
 """The newest random stream: 1 is torch's own generator on the CPU, 2 counts (Philox), the same on every device."""
 
 
+Rows = Annotated[int, Field(ge=1, le=MOST_COMPLETIONS)]
 Passes = Literal["model", "flat", "grouped"]
 
 
@@ -33,18 +35,18 @@ class Numerics(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    engine: str = "eager"
+    engine: str = Field(default="eager", max_length=200)
     """What draws: a name of `rollout.ENGINES`, or the class of a caller's own engine."""
-    random_stream: int = 1
+    random_stream: int = Field(default=1, ge=1, le=10**6)
     """Version of the random numbers that decide tokens."""
     shares_prompts: bool = False
     """Whether a prompt may stand once before its completions in the passes that score and train."""
     passes: Passes = "model"
     """What scores and trains: the model's own forward pass on rows, `grpo_nb.passes` on one line of tokens (after
     which the optimizer takes all adapters together), or `policy.llama_layers` on groups."""
-    micro_batch: PositiveInt | None = None
+    micro_batch: Rows | None = None
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
-    rows_at_once: PositiveInt | None = None
+    rows_at_once: Rows | None = None
     """Completions drawn at a time where all of them were too much for the memory."""
 
     def micro_batch_of(self, setting: int) -> int:
@@ -97,6 +99,10 @@ def stored(run: Run, state: State) -> Numerics:
         RunError: some are unknown here, so that a newer version made it, or damaged.
     """
     kept: Any = state.get("numerics", {"shares_prompts": bool(state.get("shares_prompts", False))})
+    if not isinstance(kept, dict):
+        raise RunError(
+            f"a checkpoint of {run.path} is broken: numerics is {type(kept).__name__}; restore it from a copy"
+        )
     try:
         found = Numerics.model_validate(kept)
     except ValidationError as error:

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from grpo_nb import seeding
+from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation import intervals
 from grpo_nb.evaluation.compare import compare_stages, comparison
 from grpo_nb.evaluation.evaluate import bootstrap, evaluate, examples_of, restore_policy, stage_checkpoint
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
-from grpo_nb.types import Example, Score
+from grpo_nb.types import Example, Rollouts, Score
 from tests.support.quiz import Quiz, Scripted
 from tests.support.tiny import tiny_config, tiny_run
 from tests.support.tokens import names, pattern
@@ -382,3 +384,24 @@ def test_a_stage_that_was_not_evaluated_is_named_with_those_that_were(run: Run, 
         compare_stages(run, "base", 2)
     with pytest.raises(RunError, match=pattern("'base'", "test", "sample", "none")):
         compare_stages(run, "base", "base", mode="sample")
+
+
+def test_fewer_are_drawn_at_a_time_where_memory_is_full(policy: Policy) -> None:
+    examples = [Example(str(i), f"question {i}", None) for i in range(10)]
+    asked: list[int | None] = []
+
+    class Crowded(EagerEngine):
+        def generate(self, policy: Policy, request: Request) -> Rollouts:
+            asked.append(request.rows_at_once)
+            if (request.rows_at_once or request.rows) > room:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().generate(policy, request)
+
+    room = 10
+    expected = evaluation.ask(policy, examples, SamplingConfig(max_completion_length=4), Crowded())
+    room = 3
+    found = evaluation.ask(policy, examples, SamplingConfig(max_completion_length=4), Crowded())
+    assert list(found.completion_ids) == list(expected.completion_ids) and asked == [10, 10, 5, 2]
+    room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluation.ask(policy, examples, SamplingConfig(max_completion_length=4), Crowded())

@@ -420,10 +420,20 @@ def test_what_trl_also_hands_over_goes_to_whoever_names_it() -> None:
     assert Notes(1).sample(0) == {} and Notes(1).row("fairness") == {}
 
 
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
 @pytest.mark.parametrize(
     ("call", "named"),
     [
         (lambda log_metric, log_extra: log_metric("m", math.nan), ["log_metric('m', nan)"]),
+        (lambda log_metric, log_extra: log_metric("m", 1e308), ["log_metric('m', 1e+308)"]),
+        (lambda log_metric, log_extra: log_extra("x", [nested(300), 0]), ["log_extra('x'"]),
+        (lambda log_metric, log_extra: log_extra("x", [nested(10_000), 0]), ["log_extra('x'"]),
         (lambda log_metric, log_extra: log_metric("m", "1"), ["log_metric('m', '1')"]),
         (lambda log_metric, log_extra: log_metric("m", torch.ones(2)), ["log_metric('m', tensor"]),
         (lambda log_metric, log_extra: log_extra("c", [1]), ["log_extra('c', ...)", 1, 2]),

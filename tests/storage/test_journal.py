@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from grpo_nb.storage import journal as module
 from grpo_nb.storage import lines
+from grpo_nb.storage.appending import mend_tail
 from grpo_nb.storage.files import RunError, flock, from_json, to_json
 from grpo_nb.storage.journal import Journal
 from tests.support.kill_points import ROOT, survives
@@ -386,3 +387,17 @@ def test_damaged_lines_are_reported_once_however_many_read(tmp_path: Path, caplo
     for _ in range(2):
         Journal(path).read()
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_a_hole_behind_the_last_line_is_passed_and_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, reads = tmp_path / "log.jsonl", []
+    path.write_bytes(b'{"a": 1}\n')
+    os.truncate(path, 1 << 36)
+    plain = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, count, at: reads.append(count) or plain(fd, count, at))
+    fd = os.open(path, os.O_RDWR)
+    try:
+        assert mend_tail(fd, path) == 9 == os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    assert sum(reads) < 3 << 30, "a leap's remains, not 64 GiB"

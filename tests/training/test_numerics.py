@@ -13,6 +13,7 @@ from grpo_nb.training import numerics
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.numerics import STREAM, Numerics
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_config, tiny_run, weights
+from tests.support.tokens import pattern
 
 GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
 
@@ -151,3 +152,9 @@ def test_an_engine_that_cannot_serve_the_model_says_why_in_the_log(tmp_path: Pat
     trained(run, 1)
     start = event(run, "start")
     assert start["engine"] == "eager" and "cpu" in start["engine_reason"]
+
+
+@pytest.mark.parametrize("kept", [None, [], "eager"])
+def test_choices_that_are_none_are_a_broken_checkpoint(kept: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=pattern("numerics")):
+        numerics.stored(begun(tmp_path, "broken"), {"numerics": kept})  # type: ignore[typeddict-unknown-key]
