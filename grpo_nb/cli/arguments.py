@@ -28,7 +28,9 @@ RUN is a run directory: settings, logs, checkpoints and knobs are all in it.
 EXAMPLES = """\
 a first run, two minutes on two CPU cores:
   grpo-nb train runs/demo --preset demo        makes the run, does SFT, then GRPO
-  grpo-nb eval runs/demo --compare             before and after, with intervals
+  grpo-nb eval runs/demo --stage sft           measures what GRPO began with
+  grpo-nb eval runs/demo                       and what it made of that
+  grpo-nb eval runs/demo --compare             both beside each other, with intervals
   grpo-nb diagnose runs/demo                   what went wrong, and what to change
 
 interrupted? the same command goes on where it stopped:

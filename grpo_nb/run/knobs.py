@@ -255,6 +255,15 @@ class Knobs(Mapping[str, Knob]):
                 raise RunError(f"{self.path} is broken: {error}") from None
             if record.mode == "auto" and not self.has_controller(name):
                 raise RunError(f"{self.path} is broken: '{name}' is auto but has no controller")
+            if record.mode == "auto" and self._edited(name, record):
+                raise RunError(
+                    f"{self.path} gives '{name}' the value {record.value:g}, but its controller sets it; write "
+                    '"mode": "manual" beside it, or put the value back'
+                )
+
+    def _edited(self, name: str, record: Record) -> bool:
+        """Whether another value stands under a time that it did not have: somebody wrote it into the file."""
+        return self._good.at.get(name) == record.at and self._good.values[name] != record.value
 
 
 def check_start(config: Config) -> None:

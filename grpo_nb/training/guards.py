@@ -21,13 +21,18 @@ class TrainingError(Clean, RuntimeError):
     """Training must not go on; the message says what was found and what to change."""
 
 
-def check_rollouts(rollouts: Rollouts, stop_token_ids: Sequence[int]) -> None:
+def check_rollouts(rollouts: object, stop_token_ids: Sequence[int]) -> None:
     """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained; and
     every token has the log-prob it was drawn with.
 
     Raises:
         TrainingError: an engine returned something else.
     """
+    if not isinstance(rollouts, Rollouts):
+        raise TrainingError(
+            f"the engine returned {type(rollouts).__name__}; its `generate(policy, request)` must return "
+            "grpo_nb.types.Rollouts"
+        )
     ends = set(stop_token_ids)
     if len(rollouts.logprobs) != len(rollouts.completion_ids):
         raise TrainingError(

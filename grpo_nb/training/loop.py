@@ -198,6 +198,7 @@ def _note_problem(stage: Stage, knobs: KnobSnapshot) -> None:
     """Log once that knobs.json cannot be used, so that the last good values stay."""
     if knobs.problem and knobs.problem != stage.problem:
         _log(stage, "knobs_unreadable", problem=knobs.problem)
+        logger.warning("%s; the last good values stay", knobs.problem)
     stage.problem = knobs.problem
 
 

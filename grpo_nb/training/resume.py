@@ -212,6 +212,9 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     policy.freeze_reference()
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
     run.log_event("start", step=0, **origin, **_computes(state), **environment_info(policy))
+    if state.drawer.reason and run.config.rollout.engine != "auto":
+        asked, now = run.config.rollout.engine, state.drawer
+        logger.warning("rollout.engine='%s' cannot serve this model: '%s' draws (%s)", asked, now.name, now.reason)
     save(state)
 
 

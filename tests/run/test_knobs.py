@@ -484,3 +484,18 @@ def test_what_is_written_can_be_read_whatever_the_version_and_the_name(knobs: Kn
     knobs.request("stop", by="x" * 501)
     now = Knobs(knobs.path, CONFIG).snapshot()
     assert (now.problem, now.command, now.values["temperature"]) == (None, Command.STOP, 0.9)
+
+
+def test_a_value_that_a_controller_would_overrule_is_refused_aloud(knobs: Knobs) -> None:
+    content = json.loads(knobs.path.read_text())
+    content["knobs"]["beta/fairness"]["value"] = 0.5
+    knobs.path.write_text(json.dumps(content))
+    edited = knobs.snapshot()
+    assert edited.problem and names(edited.problem, "beta/fairness", "0.5", '"mode": "manual"')
+    assert edited.values["beta/fairness"] == BETA
+    content["knobs"]["beta/fairness"]["mode"] = "manual"
+    knobs.path.write_text(json.dumps(content))
+    taken = knobs.snapshot()
+    assert taken.problem is None and (taken.values["beta/fairness"], taken.modes["beta/fairness"]) == (0.5, "manual")
+    knobs["beta/fairness"].set_auto()
+    assert knobs.snapshot().modes["beta/fairness"] == "auto", "its value stays, and is no edit"

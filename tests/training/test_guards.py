@@ -50,3 +50,9 @@ def test_every_token_has_the_log_prob_it_was_drawn_with(logprobs: Any, named: li
     """A missing one was once read as 0, as if the engine had been certain of that token."""
     with pytest.raises(TrainingError, match=pattern(*named)):
         check_rollouts(dataclasses.replace(GOOD, logprobs=logprobs), [END])
+
+
+@pytest.mark.parametrize("returned", [None, []])
+def test_an_engine_that_returns_no_rollouts_is_named(returned: object) -> None:
+    with pytest.raises(TrainingError, match="Rollouts"):
+        check_rollouts(returned, [END])
