@@ -120,12 +120,13 @@ def _tell(commands: Any) -> None:
         "tell",
         "steer a run that trains, wherever it does",
         "The trainer obeys at its next step boundary: pause and resume hold it and let it go on, stop ends and saves, "
-        "step does one step and holds, save and evaluate are done once. Exit status 1 if nothing trains.",
-        "grpo-nb tell runs/demo pause\ngrpo-nb tell runs/demo evaluate",
+        "step does one step and holds, save and evaluate are done once. Exit status 1 if nothing trains. "
+        "KNOB=VALUE turns a knob, whether the run trains or not; KNOB=auto gives a beta back to its controller.",
+        "grpo-nb tell runs/demo pause\ngrpo-nb tell runs/demo evaluate\ngrpo-nb tell runs/demo beta/fairness=0.1",
     )
     _run(command)
     words = [command.label for command in Command]
-    command.add_argument("what", choices=words, metavar="WHAT", help=", ".join(words))
+    command.add_argument("what", type=_order, metavar="WHAT", help=f"{', '.join(words)}, or KNOB=VALUE")
 
 
 def _eval(commands: Any) -> None:
@@ -338,6 +339,13 @@ def _whole(text: str, least: int) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"'{text}'; needs a whole number of {least} or more")
     return int(text)
+
+
+def _order(text: str) -> str:
+    words = [command.label for command in Command]
+    if "=" not in text and text not in words:
+        raise argparse.ArgumentTypeError(f"'{text}'; needs one of {', '.join(words)}, or KNOB=VALUE")
+    return text
 
 
 def _stage(text: str) -> str | int:

@@ -11,6 +11,7 @@ from grpo_nb.cli.output import say, show, show_json
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
+from grpo_nb.run.run import Run
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.storage.vocabulary import Command
 
@@ -51,6 +52,8 @@ def report_command(arguments: Namespace) -> int:
 def tell_command(arguments: Namespace) -> int:
     """Request a command of whoever trains the run; 1 if nobody does."""
     run = existing_run(arguments.run)
+    if "=" in arguments.what:
+        return _turn(run, arguments.what)
     status = run.status()
     if not status.state.is_live:
         say(f"{run.shown}: {status.state}, nothing trains it; grpo-nb train {run.shown}")
@@ -58,6 +61,19 @@ def tell_command(arguments: Namespace) -> int:
     command = next(command for command in Command if command.label == arguments.what)
     run.knobs.request(command, by="the command line")
     say(f"{run.shown}: asked {status.owner} to {arguments.what}")
+    return DONE
+
+
+def _turn(run: Run, text: str) -> int:
+    """Turn a knob; who trains the run takes it at the next step, or the next start does."""
+    name, _, value = text.partition("=")
+    knob = run.knobs[name]
+    if value == "auto":
+        knob.set_auto(by="the command line")
+    else:
+        knob.set(value, by="the command line")
+    now = f"{knob.value:g}, by hand" if knob.mode == "manual" else "automatic"
+    say(f"{run.shown}: {name} is {now} from the next step on")
     return DONE
 
 

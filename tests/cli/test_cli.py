@@ -154,6 +154,14 @@ def test_tell_reaches_whoever_trains(capsys: pytest.CaptureFixture[str], run: Ru
         asked = run.knobs.snapshot()
         assert asked.orders == ["step", "save"] and asked.by["save"] == "the command line"
         assert says(capsys, "tell", run.path, "dance")[0] == 2
+        assert says(capsys, "tell", run.path, "beta/fairness=0.3")[0] == 0
+        assert (run.knobs["beta/fairness"].value, run.knobs["beta/fairness"].mode) == (0.3, "manual")
+        assert says(capsys, "tell", run.path, "beta/fairness=auto")[0] == 0
+        assert run.knobs["beta/fairness"].mode == "auto"
+        for wrong in ("beta/fairnes=1", "temperature=-5", "temperature=auto", "temperature=much"):
+            status, _, err = says(capsys, "tell", run.path, wrong)
+            assert status == 1 and names(err, wrong.partition("=")[0])
+        assert run.knobs.snapshot().by["beta/fairness"] == "the command line"
         copy = shutil.copytree(run.path, run.path.with_name("copy"))
         status, out, _ = says(capsys, "tell", copy, "pause")
         assert status == 1 and names(out, "stopped"), "nobody reads the knobs of a copy"
