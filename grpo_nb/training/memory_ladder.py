@@ -11,14 +11,14 @@ from contextlib import contextmanager
 import torch
 
 from grpo_nb.losses import Moments
-from grpo_nb.printable import clean_logger
+from grpo_nb.printable import Clean, clean_logger
 from grpo_nb.run.run import Run
 from grpo_nb.training.state import TrainState, forget_gradients
 
 logger = clean_logger(__name__)
 
 
-class RolloutMemoryError(RuntimeError):
+class RolloutMemoryError(Clean, RuntimeError):
     """The memory was full while completions were drawn; its cause is torch's error."""
 
 
