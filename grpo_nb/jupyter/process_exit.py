@@ -7,9 +7,11 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +71,30 @@ def _at_the_end() -> None:
 
 def _outlast(worker: Any) -> None:
     name = worker.job.run.name
-    logger.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
-    while worker.is_alive():
-        try:
+    with _interrupts() as interrupts:
+        logger.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
+        while worker.is_alive():
             time.sleep(POLL_SECONDS)  # a `join` that is interrupted takes the thread for ended (bpo-45274)
-        except KeyboardInterrupt:
+            if not interrupts:
+                continue
+            interrupts.clear()
             if worker.asked_to_stop.is_set():
                 logger.warning("%s is left as it is; it can go on from its newest checkpoint", name)
                 return
             logger.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
             worker.grpo_nb_session.stop()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Interrupts that come inside the block, in place of a KeyboardInterrupt anywhere in it: none is lost."""
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # they are ignored, or another's affair
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -70,6 +70,26 @@ def test_an_interrupt_of_a_script_that_has_ended_stops_its_training(run: Run) ->
     assert run.status().state == "stopped"
 
 
+INTERRUPTED_WHILE_IT_SAYS_SO = """
+import logging, os, signal
+class Impatient(logging.Handler):
+    def emit(self, record):
+        if "Ctrl-C" in record.getMessage():
+            os.kill(os.getpid(), signal.SIGINT)
+logging.getLogger("grpo_nb").addHandler(Impatient())
+"""
+
+
+def test_no_interrupt_is_lost_however_early_it_comes(run: Run) -> None:
+    process = script(run, steps=10**6, then=INTERRUPTED_WHILE_IT_SAYS_SO)
+    try:
+        process.communicate(timeout=WAIT)
+    finally:
+        process.kill()
+        process.communicate()
+    assert run.status().state == "stopped"
+
+
 def test_what_failed_is_said_at_the_end_unless_it_was_before(run: Run) -> None:
     failed = ("tiny", "ValueError: cable-pulled")
     process = script(run, fails_at=2)
