@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,14 +20,21 @@ SOON = {"retry-after-ms": "5"}
 class FaultProxy(ThreadingHTTPServer):
     """Stands in front of the server at `target`; `share` of the requests meets one of `faults`.
 
-    Faults come in a shuffled order, each once before any comes twice: a few dozen requests meet them all.
+    Faults come in a shuffled order, each once before any comes twice: a few dozen requests meet them all. Which request
+    meets which hangs on their order; with `by` on what it finds in the body, and on how often it found that before.
     """
 
     daemon_threads = True
     request_queue_size = 64
 
     def __init__(
-        self, target: str, share: float = 0.3, seed: int = 0, slow: float = 0.6, faults: tuple[str, ...] = FAULTS
+        self,
+        target: str,
+        share: float = 0.3,
+        seed: int = 0,
+        slow: float = 0.6,
+        faults: tuple[str, ...] = FAULTS,
+        by: re.Pattern[bytes] | None = None,
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target, self.slow = urlsplit(target), slow
@@ -34,17 +42,27 @@ class FaultProxy(ThreadingHTTPServer):
         """How often each fault happened, and `none`."""
         self._random, self._share, self._faults, self._guard = Random(seed), share, faults, threading.Lock()
         self._next: list[str] = []
+        self._seed, self._by, self._found = seed, by, Counter[bytes]()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}{self.target.path}"
 
-    def draw(self) -> str:
+    def draw(self, body: bytes) -> str:
         with self._guard:
-            self._next = self._next or self._random.sample(self._faults, len(self._faults))
-            fault = self._next.pop() if self._random.random() < self._share else "none"
+            fault = self._drawn() if self._by is None else self._drawn_by(self._by, body)
             self.done[fault] += 1
             return fault
+
+    def _drawn(self) -> str:
+        self._next = self._next or self._random.sample(self._faults, len(self._faults))
+        return self._next.pop() if self._random.random() < self._share else "none"
+
+    def _drawn_by(self, pattern: re.Pattern[bytes], body: bytes) -> str:
+        (found,) = set(pattern.findall(body))
+        self._found[found] += 1
+        random = Random(f"{self._seed}/{found!r}/{self._found[found]}")
+        return random.choice(self._faults) if random.random() < self._share else "none"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hung up on a slow answer is what this is for."""
@@ -56,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        fault = self.server.draw()
+        fault = self.server.draw(body)
         if fault in ("429", "500"):
             self._send(int(fault), b'{"error": {"message": "not now"}}', **SOON)
         elif fault == "html":
