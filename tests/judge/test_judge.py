@@ -334,7 +334,8 @@ def test_a_step_in_numbers(tmp_path: Path, server: JudgeServer) -> None:
     assert row[f"judge/{H}/agreement"] == pytest.approx(1), "both have one value for right and one for wrong answers"
     assert row[f"judge/{H}/length_correlation"] == pytest.approx(0.7745966692414834)
     assert row[f"cost/judge_tokens/{H}"] == 440 and row[f"cost/judge_asked/{H}"] == 4
-    assert 0 < row[f"time/judge_p50/{H}"] <= row[f"time/judge_p95/{H}"] <= row[f"time/judge/{H}"]  # type: ignore[operator]
+    assert 0 < row[f"time/judge_p50/{H}"] <= row[f"time/judge_p95/{H}"]  # type: ignore[operator]
+    assert row[f"time/judge/{H}"] > 0  # type: ignore[operator]  # from the last completion on: a request may last longer
     line = function.tally.line(5, H)
     assert names(line, "step 5", H, 4, "rules@127.0.0.1:") and re.search(r"\b\d\.\d s\b", line)
 

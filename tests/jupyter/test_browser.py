@@ -46,8 +46,7 @@ def test_run_all_steer_reload_restart_and_the_curve_joins(desk: Desk, run: Run) 
     desk.press("Pause")
     until(lambda: run.status().state == "paused", "the pause")
     desk.save()
-    desk.page.reload()
-    desk.by_label("β fairness").first.wait_for()
+    desk.reload("β fairness")
     before = run.last_step() or 0
     assert before < STEPS
     desk.press("Step")

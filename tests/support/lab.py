@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,12 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+def playwright_timeout() -> type[Exception]:
+    from playwright.sync_api import TimeoutError
+
+    return TimeoutError
+
+
 FOCUSED = """() => {
     const at = document.activeElement, tag = at.tagName.toLowerCase();
     const role = at.getAttribute('role') || {input: 'spinbutton', select: 'combobox'}[tag] || tag;
@@ -155,6 +161,19 @@ class Desk:
     def open(self, name: str) -> None:
         self.page.goto(self.lab.address(name))
         self.idle()  # what is run before that is silently dropped
+
+    def reload(self, label: str) -> None:
+        """Reload the page until the widget of this label is back.
+
+        ipywidgets' manager gives a kernel four seconds to send its models; after that, some views stay "Loading
+        widget..." until the page is loaded once more. On a loaded machine that is what a person does, too.
+        """
+        for patience in (60, 60, PATIENCE):
+            self.page.reload()
+            with suppress(playwright_timeout()):
+                self.by_label(label).first.wait_for(timeout=patience * 1000)
+                return
+        raise AssertionError(f"no {label} after three reloads: {self.page.locator('.jp-OutputArea').all_inner_texts()}")
 
     def idle(self) -> None:
         self.page.wait_for_selector("text=/Python 3.*\\| Idle/")
