@@ -7,6 +7,7 @@ help. These pages, `grpo-nb settings` and the tests read them there. Every page 
 
 import argparse
 import inspect
+import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from grpo_nb.cli.arguments import commands
 from grpo_nb.config import Config
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.dev import render
+from grpo_nb.doctor.known_errors import KNOWN
 from grpo_nb.metrics import keys
 from grpo_nb.report.markup import Markup, html
 
@@ -32,6 +34,7 @@ def pages() -> dict[str, str]:
         "metrics": _metrics_page(),
         "presets": _presets_page(),
         "commands": _commands_page(),
+        "errors": _errors_page(),
     }
 
 
@@ -41,7 +44,10 @@ def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     markdown, written = MarkdownIt("commonmark", {"html": False}).enable("table"), []
     for name, text in (pages() | {"index": _index_page(notebooks)}).items():
         path = folder / f"{name}.html"
-        path.write_text(html("docs", title=name, body=Markup(markdown.render(text))), encoding="utf-8")
+        body = markdown.render(text)
+        if name == "errors":  # `Known.page` points to its sections
+            body = re.sub(r"<h2>([\w-]+)</h2>", r'<h2 id="\1">\1</h2>', body)
+        path.write_text(html("docs", title=name, body=Markup(body)), encoding="utf-8")
         written.append(path)
     return written
 
@@ -111,6 +117,12 @@ def _presets_page() -> str:
 def _commands_page() -> str:
     parts = [f"## {name}\n\n```\n{command.format_help()}```" for name, command in commands().items()]
     return "\n\n".join(["# Commands", *parts])
+
+
+def _errors_page() -> str:
+    parts = [f"## {k.name}\n\n*Recognised by*: `{k.pattern}`\n\n{k.cause}\n\n**Change**: {k.change}." for k in KNOWN]
+    intro = "What `doctor.explain(error)` knows, and what is shown under a cell that fails with it."
+    return "\n\n".join(["# Errors", intro, *parts])
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def welcome() -> None:
     if (here := shell()) is None or getattr(here, WELCOME, False):
         return
     setattr(here, WELCOME, True)
+    here.events.register("post_run_cell", explain_failure)
 
     def list_runs(*_: Any) -> None:
         here.events.unregister("post_run_cell", list_runs)
@@ -85,6 +86,17 @@ def welcome() -> None:
             notify(text)
 
     here.events.register("post_run_cell", list_runs)
+
+
+def explain_failure(result: Any) -> None:
+    """Show under a cell that failed with a well-known error its cause and what to change."""
+    error = getattr(result, "error_in_exec", None)
+    if error is None:
+        return
+    from grpo_nb.doctor.errors import explain
+
+    if words := explain(error):
+        notify(words)
 
 
 def cell_end() -> threading.Event:

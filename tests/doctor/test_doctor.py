@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from grpo_nb import rules
-from grpo_nb.doctor import diagnose, environment, errors, explain, machine
+from grpo_nb.doctor import diagnose, environment, explain, machine
+from grpo_nb.doctor.known_errors import KNOWN
 from grpo_nb.run.run import Run
 from tests.support.made_rows import healthy, ill
 from tests.support.tiny import edited, tiny_run
@@ -249,7 +250,7 @@ def test_a_circle_of_causes_ends() -> None:
 
 
 def test_every_known_error_has_both_halves() -> None:
-    for known in errors.KNOWN:
+    for known in KNOWN:
         assert known.cause.endswith(".") and not known.change.endswith("."), known.pattern
 
 
