@@ -120,11 +120,19 @@ def plan_command(arguments: Namespace) -> int:
         config = config.replace(**{"model.name": arguments.model})
     result = memory.plan(config, device_gib=arguments.gib)
     if arguments.json:
-        show_json(asdict(result) | {"peak": result.peak, "fits": result.fits, "verdict": result.verdict})
+        show_json(
+            asdict(result)
+            | {
+                "peak": result.peak,
+                "fits": result.fits,
+                "verdict": result.verdict,
+                "inequalities": [asdict(condition) for condition in config.inequalities()],
+            }
+        )
     else:
         terms = [(t.name, gib(t.bytes), t.arithmetic, PHASES[t.phase]) for t in result.terms]
         show([dict(zip(("term", "memory", "arithmetic", "when"), term, strict=True)) for term in terms])
-        for line in (config.geometry, result.verdict, *result.advice):
+        for line in (config.geometry, *map(str, config.inequalities()), result.verdict, *result.advice):
             say(line)
     return DONE if result.fits else FAILED
 

@@ -5,14 +5,15 @@ while a run trains (each beta, temperature, learning rate) start from here and t
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
-from grpo_nb.config.batch import BatchConfig, divisors
+from grpo_nb.config.batch import BatchConfig
+from grpo_nb.config.inequalities import Inequality, of_data, of_objectives, refuse
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.model import ModelConfig
 from grpo_nb.config.objective import ObjectiveConfig
@@ -130,21 +131,21 @@ class Config(Settings):
             raise ValueError(f"objectives has {n} of them; at most {MOST_OBJECTIVES} can be trained at once")
         if n == 0:
             raise ValueError("objectives is empty; needs at least one, e.g. {'fairness': {'task': 'bbq', 'data': ...}}")
-        if self.batch.prompts % n:
-            raise ValueError(
-                f"batch.prompts={self.batch.prompts} cannot be shared equally by {n} objectives; use a multiple of {n}"
-            )
-        if self.batch.update_size % n:
-            raise ValueError(
-                f"batch.mini_batch={self.batch.update_size} cannot be shared equally by {n} objectives, and every "
-                f"update needs all of them; use one of {[d for d in divisors(self.batch.completions) if d % n == 0]}"
-            )
+        refuse(self._shared())
         return self
 
     @property
     def geometry(self) -> str:
         """A step's prompts, completions, updates and micro-batches in one sentence."""
         return self.batch.describe(len(self.objectives))
+
+    def inequalities(self) -> list[Inequality]:
+        """What the settings of the batch must satisfy, with their numbers put in; of a valid configuration all hold."""
+        return [*self.batch.inequalities(), *self._shared()]
+
+    def _shared(self) -> Iterator[Inequality]:
+        batch = self.batch
+        return of_objectives(batch.prompts, batch.update_size, batch.completions, len(self.objectives))
 
     @property
     def prompts_per_objective(self) -> int:
@@ -206,13 +207,10 @@ def check_data_size(config: Config, examples: dict[str, int]) -> None:
     Raises:
         ConfigError: an objective has fewer training prompts than a step takes from it.
     """
-    need = config.prompts_per_objective
     for name, have in examples.items():
-        if have < need:
-            raise ConfigError(
-                f"objective '{name}' has {have} training prompts, a step takes {need} of them "
-                f"(batch.prompts={config.batch.prompts} over {len(examples)} objectives); lower it or add data"
-            )
+        condition = of_data(name, have, config.batch.prompts, len(config.objectives))
+        if not condition.holds:
+            raise ConfigError(f"{condition.otherwise} (needed: {condition.text})")
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

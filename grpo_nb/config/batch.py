@@ -1,10 +1,12 @@
 """The geometry of a step."""
 
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from grpo_nb.config.base import Count, Settings
+from grpo_nb.config.inequalities import Inequality, of_batch, refuse
 from grpo_nb.storage import former_names
 
 MOST_COMPLETIONS = 10**6
@@ -67,36 +69,11 @@ class BatchConfig(Settings):
             f"{passes} micro-batch(es) of {min(self.micro_batch, share)} per update"
         )
 
+    def inequalities(self) -> Iterator[Inequality]:
+        """What the four counts must satisfy, with their numbers put in."""
+        return of_batch(self.prompts, self.group_size, self.update_size, self.micro_batch, MOST_COMPLETIONS)
+
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.group_size < 2:
-            raise ValueError(
-                f"group_size={self.group_size}: an answer is compared with the others of its group, so every "
-                "advantage would be 0; needs 2 or more, 8 is usual"
-            )
-        if self.completions > MOST_COMPLETIONS:
-            raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions are {self.completions} a step; at most "
-                f"{MOST_COMPLETIONS} can be"
-            )
-        if self.update_size > self.completions:
-            raise ValueError(
-                f"mini_batch={self.update_size} is more than the {self.completions} completions of a step "
-                f"({self.prompts} prompts x {self.group_size}); lower mini_batch or raise prompts"
-            )
-        if self.completions % self.update_size:
-            raise ValueError(
-                f"mini_batch={self.update_size} does not divide the {self.completions} completions of a step; "
-                f"use one of {divisors(self.completions)}"
-            )
-        if self.update_size % self.micro_batch and self.micro_batch < self.update_size:
-            raise ValueError(
-                f"micro_batch={self.micro_batch} does not divide an update of {self.update_size} completions; "
-                f"use one of {divisors(self.update_size)}"
-            )
+        refuse(self.inequalities())
         return self
-
-
-def divisors(n: int) -> list[int]:
-    """The numbers that divide `n`, ascending."""
-    return [d for d in range(1, n + 1) if n % d == 0]

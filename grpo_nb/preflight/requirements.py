@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_nb import combine_gradients
-from grpo_nb.config import Config, ConfigError, check_data_size
+from grpo_nb.config import Config, ConfigError, check_data_size, inequalities
 from grpo_nb.judge.client import check_ready
 from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.printable import clean_logger
@@ -95,16 +95,11 @@ def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], co
     sampling = config.sampling
     lengths = ((len(encode(name, e)), f"{name}/{e.id}") for name, own in examples.items() for e in own)
     longest, where = max(lengths, default=(0, ""))
-    if longest > sampling.max_prompt_length:
-        raise ConfigError(
-            f"prompt {where} has {longest} tokens, sampling.max_prompt_length is {sampling.max_prompt_length}; "
-            "raise it or shorten the data (prompts are never cut)"
-        )
-    if longest + sampling.max_completion_length > context:
-        raise ConfigError(
-            f"prompt {where} ({longest} tokens) and sampling.max_completion_length={sampling.max_completion_length} "
-            f"do not fit the model's context of {context}; lower max_completion_length or take shorter prompts"
-        )
+    caps = sampling.max_prompt_length, sampling.max_completion_length
+    try:
+        inequalities.refuse(inequalities.of_lengths(where, longest, caps, context))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def check_ids(examples: Mapping[str, Sequence[Example]]) -> None:

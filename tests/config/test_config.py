@@ -21,6 +21,8 @@ from grpo_nb.config import (
     check_data_size,
     parse,
 )
+from grpo_nb.config.batch import MOST_COMPLETIONS
+from grpo_nb.config.inequalities import of_batch, of_lengths
 from tests.support.tokens import names, pattern
 
 
@@ -136,6 +138,43 @@ def test_a_valid_geometry_covers_every_completion(
     assert batch.completions == total
     assert batch.updates_per_rollout * batch.update_size == epochs * total
     assert batch.on_policy == (batch.updates_per_rollout == 1)
+
+
+@given(prompts=st.integers(1, 12), group=st.integers(0, 8), update=st.integers(1, 100), micro=st.integers(1, 40))
+def test_a_batch_is_refused_by_the_inequality_that_fails(prompts: int, group: int, update: int, micro: int) -> None:
+    conditions, failed = of_batch(prompts, group, update, micro, MOST_COMPLETIONS), None
+    try:
+        failed = next((condition for condition in conditions if not condition.holds), None)
+        BatchConfig(prompts=prompts, group_size=group, mini_batch=update, micro_batch=micro)
+    except ValidationError as error:
+        assert failed is not None and failed.text in str(error) and failed.otherwise in str(error)
+        return
+    assert failed is None
+
+
+def test_the_inequalities_have_the_numbers_put_in() -> None:
+    shown = [str(condition) for condition in presets.demo().inequalities()]
+    for tokens in (
+        ("group_size 8 >= 2",),
+        ("mini_batch 128 <= prompts 16 x group_size 8 = 128",),
+        ("prompts 16 x group_size 8 = 128 = 1 x mini_batch 128",),
+        ("mini_batch 128", "micro_batch"),
+        ("batch.prompts 16 = 8 x objectives 2",),
+    ):
+        assert any(names(line, *tokens) and line.endswith("holds") for line in shown), (tokens, shown)
+    assert names(refused(batch__mini_batch=48), "128 = 2 x mini_batch 48 + 32")
+    assert names(refused(batch__prompts=15, batch__micro_batch=8), "15 = 7 x objectives 2 + 1")
+    huge = refused(batch__prompts=10**12, batch__group_size=10**3)
+    assert names(huge, 10**15, MOST_COMPLETIONS), "and no divisor of it was sought"
+
+
+def test_data_and_lengths_have_their_numbers_put_in() -> None:
+    with pytest.raises(ConfigError, match=pattern("fairness", "3 training prompts >= batch.prompts 16 / 2")):
+        check_data_size(presets.demo(), {"fairness": 3})
+    cap, context = of_lengths("fairness/a", 90, (80, 24), 100)
+    assert not cap.holds and names(cap.text, 90, "<=", 80)
+    assert not context.holds and names(context.text, "90 + sampling.max_completion_length 24 = 114", 100)
+    assert all(condition.holds for condition in of_lengths("fairness/a", 76, (80, 24), 100))
 
 
 def test_geometry_in_words() -> None:
