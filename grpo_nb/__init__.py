@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from grpo_nb.evaluation.evaluate import evaluate as evaluate
     from grpo_nb.jupyter.dashboard import Dashboard as Dashboard
     from grpo_nb.jupyter.reload import reload as reload
-    from grpo_nb.jupyter.session import attach as attach
-    from grpo_nb.jupyter.session import start as start
+    from grpo_nb.jupyter.start import attach as attach
+    from grpo_nb.jupyter.start import start as start
     from grpo_nb.jupyter.workers import release as release
     from grpo_nb.policy.memory import plan as plan
     from grpo_nb.policy.model import load_policy as load_policy
@@ -42,7 +42,7 @@ _HOME = {
     "Example": "types",
     "Run": "run.run",
     "Score": "types",
-    "attach": "jupyter.session",
+    "attach": "jupyter.start",
     "diagnose": "doctor",
     "evaluate": "evaluation.evaluate",
     "grpo": "training.grpo",
@@ -52,7 +52,7 @@ _HOME = {
     "release": "jupyter.workers",
     "reload": "jupyter.reload",
     "sft": "training.sft",
-    "start": "jupyter.session",
+    "start": "jupyter.start",
 }
 
 __all__ = sorted(_HOME)

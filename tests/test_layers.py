@@ -33,7 +33,7 @@ MAX_PARAMETERS = 6
 PUBLIC_VERBS = {
     "training/grpo.py": {"grpo"},
     "evaluation/evaluate.py": {"evaluate"},
-    "jupyter/session.py": {"start"},
+    "jupyter/start.py": {"start"},
 }
 """Called by hand in a notebook, each with one or two of its keywords, all but the first optional: a record around
 them would be one more thing to know and to import."""
@@ -207,7 +207,7 @@ def test_a_climbing_import_is_named(file: str, source: str, names: tuple[str, ..
             "from grpo_nb import losses\nfrom grpo_nb.policy import model\nimport grpo_nb.rules",
         ),
         ("tasks/__init__.py", "from .bbq import BBQ\nfrom grpo_nb.tasks.halueval import HaluEvalQA"),
-        ("__init__.py", "from grpo_nb.jupyter.session import start"),
+        ("__init__.py", "from grpo_nb.jupyter.start import start"),
     ],
 )
 def test_going_down_and_staying_level_is_fine(file: str, source: str) -> None:

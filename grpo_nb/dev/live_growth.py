@@ -106,7 +106,7 @@ def _rules(run: Run, rows: list[dict[str, Any]], step: int) -> float:
 def _ticks(run: Run, rows: list[dict[str, Any]], short: int, long: int) -> tuple[float, float]:
     """A refresh of words and picture after each new row."""
     from grpo_nb.jupyter.dashboard import Dashboard
-    from grpo_nb.jupyter.session import attach
+    from grpo_nb.jupyter.start import attach
 
     board, following, found = Dashboard(attach(run)), iter(rows), []
     for length in (short, long):
@@ -138,7 +138,7 @@ def _cycles(run: Run, cycles: int) -> str:
     import psutil  # type: ignore[import-untyped, unused-ignore]
 
     from grpo_nb.jupyter.dashboard import Dashboard
-    from grpo_nb.jupyter.session import attach
+    from grpo_nb.jupyter.start import attach
 
     for _ in range(cycles):
         board = Dashboard(attach(run))

@@ -14,7 +14,8 @@ import torch
 from grpo_nb import losses, seeding
 from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.rewards.rubric import TASK, Completions, score
+from grpo_nb.rewards.rubric import TASK
+from grpo_nb.rewards.scoring import Completions, score
 from grpo_nb.rollout import Engine, Request, choose
 from grpo_nb.rules import worst_first
 from grpo_nb.rules.finding import Finding

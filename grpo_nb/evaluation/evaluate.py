@@ -25,7 +25,7 @@ from grpo_nb.evaluation.pareto import Metrics, best, knee
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
-from grpo_nb.rewards.rubric import task_scores
+from grpo_nb.rewards.scoring import task_scores
 from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, choose
 from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.run.checkpoints import Checkpoint

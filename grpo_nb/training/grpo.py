@@ -15,7 +15,8 @@ from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
-from grpo_nb.rewards.rubric import Completions, Rubric, Scoring
+from grpo_nb.rewards.rubric import Rubric
+from grpo_nb.rewards.scoring import Completions, Scoring
 from grpo_nb.rollout import Ended, Engine, Request
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.checkpoints import Checkpoints

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from grpo_nb.cli import main, progress, verbs
 from grpo_nb.jupyter import dashboard
-from grpo_nb.jupyter.session import attach
+from grpo_nb.jupyter.start import attach
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, load_tasks

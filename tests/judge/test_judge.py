@@ -14,7 +14,8 @@ from grpo_nb.config import JudgeConfig
 from grpo_nb.judge import FILE, Judge, prompts
 from grpo_nb.judge.prompts import RUBRICS, UnreadableVerdict, evidence_of, fence, messages, parse_verdict
 from grpo_nb.judge.tally import Tally, quantile, spearman
-from grpo_nb.rewards.rubric import Completions, Rubric, score
+from grpo_nb.rewards.rubric import Rubric
+from grpo_nb.rewards.scoring import Completions, score
 from grpo_nb.storage.journal import Journal
 from grpo_nb.tasks.halueval import FORMS
 from grpo_nb.tasks.records import DataError

@@ -20,7 +20,8 @@ from transformers.utils.import_utils import is_serve_available
 from grpo_nb.config import ConfigError, JudgeConfig, ModelConfig
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.policy.model import Policy, load_policy
-from grpo_nb.rewards import rubric as rewards
+from grpo_nb.rewards import scoring
+from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 from grpo_nb.training import gradients
@@ -50,7 +51,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
     """(text, score) of every completion that a step scores from here on."""
     seen: list[tuple[str, Score]] = []
 
-    class Spy(rewards.Scoring):
+    class Spy(scoring.Scoring):
         def add(self, rubric: Any, completions: Any) -> None:
             super().add(rubric, completions)
             self.texts = [*getattr(self, "texts", []), *completions.texts]
@@ -188,7 +189,7 @@ def test_a_step_that_fails_leaves_no_judge_behind(tmp_path: Path, server: JudgeS
 
     server.delay = 30.0
     run = judged_run(tmp_path, server.url, only=(F,), steps=1)
-    with pytest.raises(rewards.RewardError, match="'broken' raised KeyError"):
+    with pytest.raises(RewardError, match="'broken' raised KeyError"):
         list(grpo(run, tasks=small_tasks(), rewards={H: [broken]}))
     assert "grpo_nb waits" not in {thread.name for thread in threading.enumerate()}
     server.delay = 0.0

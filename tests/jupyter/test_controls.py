@@ -8,7 +8,7 @@ import pytest
 from grpo_nb.jupyter import session
 from grpo_nb.jupyter.controls import Controls
 from grpo_nb.jupyter.dashboard import Dashboard
-from grpo_nb.jupyter.session import attach
+from grpo_nb.jupyter.start import attach
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import RunState
 from tests.support.stage import row, until

@@ -11,7 +11,7 @@ from ipywidgets.widgets.widget import _instances
 from grpo_nb import plots, rules
 from grpo_nb.jupyter import dashboard, notices, session
 from grpo_nb.jupyter.dashboard import Dashboard
-from grpo_nb.jupyter.session import attach, start
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.workers import Job
 from grpo_nb.report import report
 from grpo_nb.report.tables import Table

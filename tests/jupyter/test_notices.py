@@ -14,7 +14,7 @@ import torch
 
 from grpo_nb.jupyter import notices, session
 from grpo_nb.jupyter.controls import Controls
-from grpo_nb.jupyter.session import attach, start
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.vocabulary import RunState
 from tests.conftest import ROOT

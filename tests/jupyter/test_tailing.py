@@ -15,7 +15,7 @@ import pytest
 from grpo_nb import plots
 from grpo_nb.jupyter import tailing as module
 from grpo_nb.jupyter.dashboard import Dashboard
-from grpo_nb.jupyter.session import attach, start
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.tailing import Followed
 from grpo_nb.jupyter.workers import Job
 from grpo_nb.plots import canvas

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.jupyter import kernel, session, workers
-from grpo_nb.jupyter.session import Stopped, attach, start
+from grpo_nb.jupyter.session import Stopped
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.workers import AlreadyTraining, Job, WorkerFailed
 from grpo_nb.run.run import Run, RunError
 from tests.conftest import ROOT

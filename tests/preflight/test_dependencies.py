@@ -20,7 +20,7 @@ from grpo_nb.evaluation import evaluate as evaluation
 from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import evaluate, load_best, restore_policy
 from grpo_nb.evaluation.pareto import pareto
-from grpo_nb.jupyter.session import start
+from grpo_nb.jupyter.start import start
 from grpo_nb.policy.model import load_policy
 from grpo_nb.policy.origins import part_of
 from grpo_nb.preflight import dependencies

@@ -24,7 +24,7 @@ from grpo_nb.dev import docs, render
 from grpo_nb.doctor import diagnose
 from grpo_nb.jupyter import project
 from grpo_nb.jupyter.samples import SampleBrowser
-from grpo_nb.jupyter.session import attach, start
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.printable import _CONTROLS, Formatter, clean_logger, json_text, one_line, printable
 from grpo_nb.report import markup, report, rollouts, tables
 from grpo_nb.report.rollouts import Colouring

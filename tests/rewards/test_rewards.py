@@ -18,16 +18,8 @@ import pytest
 import torch
 
 from grpo_nb.rewards.context import BESIDES, Notes, TrainerState
-from grpo_nb.rewards.rubric import (
-    Completions,
-    RewardError,
-    Rubric,
-    Scoring,
-    _weighted,
-    function_name,
-    score,
-    task_scores,
-)
+from grpo_nb.rewards.rubric import RewardError, Rubric, _weighted, function_name
+from grpo_nb.rewards.scoring import Completions, Scoring, score, task_scores
 from grpo_nb.types import Example, Score
 from tests.support.tokens import names, pattern
 

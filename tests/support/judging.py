@@ -6,7 +6,8 @@ from typing import Any
 
 from grpo_nb.config import JudgeConfig
 from grpo_nb.judge import FILE, Judge
-from grpo_nb.rewards.rubric import Completions, Rubric, score
+from grpo_nb.rewards.rubric import Rubric
+from grpo_nb.rewards.scoring import Completions, score
 from grpo_nb.storage.journal import Journal
 from grpo_nb.types import Example, Score
 from tests.support.judge_server import JudgeServer

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.predictions import score_bbq
 from grpo_nb.policy.model import Policy
-from grpo_nb.rewards.rubric import Completions, Rubric, score
+from grpo_nb.rewards.rubric import Rubric
+from grpo_nb.rewards.scoring import Completions, score
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.tasks import BBQ
 from grpo_nb.tasks.bbq import judge

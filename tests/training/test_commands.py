@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from grpo_nb.jupyter.session import Session, attach, start
+from grpo_nb.jupyter.session import Session
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.training import commands, loop

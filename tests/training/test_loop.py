@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from grpo_nb import optim, release
 from grpo_nb.jupyter import workers
-from grpo_nb.jupyter.session import start
+from grpo_nb.jupyter.start import start
 from grpo_nb.policy.model import load_policy
 from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite

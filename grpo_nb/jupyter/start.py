@@ -1,0 +1,98 @@
+"""`start(run)` and `attach(run)`: the two ways from a run to its session."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from grpo_nb.config import Config, ConfigError
+from grpo_nb.jupyter import kernel
+from grpo_nb.jupyter.session import Session
+from grpo_nb.jupyter.workers import Job, Rewards, Stage, Where, live_session, refuse_if_live
+from grpo_nb.run.dependencies_file import accepted_kinds
+from grpo_nb.run.run import Run
+from grpo_nb.suggest import did_you_mean
+
+if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
+    from grpo_nb.tasks import Task
+
+
+def start(
+    run: Run | str | Path,
+    *,
+    config: Config | None = None,
+    tasks: Mapping[str, "Task"] | None = None,
+    rewards: Rewards | None = None,
+    steps: int | None = None,
+    stage: Stage = "grpo",
+    where: Where | None = None,
+    fresh: bool = False,
+    accept_changed: Collection[str] = (),
+) -> Session:
+    """Train `run` and return at once; a run that stopped earlier goes on where it was.
+
+    A script that comes to its end waits for the threads that train in it, says so, and logs what failed: only
+    `session.wait_blocking()` raises it, and makes it the exit status. A notebook's kernel waits for nothing.
+
+    Args:
+        run: a Run, or the path of one; made if it is missing where `config` is given.
+        tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`.
+        steps: stop after this many steps in total; None: the configuration's number.
+        stage: `grpo`, or `sft` for the warm-up.
+        where: `thread` of this kernel; `process` of its own, which lives on when the kernel dies (attach to it
+            again with `attach`); `foreground`, where the cell waits. None: a thread, or the foreground in a kernel
+            that would not serve a thread.
+        accept_changed: kinds of content that may be other than the run was made with (`data`, `weights`, `tokenizer`,
+            `template`, `prompt`, `generation`), at this one start; each change is logged.
+        fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
+
+    Raises:
+        ConfigError: a `stage`, a `where` or a kind in `accept_changed` that there is not.
+        RunError: the run is missing, or already trains, here or elsewhere; or `tasks` and `rewards` are to cross into a
+            process.
+    """
+    for name, value, known in (("stage", stage, get_args(Stage)), ("where", where, get_args(Where))):
+        if value is not None and value not in known:
+            raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{did_you_mean(str(value), known)}")
+    accepted = accepted_kinds(accept_changed)
+    if isinstance(run, str | Path):
+        run = Run.open(Path(run)) if config is None else Run.open_or_create(Path(run), config)
+    job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps, accepted)
+    refuse_if_live(run)
+    if fresh:
+        begin_anew(run)
+    session = Session(run, job)
+    if stage == "grpo" and (cold := _cold(run)):
+        kernel.notify(cold)
+    session.begin()
+    return session
+
+
+def attach(run: Run | str | Path) -> Session:
+    """The session of a run that this kernel trains, else a view of its files: live elsewhere, finished or dead."""
+    run = Run.open(Path(run)) if isinstance(run, str | Path) else run
+    found: Session | None = live_session(run.path)
+    return found or Session(run)
+
+
+def begin_anew(run: Run) -> None:
+    """Take GRPO back to where it started: rows and checkpoints are set aside, knobs are as configured again.
+
+    Raises:
+        RunError: it trains just now.
+    """
+    with run.lock():
+        moved = run.rewind(0)
+        run.knobs.reset(by="fresh start")
+        run.log_event("begun_anew", step=0, set_aside=moved)
+
+
+def _cold(run: Run) -> str | None:
+    """What a first start of GRPO begins from, where the warm-up that the settings ask for is not done."""
+    wanted, done = run.config.sft.steps, max(run.sft_checkpoints.steps(), default=0)
+    if done >= wanted or run.checkpoints.steps():
+        return None
+    origin = f"step {done} of its SFT's {wanted}" if done else f"the model as loaded, without its {wanted} steps of SFT"
+    return (
+        f"{run.name} trains from {origin}; a new run is warmed up first by `start(run, stage='sft')` and waiting for "
+        "it, and sft.steps=0 says that none is wanted"
+    )
