@@ -7,8 +7,8 @@ import pandas as pd
 from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.compare import Logged, Stage, compare_stages, is_of, logged
 from grpo_nb.evaluation.evaluate import ask, measured, placed, restore_policy, stage_checkpoint
-from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
+from grpo_nb.policy.source import ModelError
 from grpo_nb.rollout import Engine, choose
 from grpo_nb.run.run import Run
 from grpo_nb.tasks.probe import Probe

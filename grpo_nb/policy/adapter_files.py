@@ -9,7 +9,8 @@ from peft import LoraConfig, PeftModel, PeftModelForCausalLM, get_peft_model_sta
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from grpo_nb.policy.loading import ModelError, listed, quietly
+from grpo_nb.policy.loading import quietly
+from grpo_nb.policy.source import ModelError, listed
 
 WEIGHTS = "adapter_model.safetensors"
 SHOWN = 3

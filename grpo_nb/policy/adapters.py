@@ -14,7 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 from grpo_nb import seeding
 from grpo_nb.config import ModelConfig
-from grpo_nb.policy.loading import ModelError, quietly, refuse_unsupported
+from grpo_nb.policy.loading import quietly
+from grpo_nb.policy.source import ModelError, refuse_unsupported
 
 REFERENCE = "reference"
 """Name of the frozen adapter."""

@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerBase
 
-from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.source import ModelError
 from grpo_nb.suggest import did_you_mean
 
 GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "raise_exception"}

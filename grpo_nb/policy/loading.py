@@ -1,17 +1,13 @@
-"""From a name in the settings to a model and a tokenizer on a device, or to one clear error.
+"""From a model's source to the model and its tokenizer on a device, or to one clear error.
 
-A name is `demo`, a local folder (a whole model or a LoRA adapter), a .gguf file, or a hub id. Weights come from
-safetensors or GGUF only, and no code from a repository is ever run.
+Weights come from safetensors or GGUF only, and no code from a repository is ever run.
 """
 
 import contextlib
-import json
-import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -29,62 +25,10 @@ from transformers import (
 )
 
 from grpo_nb.policy import quantised
-from grpo_nb.printable import Clean, clean_logger
+from grpo_nb.policy.source import TOKENIZER_FILES, ModelError, Source, holds, listed, listing, no_safetensors
+from grpo_nb.printable import clean_logger
 
 logger = clean_logger(__name__)
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "*.tiktoken")
-WEIGHT_FILES = ("*.safetensors",)
-PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-ADAPTER_CONFIG = "adapter_config.json"
-
-
-UNSUPPORTED_LORA = {
-    "bias": "biases of the base model train in addition to the adapter, so the reference would change with them",
-    "layer_replication": "its copied layers belong to one adapter, so there is no frozen reference of them",
-    "alora_invocation_tokens": "it acts after certain tokens only, which a batch of prompts does not say",
-    "arrow_config": "it chooses between several adapters, and one adapter is trained here",
-    "monteclora_config": "its weights are random in each pass, so log-probs would not be those of the sampled policy",
-}
-"""Settings of LoRA with which a policy cannot have a frozen reference or a fixed distribution, with the reason."""
-
-
-class ModelError(Clean, ValueError):
-    """A model or tokenizer cannot be used: the message says what was found, what is needed, what to change."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model's files are; `name` finds them again from any working directory."""
-
-    kind: Literal["demo", "folder", "adapter", "gguf", "hub"]
-    name: str
-    path: Path | None = None
-    base: "Source | None" = None
-    """The model that an adapter folder belongs to."""
-    seed: int = 0
-    """Seed of the demo model's weights."""
-
-
-def locate(name: str, seed: int = 0) -> Source:
-    """Which of the five kinds of source `name` is; local files are looked at, the network is not.
-
-    `demo:3` is the demo model of seed 3: what an adapter of the demo model records as its base.
-
-    Raises:
-        ModelError: no such file or folder, or a folder that holds no usable model.
-    """
-    if demo := re.fullmatch(r"demo(?::(\d+))?", name):
-        seed = int(demo[1]) if demo[1] else seed
-        return Source("demo", f"demo:{seed}", seed=seed)
-    path = Path(name).expanduser()
-    if path.is_file():
-        return _file(path.resolve(), name)
-    if path.is_dir():
-        return _folder(path.resolve())
-    if _looks_like_path(name):
-        raise ModelError(f"model.name='{name}': no such file or folder. {_nearest(path)}")
-    return Source("hub", name)
 
 
 def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
@@ -97,11 +41,11 @@ def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
         from grpo_nb.tasks import demo
 
         return demo.build_tokenizer()
-    if source.path is not None and source.kind != "gguf" and not _holds(source.path, TOKENIZER_FILES):
+    if source.path is not None and source.kind != "gguf" and not holds(source.path, TOKENIZER_FILES):
         if source.base is not None:
             return read_tokenizer(source.base)
         raise ModelError(
-            f"folder {source.path} has no tokenizer: found {_listing(source.path)}; needs tokenizer.json (or "
+            f"folder {source.path} has no tokenizer: found {listing(source.path)}; needs tokenizer.json (or "
             "tokenizer.model, or vocab.json with merges.txt). Copy the files of the tokenizer that the model was "
             "trained with into the folder: tokenizer.save_pretrained(folder)"
         )
@@ -230,83 +174,6 @@ def _warn_half(wanted: str, device: torch.device, full: bool) -> None:
         logger.warning("float16 overflows above 65504; prefer bfloat16 or float32 where memory allows")
 
 
-def _file(path: Path, name: str) -> Source:
-    if path.suffix.lower() != ".gguf":
-        raise ModelError(
-            f"model.name='{name}' is a file of type '{path.suffix}'; needs a .gguf file, or the folder that holds "
-            "config.json, *.safetensors and the tokenizer"
-        )
-    with path.open("rb") as file:
-        magic = file.read(4)
-    if magic != b"GGUF":
-        raise ModelError(f"{path} is no GGUF file (it begins with {magic!r}); download it again")
-    return Source("gguf", str(path), path)
-
-
-def _folder(path: Path) -> Source:
-    if (path / ADAPTER_CONFIG).is_file():
-        return _adapter(path)
-    found = f"folder {path} holds {_listing(path)}"
-    if not (path / "config.json").is_file():
-        ggufs = sorted(path.glob("*.gguf"))
-        advice = f"give the file itself: model.name='{ggufs[0]}'" if ggufs else "give the folder that has them"
-        raise ModelError(f"{found}; needs config.json and *.safetensors (or {ADAPTER_CONFIG}): {advice}")
-    if not _holds(path, WEIGHT_FILES):
-        raise ModelError(_no_safetensors(found, _holds(path, PICKLE_FILES)))
-    return Source("folder", str(path), path)
-
-
-def _adapter(path: Path) -> Source:
-    settings = _adapter_settings(path / ADAPTER_CONFIG)
-    found = f"adapter folder {path} holds {_listing(path)}"
-    if not (path / "adapter_model.safetensors").is_file():
-        raise ModelError(f"{found}; needs adapter_model.safetensors (pickled weights are refused: they can run code)")
-    if settings.get("peft_type") != "LORA":
-        raise ModelError(f"adapter folder {path} is of type {settings.get('peft_type')}; only LORA can be trained here")
-    refuse_unsupported(settings, f"adapter folder {path}")
-    base = settings.get("base_model_name_or_path")
-    if not base or not isinstance(base, str):
-        raise ModelError(
-            f"{path / ADAPTER_CONFIG} does not name its base model; set 'base_model_name_or_path' in it to a hub id "
-            "or a folder"
-        )
-    if (Path(base) / ADAPTER_CONFIG).is_file():
-        raise ModelError(f"adapter {path} stands on another adapter, {base}; merge that one into its base model first")
-    return Source("adapter", str(path), path, base=locate(base))
-
-
-def refuse_unsupported(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse a kind of LoRA that cannot be trained here, by the fields of its configuration.
-
-    Raises:
-        ModelError: names the field, the reason and what to do.
-    """
-    for field, why in UNSUPPORTED_LORA.items():
-        if (value := settings.get(field)) not in (None, "none", []):
-            raise ModelError(
-                f"{where} has {field}={value!r}, which cannot be trained here: {why}. Use a LoRA adapter without it, "
-                "or the base model with the adapter merged into it, where peft can do that"
-            )
-
-
-def _adapter_settings(file: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(file.read_bytes())
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(f"{file} cannot be read ({error}); copy the adapter anew, or save it again") from None
-    if not isinstance(settings, dict):
-        raise ModelError(f"{file} holds a JSON {type(settings).__name__}, needs an object as peft writes it")
-    return settings
-
-
-def _no_safetensors(found: str, pickled: bool) -> str:
-    why = "its weights are pickled, which can run code when read" if pickled else "there are no weights"
-    return (
-        f"{found}: {why}; needs *.safetensors. Where you trust the source, convert once: "
-        "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-    )
-
-
 def _read_settings(source: Source) -> PreTrainedConfig | None:
     """The model's config.json; None for a hub repository without one, such as an adapter's."""
     try:
@@ -363,7 +230,7 @@ def _explain(source: Source, part: str, error: Exception) -> str:
             f"model whose architecture is part of transformers {transformers.__version__}"
         )
     if "safetensors" in text and source.kind == "hub" and "does not appear to have" in text:
-        return _no_safetensors(f"hub repository '{source.name}'", pickled=True)
+        return no_safetensors(f"hub repository '{source.name}'", pickled=True)
     if isinstance(error, ImportError):
         advice = 'pip install "grpo_nb[gguf]"' if source.kind == "gguf" else "install that package"
         return f"{where} needs a package that is not installed: {_first_line(text)}. To go on, {advice}"
@@ -373,33 +240,6 @@ def _explain(source: Source, part: str, error: Exception) -> str:
             "Check the spelling and the network; a gated model needs HF_TOKEN in the environment"
         )
     return f"{where} cannot be read: {type(error).__name__}: {_first_line(text)}"
-
-
-def _looks_like_path(name: str) -> bool:
-    return bool(re.match(r"[./~\\]|[A-Za-z]:\\", name)) or name.endswith(".gguf") or name.count("/") > 1
-
-
-def _nearest(path: Path) -> str:
-    parent = next((p for p in path.absolute().parents if p.is_dir()), Path.cwd())
-    return f"The nearest folder that exists is {parent}; it holds {_listing(parent)}. Correct the path"
-
-
-def _holds(folder: Path, patterns: tuple[str, ...]) -> bool:
-    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
-
-
-def _listing(folder: Path) -> str:
-    try:
-        names = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
-    except OSError as error:
-        return f"(unreadable: {error.strerror})"
-    return listed(names, 12) if names else "nothing"
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _first_line(text: str) -> str:

@@ -27,9 +27,9 @@ from grpo_nb.policy import (
 from grpo_nb.policy.eval_mode import as_it_came, evaluating, silence
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.llama_layers import LlamaLayers
-from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.origins import Origin
 from grpo_nb.policy.packing import PackedBatch
+from grpo_nb.policy.source import ModelError, Source, locate
 from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.printable import clean_logger
 from grpo_nb.types import Batch, Prompt, TokenStats
@@ -53,7 +53,7 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
     Raises:
         ModelError: one message that says what was found, what is needed and what to change.
     """
-    source = loading.locate(model.name, seed)
+    source = locate(model.name, seed)
     if source.kind == "adapter" and model.train == "full":
         raise ModelError(f"{source.path} is a LoRA adapter and model.train='full'; set train='lora' or merge it first")
     device = loading.pick_device(model.device)
@@ -387,7 +387,7 @@ def _checkpoint_activations(base: PreTrainedModel) -> None:
         raise ModelError(f"model.gradient_checkpointing=True: {error} Set it to False") from error
 
 
-def _with_adapter(base: PreTrainedModel, source: loading.Source, config: ModelConfig, seed: int) -> PeftModel:
+def _with_adapter(base: PreTrainedModel, source: Source, config: ModelConfig, seed: int) -> PeftModel:
     if source.path is None or source.kind != "adapter":
         return adapters.attach(base, config, source.name, seed)
     wrapped = adapter_files.reopen(base, source.path)

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo_nb.policy.adapters import REFERENCE
-from grpo_nb.policy.loading import ADAPTER_CONFIG, TOKENIZER_FILES, WEIGHT_FILES, Source
+from grpo_nb.policy.source import ADAPTER_CONFIG, TOKENIZER_FILES, WEIGHT_FILES, Source
 from grpo_nb.storage import digests
 from grpo_nb.storage.digests import Entry, Part
 from grpo_nb.storage.file_stamps import FileRead, Stamp
@@ -50,7 +50,7 @@ class Origin:
     """Where a model came from, with the digests of its files.
 
     Args:
-        source: what `loading.locate` found; a hub id has files only once it is loaded. None: made in memory.
+        source: what `source.locate` found; a hub id has files only once it is loaded. None: made in memory.
     """
 
     def __init__(self, source: Source | None = None) -> None:

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from grpo_nb.policy.adapters import beyond_text, linear_layers
-from grpo_nb.policy.loading import ModelError, Source, auto_class, locate
+from grpo_nb.policy.loading import auto_class
+from grpo_nb.policy.source import ModelError, Source, locate
 
 KIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 """Models of transformers whose layers are: norm, attention with rotary positions, norm, gated silu MLP."""

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from grpo_nb.policy import chat_template, template_date
-from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.source import ModelError
 from grpo_nb.tasks import thinking
 from grpo_nb.types import Prompt
 

@@ -15,9 +15,9 @@ from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.losses.rounding import Gap, broken, step
 from grpo_nb.policy import llama_layers
 from grpo_nb.policy.grouped import GroupedBatch
-from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.policy.packing import PackedBatch
+from grpo_nb.policy.source import ModelError
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.request import Request

@@ -14,8 +14,8 @@ from grpo_nb.evaluation import forgetting as probing
 from grpo_nb.evaluation.compare import comparison
 from grpo_nb.evaluation.evaluate import restore_policy
 from grpo_nb.evaluation.forgetting import probe
-from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
+from grpo_nb.policy.source import ModelError
 from grpo_nb.rollout import Request
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks.probe import ITEMS, Probe

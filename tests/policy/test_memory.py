@@ -11,10 +11,10 @@ from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.dev import peer
 from grpo_nb.policy import memory
-from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.memory import Plan, plan
 from grpo_nb.policy.memory_terms import GIB, Term, gib, item_bytes, kv_bytes_per_token
 from grpo_nb.policy.shapes import _KNOWN, ModelShape, shape_of
+from grpo_nb.policy.source import ModelError
 from grpo_nb.tasks import demo
 from tests.support.tokens import names
 

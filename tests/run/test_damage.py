@@ -16,7 +16,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.doctor import diagnose
 from grpo_nb.evaluation.compare import comparison
 from grpo_nb.evaluation.evaluate import evaluate
-from grpo_nb.policy.loading import ModelError
+from grpo_nb.policy.source import ModelError
 from grpo_nb.report import report
 from grpo_nb.run.listing import list_runs
 from grpo_nb.run.run import Run, RunError
