@@ -22,7 +22,8 @@ from rich.table import Table
 
 from grpo_nb.cli.arguments import setting
 from grpo_nb.dev.bench import PHASES, WARM_UP, machine
-from grpo_nb.dev.peer import GIB, SIZES, Work, now, ours
+from grpo_nb.dev.peer import GIB, now
+from grpo_nb.dev.peer_work import SIZES, Work, ours
 from grpo_nb.metrics import keys
 from grpo_nb.training import metrics
 

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb.dev import peer
+from grpo_nb.dev import peer, peer_work
 from grpo_nb.dev.bench import WARM_UP
 
 CPU = torch.device("cpu")
-TINY = peer.SIZES["tiny"]
+TINY = peer_work.SIZES["tiny"]
 
 
 def test_prompts_are_as_long_as_the_work_says() -> None:
-    tokenizer = peer.words_tokenizer(TINY)
-    for text in peer.Words(TINY).texts:
+    tokenizer = peer_work.words_tokenizer(TINY)
+    for text in peer_work.Words(TINY).texts:
         ids = tokenizer(text)["input_ids"]
         assert len(ids) == TINY.prompt_tokens and tokenizer.decode(ids) == text and tokenizer.unk_token_id not in ids
 
 
 def test_both_models_have_the_same_weights() -> None:
-    one, two = (peer.lora_model(TINY, CPU).state_dict() for _ in range(2))
+    one, two = (peer_work.lora_model(TINY, CPU).state_dict() for _ in range(2))
     assert one.keys() == two.keys() and all(torch.equal(weight, two[name]) for name, weight in one.items())
 
 
 def test_the_weights_that_a_token_reads_are_the_models() -> None:
-    model = peer.lora_model(TINY, CPU).get_base_model()
+    model = peer_work.lora_model(TINY, CPU).get_base_model()
     matrices = {p.data_ptr(): p for n, p in model.named_parameters() if p.dim() > 1 and "lora" not in n}  # tied: one
     assert peer.weight_bytes(TINY, 4) == 4 * sum(p.numel() for p in matrices.values())
 

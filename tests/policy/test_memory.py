@@ -9,7 +9,7 @@ from transformers import LlamaConfig, T5Config
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.dev import peer
+from grpo_nb.dev import peer_work
 from grpo_nb.policy import memory
 from grpo_nb.policy.memory import Plan, plan
 from grpo_nb.policy.memory_terms import GIB, Term, gib, item_bytes, kv_bytes_per_token
@@ -145,9 +145,9 @@ def test_large_models_are_not_copied() -> None:
 @pytest.mark.parametrize(("size", "measured"), [("0.6b", 7.9), ("8b", 19.6)], ids=["Qwen3-0.6B", "Llama-3.1-8B"])
 def test_the_plan_is_near_the_peak_that_was_measured(size: str, measured: float) -> None:
     """GiB that an H200 measured: `python -m grpo_nb.dev.peer --size ...`."""
-    work = peer.SIZES[size]
-    shape = ModelShape.from_config(peer.model_config(work))
-    config = peer.our_config(work, {"batch.micro_batch": min(16, work.rows)})
+    work = peer_work.SIZES[size]
+    shape = ModelShape.from_config(peer_work.model_config(work))
+    config = peer_work.our_config(work, {"batch.micro_batch": min(16, work.rows)})
     assert plan(config, shape, 140).peak / GIB == pytest.approx(measured, rel=0.15)
 
 
