@@ -254,12 +254,16 @@ def _command(commands: Any, name: str, summary: str, details: str, examples: str
 
 
 _MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "score": "scores"}
+_MAKES = {"sft", "train", "eval"}
+"""Commands that make a run; a path that is missing is refused before torch is imported, which takes seconds."""
 
 
 def _lazily(name: str) -> Any:
     """The command, imported when it is called: help must not wait for torch."""
 
     def call(arguments: Namespace) -> int:
+        if name in _MAKES:
+            import_module("grpo_nb.cli.opening").refuse_missing(arguments)
         module = import_module(f"grpo_nb.cli.{_MODULES.get(name, 'views')}")
         status: int = getattr(module, f"{name}_command")(arguments)
         return status
@@ -323,7 +327,11 @@ def setting(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"'{text}' is no setting; needs KEY=VALUE, e.g. batch.group_size=4")
     try:
         return key, json.loads(value)
-    except json.JSONDecodeError:
+    except json.JSONDecodeError as error:
+        if value.startswith(("{", "[", '"')):
+            raise argparse.ArgumentTypeError(
+                f"'{text}' begins like JSON and is none: {error}; quote it for the shell, e.g. 'KEY={{\"a\": 1}}'"
+            ) from None
         return key, value
 
 

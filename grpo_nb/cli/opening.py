@@ -52,6 +52,19 @@ def _remove(run: Run, there: Collection[str], missing: Sequence[Path]) -> None:
         folder.rmdir()
 
 
+def refuse_missing(arguments: Namespace) -> None:
+    """Refuse a run that is missing where nothing says how to make it.
+
+    Raises:
+        UsageError: names the path, and a command that makes it.
+    """
+    if not arguments.run.strip():
+        raise UsageError("RUN is empty (an unset variable?); give the run directory, e.g. runs/demo")
+    path = Path(arguments.run)
+    if not (path / CONFIG).exists() and arguments.preset is None and not changes(arguments):
+        raise UsageError(f"{_missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
+
+
 def _opened(arguments: Namespace, steps: int | None) -> Run:
     """The run, opened or made.
 
@@ -59,12 +72,9 @@ def _opened(arguments: Namespace, steps: int | None) -> Run:
         UsageError: it is missing and nothing says how to make it, or it contradicts the settings given.
         RunError: it cannot be made or read.
     """
-    if not arguments.run.strip():
-        raise UsageError("RUN is empty (an unset variable?); give the run directory, e.g. runs/demo")
+    refuse_missing(arguments)
     path, given = Path(arguments.run), changes(arguments)
-    made = (path / "config.json").exists()
-    if not made and arguments.preset is None and not given:
-        raise UsageError(f"{_missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
+    made = (path / CONFIG).exists()
     if not made and steps is not None and given.get("run.steps", steps) != steps:
         raise UsageError(
             f"--steps {steps} and --set run.steps={given['run.steps']} both give the total of a new run; leave one out"

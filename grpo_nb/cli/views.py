@@ -1,5 +1,6 @@
 """The commands that train nothing: they look at a run's log, a folder of runs, this machine, or turn a run's knobs."""
 
+import textwrap
 from argparse import Namespace
 from dataclasses import asdict
 from datetime import datetime
@@ -18,13 +19,15 @@ from grpo_nb.storage.vocabulary import Command
 DONE, FAILED = 0, 1
 PROSE = 100
 """Columns of a table that is read, not cut."""
+REASON = 160
+"""Characters of a reason in the table of runs."""
 
 
 def diagnose_command(arguments: Namespace) -> int:
     """Findings of a run's log; 1 if one of them is more than a note."""
-    from grpo_nb.doctor import diagnose
-
     run = existing_run(arguments.run)
+    from grpo_nb.doctor import diagnose  # after the check of the path: this import takes seconds
+
     found = diagnose(run)
     if arguments.json:
         show_json({"run": str(run.path), "findings": [asdict(finding) for finding in found]})
@@ -37,9 +40,9 @@ def diagnose_command(arguments: Namespace) -> int:
 
 def report_command(arguments: Namespace) -> int:
     """The run as one HTML page."""
-    from grpo_nb.report.report import page
-
     run = existing_run(arguments.run)
+    from grpo_nb.report.report import page  # after the check of the path: this import takes seconds
+
     file = Path(arguments.out or run.path / "report.html")
     write_atomically(file, page(run).encode())
     if arguments.json:
@@ -93,7 +96,7 @@ def runs_command(arguments: Namespace) -> int:
         for s in found
     ]
     if any(s.problem for s in found):
-        rows = [row | {"reason": s.problem} for row, s in zip(rows, found, strict=True)]
+        rows = [row | {"reason": _short(s.problem)} for row, s in zip(rows, found, strict=True)]
     show(rows, empty=f"no runs in {root}")
     return DONE
 
@@ -147,6 +150,11 @@ def settings_command(arguments: Namespace) -> int:
         if not all(setting.active for setting in found):
             say("(in brackets): the default inside a group that is null, or an item of a list; give it as a whole")
     return DONE
+
+
+def _short(reason: str | None) -> str | None:
+    """The table's cell; --json has the reason in full."""
+    return reason and textwrap.shorten(reason, REASON, placeholder=" ...")
 
 
 def _time(seconds: float | None) -> str:

@@ -114,7 +114,10 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
         with exclusive(path / CONFIG):
             if (path / CONFIG).exists():
-                raise RunError(f"{path} holds a run already; open it (`Run.open`), or choose another folder")
+                raise RunError(
+                    f"{path} holds a run already; open it (`Run.open`, or `Run.open_or_create` to change the settings "
+                    "of one that has not trained), or choose another folder"
+                )
             if remains := [name for name in ("metrics.jsonl", "checkpoints", "sft") if (path / name).exists()]:
                 raise RunError(
                     f"{path} has {', '.join(remains)} but no {CONFIG}; restore {CONFIG}, or choose another folder"

@@ -54,6 +54,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train"], ["RUN"]),
         (["train", "x", "--preset", "gpu_25gb"], ["--preset", "'gpu_25gb'", "gpu_24gb"]),
         (["train", "x", "--set", "batch.group_size"], ["--set", "KEY=VALUE", "batch.group_size=4"]),
+        (["train", "x", "--set", 'objectives={"a": 1'], ["--set", "objectives", "JSON"]),
         (["train", "x", "--steps", "0"], ["--steps", "'0'", 1]),
         (["train", "x", "--step", "3"], ["--step"]),
         (["train", "x", "--seed", "-1"], ["--seed", "'-1'", 0]),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from grpo_nb.doctor import Check
 from grpo_nb.report import tables, text_table
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run
+from tests.conftest import ROOT
 from tests.support.cli_stage import STEPS, save, says, stats
 from tests.support.tokens import names
 from tests.tasks.test_bbq import templates
@@ -211,6 +214,22 @@ def test_runs_lists_every_run(run: Run, capsys: pytest.CaptureFixture[str]) -> N
     (root / "empty").mkdir()
     status, out, _ = says(capsys, "runs", root / "empty")
     assert status == 0 and names(out, root / "empty") and out.count("\n") == 1
+
+
+def test_runs_shortens_a_long_reason(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    (run.path / "config.json").write_text('{"' + "unknown " * 60 + '": 1}')
+    root = run.path.parent
+    reason = json.loads(says(capsys, "runs", root, "--json")[1])[0]["problem"]
+    shown = says(capsys, "runs", root)[1]
+    assert len(reason) > 300 and reason[:60] in " ".join(shown.split()) and reason[-40:] not in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "report", "eval"])
+def test_a_run_that_is_missing_is_refused_without_torch(verb: str, tmp_path: Path) -> None:
+    code = f"import sys; from grpo_nb.cli import main; status = main([{verb!r}, {str(tmp_path / 'none')!r}]); "
+    code += "sys.exit(status + 10 * ('torch' in sys.modules))"
+    made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert made.returncode == 2
 
 
 @pytest.mark.parametrize(("statuses", "expected"), [(["ok", "warning", "info"], 0), (["ok", "error"], 1)])
