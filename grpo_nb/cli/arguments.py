@@ -54,7 +54,7 @@ def parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_sft, _train, _tell, _eval, _score, _diagnose, _report, _runs, _doctor, _plan, _settings):
+    for add in (_sft, _train, _tell, _eval, _score, _diagnose, _report, _bundle, _runs, _doctor, _plan, _settings):
         add(verbs)
     return top
 
@@ -201,6 +201,20 @@ def _report(commands: Any) -> None:
     )
     _run(command)
     command.add_argument("--out", metavar="FILE", help="where to write it; default: report.html in the run")
+    _json(command)
+
+
+def _bundle(commands: Any) -> None:
+    command = _command(
+        commands,
+        "bundle",
+        "one zip for a bug report, without secrets",
+        "Versions, hardware, environment, settings, the last metrics and events, findings and the traceback. Keys are "
+        "struck out and home folders shortened; prompts, completions and weights are left out.",
+        "grpo-nb bundle runs/demo\ngrpo-nb bundle runs/demo --out report.zip",
+    )
+    _run(command)
+    command.add_argument("--out", metavar="FILE", help="where to write it; default: bug-report.zip in the run")
     _json(command)
 
 

@@ -52,6 +52,19 @@ def report_command(arguments: Namespace) -> int:
     return DONE
 
 
+def bundle_command(arguments: Namespace) -> int:
+    """The zip of a bug report."""
+    from grpo_nb.doctor.bug_report import bundle
+
+    run = existing_run(arguments.run)
+    file = bundle(run, arguments.out)
+    if arguments.json:
+        show_json({"run": str(run.path), "file": str(file)})
+    else:
+        say(f"{file}: look through it before you send it")
+    return DONE
+
+
 def tell_command(arguments: Namespace) -> int:
     """Request a command of whoever trains the run; 1 if nobody does."""
     run = existing_run(arguments.run)

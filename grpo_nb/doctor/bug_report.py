@@ -1,0 +1,205 @@
+"""One zip for a bug report: versions, hardware, settings, last metrics, events, findings, traceback; no secret in it.
+
+Prompts, completions and weights stay where they are. Every file goes through `redaction`.
+"""
+
+import io
+import json
+import os
+import platform
+import sys
+import traceback
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from grpo_nb import __version__, fingerprint, presets
+from grpo_nb.config import Config
+from grpo_nb.doctor import diagnose
+from grpo_nb.doctor.errors import explain
+from grpo_nb.doctor.machine import environment
+from grpo_nb.doctor.redaction import SECRET_NAME, known_secrets, redacted
+from grpo_nb.run.run import Log, Run
+from grpo_nb.storage.files import write_atomically
+from grpo_nb.storage.safe_open import opened
+
+LAST_ROWS: Mapping[Log, int] = {"metrics": 50, "sft": 20, "events": 200, "evaluations": 10}
+"""Newest rows of a log that go into the zip."""
+LONGEST_TEXT = 4_000
+"""Characters of one text of a row; of what is longer, its end, where a traceback says what happened."""
+LAST_WORDS = 40_000
+"""Bytes at the end of a worker's output."""
+PACKAGES = (
+    *("torch", "transformers", "peft", "numpy", "pandas", "tokenizers", "safetensors", "pydantic", "matplotlib"),
+    *("ipykernel", "ipywidgets", "jupyterlab", "triton", "openai", "vllm"),
+)
+LEFT_OUT = frozenset({"answers", "items", "labels", "values", "resamples", "samples"})
+"""Fields of rows with a value for each item of the data."""
+SHOWN = (
+    *("CUDA_", "NCCL_", "PYTORCH_", "TORCH", "OMP_", "MKL_", "CUBLAS_", "TRANSFORMERS_", "TOKENIZERS_", "GRPO_NB_"),
+    *("VLLM_", "HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "MASTER_", "WORLD_SIZE", "RANK", "LOCAL_RANK"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PYTHON", "JUPYTER", "COLAB_", "LD_LIBRARY_PATH", "SLURM_"),
+)
+"""Beginnings of the names of environment variables that are shown."""
+README = """\
+# Bug report of {run}
+
+{state}
+
+| file | size |
+|---|---|
+{files}
+
+Keys are struck out (`***`), home folders are `~`. Prompts, completions and weights are not in this zip. Look through it
+before you send it.
+
+## Please add
+- what you did, and what you expected:
+- what you have tried already:
+- whether it happens again with `repro.py`:
+"""
+REPRO = """\
+# The run's settings in a new run. Data and models that are files have to be here too.
+import json
+from pathlib import Path
+
+from grpo_nb import Run, grpo
+from grpo_nb.config import parse
+
+run = Run.open_or_create("runs/repro", parse(json.loads(Path("settings.json").read_text())))
+for step in grpo(run, steps=3):
+    print(step)
+"""
+
+
+def bundle(run: Run, out: str | Path | None = None, error: BaseException | None = None) -> Path:
+    """Write the zip of a bug report about `run`; it may be training meanwhile.
+
+    Args:
+        out: the file; default: `bug-report.zip` in the run's folder.
+        error: an exception to show in place of the last one that the run's log has.
+
+    Returns:
+        The file.
+    """
+    path = Path(out or run.path / "bug-report.zip")
+    write_atomically(path, _zipped(members(run, error)))
+    return path
+
+
+def members(run: Run, error: BaseException | None = None) -> dict[str, str]:
+    """The files of the zip by name, without secrets."""
+    secrets, knobs = known_secrets(_key_names(run.config)), run.knobs.snapshot()
+    files = {
+        "environment.json": _json(_machine()),
+        "settings.json": _json(run.config.model_dump(mode="json")),
+        "changed-settings.json": _json(_changed(run.config)),
+        "knobs.json": _json({"values": knobs.values, "modes": knobs.modes, "problem": knobs.problem}),
+        "findings.json": _json([asdict(finding) for finding in diagnose(run, quick=True)]),
+        **{f"{log}.jsonl": _rows(run, log, most) for log, most in LAST_ROWS.items()},
+        "traceback.txt": _failure(run, error),
+        "worker.log": _end_of(run.path / "worker.log"),
+        "command.txt": " ".join(sys.argv),
+        "repro.py": REPRO,
+    }
+    status = run.status()
+    table = "\n".join(f"| {name} | {len(text):,} characters |" for name, text in files.items() if text)
+    state = f"{status.state}, step {status.step} of {status.steps}; grpo_nb {__version__}"
+    files = {"README.md": README.format(run=run.name, state=state, files=table)} | files
+    return {name: redacted(text, secrets) for name, text in files.items() if text}
+
+
+def _zipped(files: Mapping[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "replace"), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _machine() -> dict[str, Any]:
+    """Versions, hardware, and the environment variables that matter."""
+    shown = {name: value for name, value in sorted(os.environ.items()) if name.startswith(SHOWN)}
+    hidden = sorted(name for name in os.environ if SECRET_NAME.search(name))
+    return {
+        "grpo_nb": __version__,
+        "fingerprint": fingerprint.fingerprint(),
+        "python": sys.version,
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "gpus": _gpus(),
+        "checks": [asdict(check) for check in environment()],
+        "variables": {name: value for name, value in shown.items() if name not in hidden},
+        "variables that are set and not shown": hidden,
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [
+        {"name": p.name, "memory_gib": round(p.total_memory / 2**30, 1), "capability": f"{p.major}.{p.minor}"}
+        for p in found
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _key_names(config: Config) -> set[str]:
+    """Environment variables that hold the keys of the run's judges."""
+    judges = [objective.judge for objective in config.objectives.values() if objective.judge is not None]
+    return {provider.api_key_env for judge in judges for provider in judge.providers if provider.api_key_env}
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    """What differs from the nearest preset: (here, there) by setting, and its name."""
+    differences = {name: config.differences(make()) for name, make in presets.PRESETS.items()}
+    nearest = min(differences, key=lambda name: len(differences[name]))
+    return {"preset": nearest, "changed": differences[nearest]}
+
+
+def _rows(run: Run, log: Log, most: int) -> str:
+    rows = [*islice(run.newest_first(log), most)][::-1]
+    return "".join(json.dumps(_cut(row), ensure_ascii=False, default=str) + "\n" for row in rows)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _cut(item) for key, item in value.items() if key not in LEFT_OUT}
+    if isinstance(value, list | tuple):
+        return [_cut(item) for item in value]
+    return value[-LONGEST_TEXT:] if isinstance(value, str) else value
+
+
+def _failure(run: Run, error: BaseException | None) -> str:
+    """The traceback of an exception, else the newest that the run's log has, with what the doctor knows of it."""
+    if error is not None:
+        return "".join([*traceback.format_exception(error), f"\n{explain(error) or ''}"])
+    events: Iterable[Mapping[str, Any]] = islice(run.newest_first("events"), 1000)
+    failed = [e for e in events if e.get("kind") in ("failed", "sft_failed", "traceback")]
+    words = [str(e.get("traceback") or e.get("error") or "") for e in failed[:2]]
+    return "\n\n".join(words)
+
+
+def _end_of(path: Path) -> str:
+    if not os.path.lexists(path):
+        return ""
+    with os.fdopen(opened(path), "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - LAST_WORDS, 0))
+        return file.read().decode("utf-8", "replace")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n"
