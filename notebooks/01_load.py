@@ -32,7 +32,8 @@
 # | needs | nothing; no download, no key |
 #
 # The way: **01 load** → [02 SFT](02_sft.ipynb) → [03 GRPO, live](03_grpo.ipynb) →
-# [04 what happened](04_diagnostics.ipynb); [05](05_mathematics.ipynb) has the mathematics on toy numbers.
+# [04 what happened](04_diagnostics.ipynb); [05](05_mathematics.ipynb) has the mathematics on toy numbers,
+# [06](06_fault_lab.ipynb) the bugs that ruin trainings.
 # For your own model and data change the settings cell below, and only that one.
 
 # %%

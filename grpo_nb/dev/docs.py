@@ -23,6 +23,7 @@ from grpo_nb.config import Config
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.dev import render
 from grpo_nb.doctor.known_errors import KNOWN
+from grpo_nb.fault_lab import matrix
 from grpo_nb.metrics import keys
 from grpo_nb.report.markup import Markup, html
 
@@ -35,6 +36,7 @@ def pages() -> dict[str, str]:
         "presets": _presets_page(),
         "commands": _commands_page(),
         "errors": _errors_page(),
+        "faults": matrix.markdown(),
     }
 
 

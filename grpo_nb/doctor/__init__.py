@@ -15,7 +15,7 @@ from grpo_nb import rules
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
-from grpo_nb.rules import hindsight, learning, regressions, sft
+from grpo_nb.rules import clock, hindsight, learning, regressions, sft
 from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
@@ -30,6 +30,8 @@ from grpo_nb.storage.vocabulary import RunState
 __all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
 
 
+_BOUNDARIES = {"start", "resume", "checkpoint", "finding", "stopped", "done", "failed"}
+"""Kinds of events that a long run has few of."""
 UNREAD = 32 << 20
 """Bytes of a log without an index that a quick diagnosis reads: a fraction of a second."""
 
@@ -52,6 +54,7 @@ def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
     found += _holes(run)
     found += _knobs(run)
     found += _code(events)
+    found += _clock(events)
     return rules.worst_first(found)
 
 
@@ -249,6 +252,12 @@ def _knobs(run: Run) -> Iterator[Finding]:
             {"file": "knobs.json"},
             "correct it, or write it anew with run.knobs.reset(). Until then the last good values are in use",
         )
+
+
+def _clock(events: LogRows) -> Iterator[Finding]:
+    """The machine's clock went back; the events of every start and checkpoint show it."""
+    if finding := clock.clock_set_back([e["time"] for e in events.having("kind", _BOUNDARIES)]):
+        yield finding
 
 
 def _code(events: LogRows) -> Iterator[Finding]:

@@ -88,6 +88,7 @@ def _difference(name: str, what: str, *producers: str) -> Difference:
 
 _STEP, _METRICS, _SFT = "training/grpo.py", "training/metrics.py", "training/sft.py"
 _REPORT, _JUDGE = "training/gradient_report.py", "judge/tally.py"
+_CHECK = "training/gradient_check.py"
 
 # The step
 
@@ -118,6 +119,12 @@ GRAD_NORM_OF = _family("grad/norm/{objective}", "", "Norm of one objective's gra
 GRAD_NORM_TERM = _family(
     "grad/norm/{objective}/{term}", "", "Norm of the gradient of one term of one objective's loss.", _REPORT
 )
+GRAD_CHECK = _one(
+    "grad/check", "", "Step 1: ||accumulated - expected|| / ||expected|| of the first update's gradient.", _CHECK
+)
+GRAD_CHECK_ENTROPY = _one(
+    "grad/check_entropy", "", "Step 1: rise of the entropy along its bonus's gradient, over the expected rise.", _CHECK
+)
 GRAD_COSINE = _one("grad/cosine", "", "Smallest cosine between two objectives' gradients.", _METRICS, _REPORT)
 GRAD_COSINE_OF = _family("grad/cosine/{a}/{b}", "", "Cosine between two objectives' gradients.", _REPORT)
 SAMPLER_DIFFERENCE = _difference("sampler_logp_difference", "between engine and training forward", _METRICS)
@@ -136,6 +143,12 @@ REWARD_PART_STD = _family(
     "reward/{objective}/part_std/{part}",
     "reward",
     "Standard deviation of one reward function inside a group, mean over complete groups.",
+    _METRICS,
+)
+REWARD_PART_LENGTH = _family(
+    "reward/{objective}/part_length/{part}",
+    "",
+    "Rank correlation of one reward function with completion length, over the step's completions.",
     _METRICS,
 )
 SCORED = _family("scored/{objective}", "share", "Completions with a reward.", _METRICS)
@@ -167,6 +180,7 @@ USER = _family("user/{objective}/{name}", "", "What a reward function gave to `l
 
 KL = _family("kl/{objective}", "nats/token", "KL to the reference by the run's estimator, before the update.", _METRICS)
 KL_K1 = _family("kl_k1/{objective}", "nats/token", "The same by estimator k1, which has a sign.", _METRICS)
+KL_K2 = _family("kl_k2/{objective}", "nats/token", "The same by estimator k2, half of the squared log-ratio.", _METRICS)
 KL_CLAMPED = _family("kl_clamped/{objective}", "share", "Tokens whose log-ratio to the reference is clamped.", _METRICS)
 ENTROPY = _family("entropy/{objective}", "nats/token", "Entropy of the policy on its own completions.", _METRICS)
 BETA = _family("beta/{objective}", "", "Weight of the KL penalty in the step; also the name of its knob.", _STEP)

@@ -2,14 +2,14 @@
 
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. A file a
-subject: updates, drift, learning, numeric, judge, regressions.
+subject: updates, drift, learning, numeric, judge, regressions, rewards.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from grpo_nb.config import Config
-from grpo_nb.rules import drift, judge, learning, numeric, regressions, updates
+from grpo_nb.rules import drift, judge, learning, numeric, regressions, rewards, updates
 from grpo_nb.rules.finding import Finding, Row, Rows
 from grpo_nb.rules.history import History, ObjectiveRule, Rule
 
@@ -20,12 +20,15 @@ MOMENT_RULES: tuple[MomentRule, ...] = (
     updates.repeated_skips,
     updates.params_frozen,
     updates.step_one,
+    updates.gradient_wrong,
+    updates.ratio_broken,
     numeric.sampler_broken,
 )
 """True of one moment, so a post-mortem asks them of every row."""
-RULES: tuple[Rule, ...] = (drift.policy_static, *learning.RULES)
+RULES: tuple[Rule, ...] = (drift.policy_static, *learning.RULES, *numeric.RULES, *rewards.RULES)
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     drift.kl_zero,
+    drift.kl_estimator,
     drift.kl_exploded,
     drift.beta_pinned,
     drift.kl_above_band,
@@ -33,6 +36,7 @@ OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     *learning.OBJECTIVE_RULES,
     *judge.OBJECTIVE_RULES,
     *numeric.OBJECTIVE_RULES,
+    *rewards.OBJECTIVE_RULES,
 )
 """True of a stretch of time, judged at its end."""
 

@@ -13,6 +13,7 @@ from grpo_nb.rules.finding import (
     in_use,
     level,
     newest,
+    number,
     rate_of,
     series,
     start,
@@ -22,6 +23,9 @@ from grpo_nb.run.knobs import bounds
 
 KL_ZERO, KL_ZERO_STEPS = 1e-10, 5
 """Nats per token that count as no distance, and how long: half precision hides the first small steps."""
+KL_FAINT, KL_NEAR, KL_APART = 1e-7, 0.02, 4.0
+"""Nats between which log-ratios are larger than rounding and small enough for estimators to agree; and the factor that
+noise of a batch does not reach."""
 KL_EXPLODED_FACTOR, KL_EXPLODED = 3.0, 1.0
 """Median KL above 3 x the band's top is beyond what beta's 15% moves mend soon; 1 nat where there is no band."""
 ABOVE_STEPS, ABOVE_SHARE = ABOVE_ROWS // 2, 0.5
@@ -47,6 +51,24 @@ def kl_zero(rows: Rows, config: Config, objective: str) -> Finding | None:
         {"objective": objective, "kl": kl, "moved": moved},
         "see that the reference is a frozen copy; if it is, raise algorithm.learning_rate (now "
         f"{rate_of(rows[-1], config):g})",
+    )
+
+
+def kl_estimator(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """The KL that is measured is none: near the reference every estimator is half of the squared log-ratio."""
+    pairs = [(number(row, keys.KL.of(objective)), number(row, keys.KL_K2.of(objective))) for row in rows[-ENOUGH:]]
+    near = [kl / k2 for kl, k2 in pairs if kl is not None and k2 is not None and KL_FAINT < k2 < KL_NEAR]
+    if len(near) < ENOUGH or 1 / KL_APART <= statistics.median(near) <= KL_APART:
+        return None
+    kl, k2 = pairs[-1]
+    return Finding(
+        "kl_estimator",
+        "error",
+        newest(rows),
+        f"the KL of {objective} reads {kl:.3g} nats per token and half of the mean squared log-ratio is {k2:.3g}: that "
+        "near to the reference the two must agree, so what is measured is no KL, and beta holds the policy by it.",
+        {"objective": objective, "kl": kl, "k2": k2, "factor": statistics.median(near)},
+        "use k2, k3 or k3_k2 as they are in losses/kl.py; clamp(ref - new, 0, 10) is 0 where training moves a token up",
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from grpo_nb import rules
 from grpo_nb.config import Config
+from grpo_nb.losses.rounding import FAR_SHARE, HIGH_FLOOR, MEAN_FLOOR
 from grpo_nb.metrics import keys
 from grpo_nb.rules import Moment, MomentRule, numeric, updates
 from grpo_nb.rules.finding import FIRST_STEP, Finding
@@ -66,6 +67,14 @@ def _first_step(rows: LogRows, config: Config) -> Places:
     return _where(rows, "step", lambda step: step == FIRST_STEP)
 
 
+def _moved_ratio(rows: LogRows, config: Config) -> Places:
+    """Where a bound may be crossed: each is at least its floor."""
+    mean = _where(rows, keys.RATIO_DIFFERENCE.mean, lambda gap: ~(gap <= MEAN_FLOOR))
+    high = _where(rows, keys.RATIO_DIFFERENCE.p99, lambda gap: ~(gap <= HIGH_FLOOR))
+    far = _where(rows, keys.RATIO_DIFFERENCE.far, lambda share: ~(share <= FAR_SHARE))
+    return np.concatenate([mean, high, far])
+
+
 def _wide_gap(rows: LogRows, config: Config) -> Places:
     wide = _where(rows, keys.SAMPLER_DIFFERENCE.mean, lambda gap: ~(gap <= numeric.SAMPLER_NATS))
     return np.concatenate([wide, _first_step(rows, config)])
@@ -77,6 +86,8 @@ SUSPECTS: Mapping[MomentRule, Suspects] = {
     updates.repeated_skips: _skipped,
     updates.params_frozen: _no_update,
     updates.step_one: _first_step,
+    updates.gradient_wrong: _first_step,
+    updates.ratio_broken: _moved_ratio,
     numeric.sampler_broken: _wide_gap,
 }
 """Of each rule of moments."""

@@ -6,7 +6,7 @@ Asked through rules.py. A run without a judge has none of these keys, so no rule
 from grpo_nb.config import Config
 from grpo_nb.judge.failures import advice
 from grpo_nb.metrics import keys
-from grpo_nb.rules.finding import ENOUGH, WINDOW, Finding, Rows, level, newest, number, series
+from grpo_nb.rules.finding import ENOUGH, WINDOW, Finding, Rows, keys_below, level, newest, number, series
 from grpo_nb.rules.history import ObjectiveRule
 
 ENOUGH_VERDICTS = 20
@@ -41,6 +41,24 @@ def judge_failed(rows: Rows, config: Config, objective: str) -> Finding | None:
         f"{advice(kinds, judge, f'objectives.{objective}.judge')}. The limits of a judge may be changed in the run's "
         "config.json, anything else in a new run; then start it again, it continues from here",
         "end",
+    )
+
+
+def judge_failure_scored(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """Answers that the judge failed on have a score all the same."""
+    row, prefix = rows[-1], keys.JUDGE_FAILURE.below(objective)
+    kinds = {key.removeprefix(prefix): number(row, key) or 0 for key in keys_below(row, prefix)}
+    failures, unscored = sum(kinds.values()), number(row, keys.JUDGE_FAILED.of(objective))
+    if config.objectives[objective].judge is None or unscored is None or failures <= unscored:
+        return None
+    return Finding(
+        "judge_failure_scored",
+        "error",
+        newest(rows),
+        f"the judge of {objective} failed on {failures:.0f} answers ({', '.join(sorted(kinds))}), and "
+        f"{failures - unscored:.0f} of them have a score from it: the policy learns from the server's trouble.",
+        {"objective": objective, "failures": kinds, "unscored": unscored},
+        "give None where there is no verdict, never a number: the group is then left out",
     )
 
 
@@ -167,6 +185,7 @@ def judge_fallback(rows: Rows, config: Config, objective: str) -> Finding | None
 
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     judge_failed,
+    judge_failure_scored,
     judge_budget,
     judge_constant,
     judge_length,

@@ -3,6 +3,7 @@
 Asked through rules.py; each judges a stretch of rows at its end.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from grpo_nb.rules.regressions import Hedges, alike, hedges, hedging_advice
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
+CHANCE = 1.64
+"""Standard errors of a share: one in twenty shares is so far above the true one."""
 SOLVED, FAILED = 0.9, 0.1
 """Share of `correct` above (below) which groups are dead because the task is solved (out of reach)."""
 TRUNCATED, TRUNCATED_BADLY = 0.15, 0.5
@@ -58,10 +61,19 @@ def _always_hedges(rows: Rows, objective: str) -> Hedges | None:
     return hedged if hedged is not None and hedged.always else None
 
 
+def _mostly_dead(rows: Rows, config: Config, objective: str) -> float | None:
+    """The share of groups without signal, where it is above DEAD_SHARE by more than the chance of so few groups."""
+    key = keys.FRAC_REWARD_ZERO_STD.of(objective)
+    share, groups = level(rows, key), len(series(rows[-WINDOW:], key)) * config.prompts_per_objective
+    if share is None or share - CHANCE * math.sqrt(share * (1 - share) / groups) < DEAD_SHARE:
+        return None
+    return share
+
+
 def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Most groups have no spread of reward, so they give no gradient; split by why."""
-    dead, right = level(rows, keys.FRAC_REWARD_ZERO_STD.of(objective)), label_level(rows, objective, "correct")
-    if dead is None or dead < DEAD_SHARE:
+    dead, right = _mostly_dead(rows, config, objective), label_level(rows, objective, "correct")
+    if dead is None:
         return None
     solved, failed = right is not None and right >= SOLVED, right is not None and right <= FAILED
     always = _always_hedges(rows, objective)
@@ -163,8 +175,8 @@ def _holds_entropy(config: Config) -> str:
 
 def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | None:
     """Entropy is near zero before the first update: that is SFT's doing or the sampler's, not GRPO's."""
-    before, dead = start(rows, keys.ENTROPY.of(objective)), level(rows, keys.FRAC_REWARD_ZERO_STD.of(objective))
-    if before is None or before >= LOW_ENTROPY or dead is None or dead < DEAD_SHARE:
+    before, dead = start(rows, keys.ENTROPY.of(objective)), _mostly_dead(rows, config, objective)
+    if before is None or before >= LOW_ENTROPY or dead is None:
         return None
     if (label_level(rows, objective, "correct") or 0) >= SOLVED:
         return None

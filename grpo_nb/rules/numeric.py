@@ -8,8 +8,8 @@ import math
 from grpo_nb.config import Config
 from grpo_nb.losses.rounding import Gap, broken
 from grpo_nb.metrics import keys
-from grpo_nb.rules.finding import FIRST_STEP, Finding, Row, Rows, level, newest, number
-from grpo_nb.rules.history import ObjectiveRule
+from grpo_nb.rules.finding import ENOUGH, FIRST_STEP, Finding, Row, Rows, level, newest, number
+from grpo_nb.rules.history import ObjectiveRule, Rule
 
 CLIPPED_ADVANTAGES = 0.05
 """Share of answers at the bound: an outlier is what it is for, one answer in twenty is the signal itself."""
@@ -56,6 +56,29 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
     )
 
 
+def sampler_stale(rows: Rows, config: Config) -> Finding | None:
+    """The engine agreed with the trainer at the start and no longer does: it draws from older weights."""
+    tail = rows[-ENOUGH:]
+    if len(tail) < ENOUGH or tail[0]["step"] == FIRST_STEP:
+        return None
+    if config.sampling.changes_policy or config.algorithm.importance_correction != "none":
+        return None
+    first = rows[0]
+    gaps = [number(row, keys.SAMPLER_DIFFERENCE.mean) for row in (first, *tail)]
+    agreed = gaps[0] is not None and not beyond_rounding(first, keys.SAMPLER_DIFFERENCE)
+    if not agreed or not all(beyond_rounding(row, keys.SAMPLER_DIFFERENCE) for row in tail):
+        return None
+    return Finding(
+        "sampler_stale",
+        "error",
+        newest(rows),
+        f"the engine's log-probs were the trainer's at step {first['step']} and have differed from them since, by "
+        f"{gaps[-1]:.3g} nats on average now: it draws from older weights, so rewards are those of another policy.",
+        {"gap_start": gaps[0], "gaps": gaps[1:]},
+        "see that the engine is given the new weights after every update, and that it uses them",
+    )
+
+
 def advantage_clipped(rows: Rows, config: Config, objective: str) -> Finding | None:
     """`advantage_clip` cuts many advantages, so that answers of different rewards teach the same."""
     share, bound = level(rows, keys.ADVANTAGE_CLIPPED.of(objective)), config.algorithm.advantage_bound
@@ -77,3 +100,4 @@ def advantage_clipped(rows: Rows, config: Config, objective: str) -> Finding | N
 
 
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (advantage_clipped,)
+RULES: tuple[Rule, ...] = (sampler_stale,)

@@ -19,6 +19,8 @@ FAINT_SPREAD = 1e-8
 """Standard deviation of rewards in their groups below which advantages, divided by it plus 1e-4, vanish."""
 RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.4
 """max |ratio - 1| of the first update in logs that have no robust measure of it: float32, and half precision's tail."""
+GRADIENT_APART, ENTROPY_RISE = 0.02, 0.5
+"""Of the gradient's norm: far above the rounding of sums; and of the expected rise, which a large step may miss."""
 KL_START_NOISE, KL_START_BROKEN = 1e-3, 0.02
 """KL at step 1, when policy and reference are the same weights: rounding, and a wrong reference."""
 
@@ -141,6 +143,51 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
         | faint,
         _SCALE_ADVICE if faint else _START_ADVICE[broken],
         "stop" if broken else "warn",
+    )
+
+
+def ratio_broken(rows: Rows, config: Config) -> Finding | None:
+    """After step 1, the ratio of a step's first update is not 1: it is not taken against the policy that sampled."""
+    row = rows[-1]
+    gap = {} if row["step"] == FIRST_STEP else numeric.beyond_rounding(row, keys.RATIO_DIFFERENCE)
+    if not gap:
+        return None
+    largest = number(row, keys.RATIO_MAX_DEVIATION)
+    return Finding(
+        "ratio_broken",
+        "error",
+        newest(rows),
+        f"before any weight of the step moves the ratio must be 1: {'; '.join(_wrong_at_start({}, gap, False))}. The "
+        "ratio clips and weighs by a distance that this step did not make.",
+        {"values": {key: found for key, (found, _) in gap.items()}, keys.RATIO_MAX_DEVIATION: largest},
+        "see that old log-probs are those of the policy that sampled this step's completions, not of the reference and "
+        "not of an earlier step, and that no optimizer step comes between two micro-batches of one update",
+        "stop",
+    )
+
+
+def gradient_wrong(rows: Rows, config: Config) -> Finding | None:
+    """The first update's gradient is not what its micro-batches add up to, or its entropy bonus lowers the entropy."""
+    row = rows[-1]
+    apart, rise = number(row, keys.GRAD_CHECK), number(row, keys.GRAD_CHECK_ENTROPY)
+    lost, turned = apart is not None and not apart <= GRADIENT_APART, rise is not None and not rise >= ENTROPY_RISE
+    if row["step"] != FIRST_STEP or not (lost or turned):
+        return None
+    wrong, advice = [], []
+    if lost:
+        wrong.append(f"the accumulated gradient differs from the sum of its micro-batches by {apart:.2g} of its norm")
+        advice.append("every backward pass must add to .grad, and zero_grad and step come once an update")
+    if turned:
+        wrong.append(f"the entropy bonus moves the entropy by {rise:.2g} of what it should (1 is right)")
+        advice.append("the loss must subtract entropy_coef x entropy, so that its gradient raises the entropy")
+    return Finding(
+        "gradient_wrong",
+        "error",
+        FIRST_STEP,
+        f"{' and '.join(wrong)}: the weights are moved by something else than the loss.",
+        {"apart": apart, "entropy_rise": rise},
+        "; ".join(advice),
+        "stop",
     )
 
 

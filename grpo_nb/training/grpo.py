@@ -24,7 +24,7 @@ from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told
-from grpo_nb.training import commands, guards, loop, memory_ladder, metrics, quick_eval, resume, samples
+from grpo_nb.training import commands, gradient_check, guards, loop, memory_ladder, metrics, quick_eval, resume, samples
 from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
 from grpo_nb.training.gradients import measure, objective_gradients
@@ -96,8 +96,10 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     updates: metrics.Updates = []
     with clock("train"):
         report = gradient_report(policy, batch, plan)
+        expected = gradient_check.expected_gradient(policy, batch, plan)  # of step 1
         for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
             gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
+            report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 else {}
             updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
     batch = complete(batch, plan, updates[0][0].seen if updates else None)
     row = step_row(state, plan, batch, updates) | report | conditions(state, batch)
@@ -252,7 +254,9 @@ def _objective_row(state: TrainState, plan: StepPlan, batch: Experience, name: s
     objective, rollouts = state.objectives[name], batch.rollouts
     rows = rollouts.rows_of(name)
     own, learns = [batch.scores[i] for i in rows], rollouts.by_prompt(batch.learns()[rows])
+    lengths = [len(rollouts.completion_ids[i]) for i in rows]
     row = metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size), learns)
+    row |= metrics.part_length_row(name, own, lengths)
     row |= metrics.clipped_row(name, batch, plan.algorithm.advantage_bound)
     if state.config.shaping.active:
         row |= metrics.shaped_row(name, batch.rewards[name])
@@ -260,7 +264,7 @@ def _objective_row(state: TrainState, plan: StepPlan, batch: Experience, name: s
     row |= {keys.BETA.of(name): plan.betas[name], keys.BETA_MODE.of(name): objective.beta.mode}
     row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
     if objective.judge is not None:
-        row |= objective.judge.tally.row(name, own, [len(rollouts.completion_ids[i]) for i in rows])
+        row |= objective.judge.tally.row(name, own, lengths)
         row |= {keys.JUDGE_TIED.of(name): int(tied(own, rollouts.group_size).sum())}
     return row
 

@@ -71,6 +71,21 @@ def check_masks(batch: Experience, mask_truncated: bool) -> None:
             raise TrainingError(f"completion {i}: {wanted} tokens were sampled, the mask trains another number of them")
 
 
+def check_ends_with_stop(completion_ids: Sequence[Sequence[int]], stop_token_ids: Sequence[int]) -> None:
+    """Every completion to learn ends with a stop token, so that the model learns to stop.
+
+    Raises:
+        TrainingError: one does not.
+    """
+    ends = set(stop_token_ids)
+    if endless := [i for i, ids in enumerate(completion_ids) if not ids or ids[-1] not in ends]:
+        raise TrainingError(
+            f"{len(endless)} of {len(completion_ids)} SFT completions do not end with a stop token (the first: "
+            f"number {endless[0]}). A model that learns from them never ends an answer. Append one of {sorted(ends)} "
+            "to each"
+        )
+
+
 def watch(state: TrainState, row: metrics.Row) -> None:
     """Log what the rules find in the newest row; what ends the run in good order is kept for `check_ends`.
 

@@ -14,9 +14,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from grpo_nb import losses
+from grpo_nb.judge.tally import NAME as JUDGE
+from grpo_nb.judge.tally import spearman
 from grpo_nb.losses.rounding import FAR
 from grpo_nb.metrics import keys
 from grpo_nb.optim import Update
+from grpo_nb.rewards.rubric import TASK
 from grpo_nb.training.gradients import GradientStats
 from grpo_nb.types import Experience, Rollouts, Score
 
@@ -133,6 +136,15 @@ def reward_row(
     }
 
 
+def part_length_row(objective: str, scores: Sequence[Score], lengths: Sequence[int]) -> Row:
+    """Rank correlation of each extra reward function with length, in tokens; the task and a judge are left out."""
+    return {
+        keys.REWARD_PART_LENGTH.of(objective, name): spearman(list(zip(values, map(float, lengths), strict=True)))
+        for name, values in _parts(scores).items()
+        if name not in (TASK, JUDGE)
+    }
+
+
 def condition_row(objective: str, scores: Sequence[Score], told: Sequence[bool | None]) -> Row:
     """Label shares of the answers whose item its text answers, and of the others."""
     row: Row = {}
@@ -175,7 +187,7 @@ def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row
     rows = batch.kept_rows(objective)
     mask = batch.mask()[rows]
     values: dict[keys.Key, Tensor | float | None]
-    values = dict.fromkeys((keys.KL, keys.KL_K1, keys.KL_CLAMPED, keys.ENTROPY))
+    values = dict.fromkeys((keys.KL, keys.KL_K1, keys.KL_K2, keys.KL_CLAMPED, keys.ENTROPY))
     if not mask.any():  # no group was scored, or every answer is masked as truncated
         return {key.of(objective): None for key in values}
     values[keys.ENTROPY] = losses.masked_mean(batch.entropy[rows], mask)
@@ -183,6 +195,7 @@ def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row
     if batch.logprobs_reference is not None:
         new, reference = batch.logprobs_old[rows], batch.logprobs_reference[rows]
         values[keys.KL_K1] = losses.masked_mean(losses.kl_k1(new, reference, log_ratio_clamp, mask), mask)
+        values[keys.KL_K2] = losses.masked_mean(losses.kl_k2(new, reference, log_ratio_clamp, mask), mask)
         values[keys.KL_CLAMPED] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
     return {key.of(objective): None if value is None else float(value) for key, value in values.items()}
 

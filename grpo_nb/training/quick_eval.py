@@ -15,8 +15,12 @@ from grpo_nb.evaluation.evaluate import APART, ask, cluster_of, examples_of, mea
 from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
+from grpo_nb.rules.finding import Finding
+from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run.run import Run
+from grpo_nb.tasks import read_examples
 from grpo_nb.training import metrics
+from grpo_nb.training.guards import log_and_raise
 from grpo_nb.training.objectives import Objective
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example
@@ -52,6 +56,7 @@ def begin(state: TrainState) -> None:
                 found["clusters"],
                 found["final_clusters"],
             )
+    log_and_raise(state.run, [leak for objective in state.objectives.values() if (leak := _leak(objective))])
     state.run.doing("measuring where GRPO starts on held-out prompts")
     measure(state, 0)
 
@@ -101,6 +106,11 @@ def overlap(run: Run, objective: Objective, chosen: Sequence[Example]) -> dict[s
         "clusters": len(clusters),
         "final_clusters": len(clusters & {cluster_of(example) for example in pool}),
     }
+
+
+def _leak(objective: Objective) -> Finding | None:
+    held_out, trained = _prompts(read_examples(objective.rubric.task, "test")), _prompts(objective.examples)
+    return evaluation_leaked(objective.name, len(held_out & trained), len(held_out))
 
 
 def _pool(state: TrainState, name: str) -> list[Example]:

@@ -63,7 +63,7 @@ def sft(
         ConfigError, ModelError, DataError: before any work.
         DependencyChanged: what the run depends on changed, and was not accepted; before any work.
         RunError: GRPO has begun in this run, so its reference must not change any more.
-        TrainingError: three updates in a row were refused.
+        TrainingError: a completion to learn has no stop token at its end, or three updates in a row were refused.
     """
     config = run.config
     dependencies.accepted_kinds(accept_changed)
@@ -89,6 +89,7 @@ def sft(
         dependencies.check(run, found, accept_changed, "sft")
         pairs = [Pair(policy.encode(prompt), policy.encode_completion(target, prompt)) for prompt, target in texts]
         _check_lengths(pairs, policy.context)
+        guards.check_ends_with_stop([pair.completion_ids for pair in pairs], policy.stop_token_ids)
         with deterministic(config, policy.device):
             stage = Sft(run, policy, pairs, newest)
             with closing(loop.walk(stage, lock)) as steps_taken:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 LONG = 4000
 """Steps that no test waits for."""
-NOTEBOOKS = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics")
+NOTEBOOKS = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support.tokens import names
 pytestmark = pytest.mark.usefixtures("this_checkout")
 
 NOTEBOOKS = ROOT / "notebooks"
-NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics")
+NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab")
 CHANGES = SMALL | {"run.steps": 6}
 
 

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.support.tiny import tiny_run
 
 FOLDER = ROOT / "notebooks"
-NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics"]
+NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab"]
 MAX_CODE_LINES = 12
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 

@@ -1,0 +1,128 @@
+"""Whether the gradient of the first update is right: at step 1 it is made once more, by another way.
+
+The gradient of each micro-batch is taken apart from `.grad` and added up here, so code that overwrites, clears or
+applies gradients between two micro-batches shows. An entropy bonus is checked against its own values: along its
+gradient the entropy must rise by what the gradient says.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from grpo_nb import losses
+from grpo_nb.metrics import keys
+from grpo_nb.optim import global_norm
+from grpo_nb.policy.model import Policy
+from grpo_nb.rules.finding import FIRST_STEP
+from grpo_nb.training.batches import score
+from grpo_nb.training.gradients import chunks, collate, loss_inputs, normalizer_of
+from grpo_nb.training.metrics import Row
+from grpo_nb.training.plan import StepPlan, UpdateRows
+from grpo_nb.types import Experience
+
+MOST = 1 << 26
+"""Numbers of a gradient that are compared, smallest tensors first: adapters as a whole, of a large model a part."""
+NUDGE = 1e-3
+"""Length of a move along the entropy's gradient, as a part of the weights' norm."""
+
+Gradient = dict[str, Tensor]
+
+
+def expected_gradient(policy: Policy, batch: Experience, plan: StepPlan) -> Gradient:
+    """What `.grad` must hold after the first update's backward passes; empty where nothing is compared.
+
+    Costs one forward and backward pass of step 1. Combined gradients are another sum, and are not compared.
+    """
+    updates = plan.updates(batch) if plan.step == FIRST_STEP else []
+    if not updates or (plan.algorithm.combine != "sum" and len(updates[0]) > 1):
+        return {}
+    return _summed(policy, batch, updates[0], plan, None)
+
+
+def compared(policy: Policy, batch: Experience, plan: StepPlan, expected: Mapping[str, Tensor]) -> Row:
+    """The step's metrics: ||accumulated - expected|| / ||expected||, and the entropy's rise over the expected one."""
+    if not expected:
+        return {}
+    parameters, norm = policy.parameters_by_name(), global_norm(list(expected.values()))
+    present = {name: parameters[name].grad for name in expected}
+    apart = [gradient if (own := present[name]) is None else own - gradient for name, gradient in expected.items()]
+    row: Row = {keys.GRAD_CHECK: global_norm(apart) / norm if norm else None}
+    if plan.algorithm.entropy_coef > 0:
+        row[keys.GRAD_CHECK_ENTROPY] = _entropy_rise(policy, batch, plan)
+    return row
+
+
+def _summed(policy: Policy, batch: Experience, rows: UpdateRows, plan: StepPlan, term: str | None) -> Gradient:
+    """The gradient of an update's loss, or of one of its terms, added up apart from `.grad`."""
+    parameters, sums = _compared(policy), Gradient()
+    for name, indices in rows.items():
+        normalizer = normalizer_of(batch, indices, plan.max_completion_length)
+        for micro in chunks(indices, plan.micro_batch):
+            terms = losses.loss_terms(loss_inputs(policy, batch, micro, plan), plan.loss, plan.betas[name], normalizer)
+            loss = plan.weights[name] * (torch.stack(list(terms.values())).sum() if term is None else terms[term])
+            found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            for key, gradient in zip(parameters, found, strict=True):
+                sums[key] = sums[key] + gradient if key in sums else gradient
+    return sums
+
+
+def _compared(policy: Policy) -> dict[str, Parameter]:
+    """The parameters that are compared."""
+    chosen, room = dict[str, Parameter](), MOST
+    for name, parameter in sorted(policy.parameters_by_name().items(), key=lambda item: item[1].numel()):
+        if (room := room - parameter.numel()) < 0 and chosen:
+            break
+        chosen[name] = parameter
+    return chosen
+
+
+def _entropy_rise(policy: Policy, batch: Experience, plan: StepPlan) -> float | None:
+    """How much the entropy rises by a small step against the gradient of its term, over how much that should be."""
+    rows, parameters = plan.updates(batch)[0], _compared(policy)
+    gradient = _summed(policy, batch, rows, plan, "entropy")
+    norm, size = global_norm(list(gradient.values())), global_norm([p.detach() for p in parameters.values()])
+    if not norm or not size:
+        return None
+    length, values = NUDGE * size, list[float]()
+    for sign in (1.0, -1.0):
+        with _moved(parameters, gradient, -sign * length / norm):
+            values.append(_bonus(policy, batch, rows, plan))
+    return (values[0] - values[1]) / (2 * length * norm)
+
+
+@contextmanager
+def _moved(parameters: Mapping[str, Parameter], direction: Mapping[str, Tensor], factor: float) -> Iterator[None]:
+    """The weights are moved inside the block, and have their own bits after it."""
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    with torch.no_grad():
+        try:
+            for name, parameter in parameters.items():
+                parameter.add_(direction[name], alpha=factor)
+            yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])
+
+
+def _bonus(policy: Policy, batch: Experience, rows: UpdateRows, plan: StepPlan) -> float:
+    """The weighted entropy that an update's loss subtracts, from values alone."""
+    total = 0.0
+    with policy.eval_mode() if plan.numerics.passes == "model" else torch.no_grad():
+        for name, indices in rows.items():
+            tokens = normalizer_of(batch, indices, plan.max_completion_length).tokens
+            share = plan.weights[name] * plan.algorithm.entropy_coef / max(tokens, 1)
+            total += share * math.fsum(
+                _entropy(policy, batch, micro, plan) for micro in chunks(indices, plan.micro_batch)
+            )
+    return total
+
+
+def _entropy(policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPlan) -> float:
+    """Sum over the trained tokens of some rows, in nats."""
+    entropy = score(policy, collate(policy, batch.rollouts, rows, plan), plan.temperature).entropy
+    mask = batch.mask()[list(rows), : entropy.shape[1]].to(entropy.device)
+    return float(entropy.double()[mask].sum())
