@@ -27,7 +27,8 @@ class Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    value: FiniteFloat
+    value: FiniteFloat = Field(strict=True)
+    """A number: `true` and "1" are none."""
     mode: Mode
     by: schema.Name
     at: schema.Seconds
@@ -57,7 +58,7 @@ class KnobFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: int = Field(ge=0, le=LAST_VERSION)
+    version: int = Field(ge=0, le=LAST_VERSION, strict=True)
     command: Request
     knobs: dict[str, Record]
     orders: dict[Annotated[Command, _is_once(True)], Order] = {}

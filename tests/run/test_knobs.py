@@ -241,6 +241,11 @@ BROKEN: dict[str, tuple[Callable[[Knobs], Any], str]] = {
     "missing": (lambda k: k.path.unlink(), "knobs.json"),
     "no such command": (lambda k: edit(k, lambda t: t["command"].update(value="hop")), "command.value"),
     "a text": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value="warm")), "knobs.temperature.value"),
+    "a truth": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value=True)), "knobs.temperature.value"),
+    "a quoted number": (
+        lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value="1.0")),
+        "knobs.temperature.value",
+    ),
     "nan": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(value=float("nan"))), "knobs.json"),
     "unknown key": (lambda k: edit(k, lambda t: t["knobs"]["temperature"].update(vlaue=1)), "knobs.temperature.vlaue"),
     "out of bounds": (
