@@ -74,9 +74,10 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
             key: entry for key, entry in found.items() if key not in before.entries or (key in changed and not stands)
         }
         entries = {key: entry for key, entry in before.entries.items() if not _follows(key, changed)} | {**found}
+        # Logged first: killed in between, a change has its event twice and never none.
+        _log(run, new, changed if stands else {}, adopted=kept is None)
         if kept is None or entries != dict(before.entries):
             dependencies_file.write(run.path, Ledger(started=before.started, entries=entries))
-    _log(run, new, changed if stands else {}, adopted=kept is None)
     for kind in sorted(_incomparable(before.entries, found)):
         logger.warning(
             "the %s of %s: from files before, in memory now, or the other way round, so that their content cannot be "

@@ -198,6 +198,20 @@ def test_other_weights_are_refused_everywhere_and_go_on_when_accepted(at: Run) -
     assert (at.last_step(), len(accepted(at))) == (2, 1)
 
 
+def test_a_change_that_is_accepted_is_logged_before_it_is_kept(at: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    other_weights(at.path.parent / "base")
+    monkeypatch.setattr(dependencies_file, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        step(at, 2, accept_changed={"weights"})
+    monkeypatch.undo()
+    assert len(accepted(at)) == 1
+    with pytest.raises(DependencyChanged):
+        step(at, 2)
+
+
 def test_what_was_only_touched_or_moved_is_not_refused(at: Run) -> None:
     base = at.path.parent / "base"
     for file in base.iterdir():
