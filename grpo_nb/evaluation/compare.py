@@ -7,7 +7,7 @@ difference of two stages is bootstrapped in pairs: the same resampled questions,
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ Logged = Literal["greedy", "sample", "quick", "probe"]
 """What a row's `mode` can be: `quick` is greedy on the pool of `quick`, `probe` greedy on the items of `probe`."""
 Stage = Literal["base", "sft", "latest"] | int
 """The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Draws = NDArray[np.float64]
 
 STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
@@ -40,7 +40,7 @@ class Measured(Mapping[str, Any]):
     LARGE = frozenset({"resamples", "items"})
 
     def __init__(self, row: Row, again: Callable[[], Row]) -> None:
-        self._row = {key: None if key in self.LARGE else value for key, value in row.items()}
+        self._row: dict[str, Any] = {key: None if key in self.LARGE else value for key, value in row.items()}
         self._again = again
 
     def __getitem__(self, key: str) -> Any:
@@ -57,6 +57,38 @@ def measurements(run: Run) -> list[Measured]:
     """All evaluations, oldest first, in little memory."""
     rows = run.stored("evaluations")
     return [Measured(row, functools.partial(rows.__getitem__, place)) for place, row in enumerate(rows)]
+
+
+class Growing:
+    """The comparable rows of one split and mode while they are added: each is parsed once, as it comes."""
+
+    def __init__(self, run: Run, split: Split, mode: Logged) -> None:
+        self._run, self._where = run, (split, mode)
+        self._rows: list[tuple[int, Row]] = []
+        self._read = 0
+        self._follower = run.follower("evaluations", self._restart)
+
+    def rows(self) -> list[Row]:
+        """Oldest first; as `logged`."""
+        for row in self._follower.read():
+            if comparable(row) and (row.get("split"), row.get("mode")) == self._where:
+                self._rows.append((self._read, row))
+            self._read += 1
+        return _asked(self._run, [row for _, row in self._rows])
+
+    def slim(self, keep: Collection[int]) -> None:
+        """Of all steps up to the newest of `keep` keep what is large of these alone; else it is read again."""
+        last = max(keep, default=-1)
+        self._rows = [
+            (place, row if row["step"] in keep or row["step"] > last else self._slimmed(place, row))
+            for place, row in self._rows
+        ]
+
+    def _slimmed(self, place: int, row: Row) -> Row:
+        return row if isinstance(row, Measured) else Measured(row, lambda: self._run.stored("evaluations")[place])
+
+    def _restart(self) -> None:
+        self._rows, self._read = [], 0
 
 
 def comparison(run: Run, *, split: Split = "test", mode: Mode = "greedy") -> pd.DataFrame:
@@ -99,7 +131,11 @@ def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
     Rows of earlier versions say of their questions the ids alone, which tells nothing once other ones were accepted.
     """
     found = filter(comparable, run.rows("evaluations"))
-    rows = [row for row in found if row.get("split") == split and row.get("mode") == mode]
+    return _asked(run, [row for row in found if row.get("split") == split and row.get("mode") == mode])
+
+
+def _asked(run: Run, rows: list[Row]) -> list[Row]:
+    """The rows, with what they asked where they do not say it and it can be told."""
     if all("asked" in row for row in rows) or not _questions_changed(run):
         return rows
     return [{"asked": f"before {row['pool']}", **row} for row in rows]
@@ -193,8 +229,8 @@ def _questions_changed(run: Run) -> bool:
     return any(event.get("dependency") in ("data", "prompt") for event in accepted)
 
 
-def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before: str, after: str) -> Row:
-    line: Row = {"objective": objective, "metric": metric, "differs": None}
+def _line(objective: str, metric: str, stages: Mapping[str, Row | None], before: str, after: str) -> dict[str, Any]:
+    line: dict[str, Any] = {"objective": objective, "metric": metric, "differs": None}
     for stage, row in stages.items():
         numbers = row["metrics"].get(metric, {}) if row else {}
         line |= {f"{stage}{part}": numbers.get(key, math.nan) for key, part in PARTS.items()}

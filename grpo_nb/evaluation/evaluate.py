@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from grpo_nb import seeding
 from grpo_nb.config import SamplingConfig
-from grpo_nb.evaluation.compare import Mode, Row, Split, Stage, count, drawn_from
+from grpo_nb.evaluation.compare import Mode, Split, Stage, count, drawn_from
 from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.evaluation.pareto import Metrics, best, knee
 from grpo_nb.policy.model import Policy
@@ -139,7 +139,7 @@ def ask(
                 release()
 
 
-def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> Row:
+def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
     """The part of a row of evaluations.jsonl that says how good the answers to a pool are."""
     scores = task_scores(task, examples, texts)
     seed = seeding.derived_seed(run.config.run.seed, 0, f"bootstrap/{objective}")
@@ -274,7 +274,7 @@ def ordered(run: Run, objective: str, task: Task, split: Split) -> list[Example]
     return [example for members in pairs.values() for example in members]
 
 
-def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> Row:
+def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> dict[str, Any]:
     """What evaluations.jsonl keeps of one objective: metrics with intervals, the resamples, and each item's verdict.
 
     `asked` is a digest of what the pool asks, whatever its ids: rows that asked the same in one mode and split can be

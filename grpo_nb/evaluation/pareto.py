@@ -121,11 +121,10 @@ def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, spl
     return found.stage
 
 
-def steps_to_keep(run: Run) -> tuple[int, ...]:
-    """Steps of the checkpoints that quick evaluation finds best in an objective, and of the knee."""
-    rows = _rows(run, "quick", "test")
-    by = _chosen(run, rows, None)
-    points = [point for point in _points(rows, by) if point.stage in run.checkpoints.steps()]
+def steps_to_keep(run: Run, rows: Sequence[Row]) -> tuple[int, ...]:
+    """Steps of the checkpoints that these rows of quick evaluation find best in an objective, and of the knee."""
+    by, there = _chosen(run, rows, None), {*run.checkpoints.steps()}
+    points = [point for point in _points(rows, by) if point.stage in there]
     if not points:
         return ()
     chosen = [_first_best(points, {objective: metric}) for objective, metric in by.items()]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from grpo_nb.config import Config
-from grpo_nb.evaluation.compare import Logged, Row, logged
+from grpo_nb.evaluation.compare import Logged, Row
 from grpo_nb.evaluation.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
 from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
@@ -131,7 +131,7 @@ def _measured(state: TrainState, objective: Objective, step: int) -> Row:
 
 def _logged(state: TrainState, objective: str, step: int) -> Row | None:
     """The result of a start that was killed after it: measuring the same questions again would log it twice."""
-    own = [row for row in logged(state.run, "test", MODE) if (row["objective"], row["step"]) == (objective, step)]
+    own = [row for row in state.quick.rows() if (row["objective"], row["step"]) == (objective, step)]
     if not own:
         return None
     questions = {example.id: dependencies.question(example) for example in _pool(state, objective)}

@@ -15,6 +15,7 @@ from torch import Tensor
 from grpo_nb import fingerprint, optim, seeding
 from grpo_nb.config import Config
 from grpo_nb.evaluation import pareto
+from grpo_nb.evaluation.compare import Growing
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import Drawer, Engine
@@ -67,6 +68,8 @@ class TrainState:
     """Token ids of a prompt by (objective, example id)."""
     quick_pools: dict[str, list[Example]] = field(default_factory=dict)
     """What quick evaluation asks, by objective; made at the first one."""
+    quick: Growing = field(init=False)
+    """The results of quick evaluation."""
     history: History = field(init=False)
     """What the guards look back on."""
     ends: list[Finding] = field(default_factory=list)
@@ -74,6 +77,7 @@ class TrainState:
 
     def __post_init__(self) -> None:
         self.history = History(self.config)
+        self.quick = Growing(self.run, "test", "quick")
 
     @property
     def config(self) -> Config:
@@ -108,8 +112,9 @@ def save(state: TrainState) -> Path:
     elif not checkpoints.holds(0):
         _save_origin(state)
     path = checkpoints.save(state.step, state_dict(state.policy, state.optimizer), stored)
-    always = (0, *pareto.steps_to_keep(state.run))
+    always = (0, *pareto.steps_to_keep(state.run, state.quick.rows()))
     checkpoints.prune(state.config.run.keep_checkpoints, always)
+    state.quick.slim(checkpoints.steps())
     state.run.log_event("checkpoint", step=state.step, path=path.name)
     state.saved = state.step
     return path

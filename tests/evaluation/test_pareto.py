@@ -1,5 +1,6 @@
 """The front claims only what the paired intervals carry; best and knee name stages that can be loaded."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_nb.evaluation import dominance
+from grpo_nb.evaluation import compare, dominance
 from grpo_nb.evaluation import evaluate as evaluation
+from grpo_nb.evaluation.compare import Growing, Measured, logged
 from grpo_nb.evaluation.dominance import orient
 from grpo_nb.evaluation.evaluate import load_best, load_knee, measured
 from grpo_nb.evaluation.pareto import best, knee, pareto, steps_to_keep
@@ -177,7 +179,7 @@ def test_a_stage_without_a_rival_is_said_to_be_one(run: Run, caplog: pytest.LogC
 
 
 def test_nothing_evaluated_is_an_empty_frame_and_no_best(run: Run) -> None:
-    assert pareto(run).empty and "front" in pareto(run) and steps_to_keep(run) == ()
+    assert pareto(run).empty and "front" in pareto(run) and steps_to_keep(run, []) == ()
     for ask in (lambda: best(run, F), lambda: knee(run)):
         with pytest.raises(RunError, match=r"set run\.quick_eval_every"):
             ask()
@@ -206,9 +208,29 @@ def test_the_best_and_the_knee_are_worth_keeping(run: Run) -> None:
     for number, values in ((0, (20, 20)), (2, (5, 50)), (4, (40, 45)), (6, (50, 5)), (8, (10, 10))):
         step(run, number, *values)
     saved(run, 0, 2, 4, 6, 8)
-    assert steps_to_keep(run) == (2, 4, 6)
+    quick = Growing(run, "test", "quick")
+    assert steps_to_keep(run, quick.rows()) == (2, 4, 6)
+    quick.slim([2, 4, 6])
     asked(run, "step 8", 8, {F: N, H: N}, mode="greedy")
-    assert steps_to_keep(run) == (2, 4, 6), "only quick evaluations count"
+    assert steps_to_keep(run, quick.rows()) == (2, 4, 6), "only quick evaluations count"
+
+
+def test_rows_that_grow_are_parsed_once_and_say_what_the_log_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, parsed = Growing(run, "test", "quick"), []
+    honest = compare.comparable
+    monkeypatch.setattr(compare, "comparable", lambda row: parsed.append(row["step"]) or honest(row))
+    for number in range(4):
+        step(run, number, 10 + number, 20)
+        asked(run, "latest", number, {F: 5}, mode="greedy")
+        with (run.path / "evaluations.jsonl").open("a") as log:
+            log.write("no row\n")
+        assert [row["step"] for row in quick.rows()[-2:]] == [number, number]
+        quick.slim([0, number])
+    assert parsed == [n for n in range(4) for _ in range(3)], "each row once, however many there are"
+    plain = [json.dumps(dict(row)) for row in logged(run, "test", "quick")]  # text, since NaN is not NaN
+    held = [isinstance(row, Measured) for row in quick.rows()]
+    assert held == [False, False, True, True, True, True, False, False], "of steps 1 and 2 nothing large is held"
+    assert [json.dumps(dict(row)) for row in quick.rows()] == plain and '"resamples"' in plain[2]
 
 
 def test_one_call_loads_the_best_and_one_the_knee(run: Run) -> None:
