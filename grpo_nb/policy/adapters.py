@@ -105,6 +105,9 @@ class Reference(Protocol):
     def active(self) -> contextlib.AbstractContextManager[None]:
         """The model computes with the reference weights inside the block, with its own again after it."""
 
+    def settle(self) -> None:
+        """Make the model compute with its own weights again, where an interrupt broke off the end of `active`."""
+
 
 class AdapterReference:
     """A second adapter, frozen and inactive: the base weights exist once."""
@@ -115,8 +118,13 @@ class AdapterReference:
         settings: Any = copy.deepcopy(model.peft_config[self.trained])
         settings.inference_mode, settings.lora_dropout = True, 0.0
         settings.init_lora_weights = True  # other ways (PiSSA, OLoRA) would change the base weights once more
-        with self._flags_kept(), seeding.seeded(0, 0, "lora"), quietly():
-            model.add_adapter(REFERENCE, settings)
+        self._flags = self._requires_grad()
+        """What requires a gradient, while the reference acts: peft freezes one adapter and unfreezes the other."""
+        try:
+            with seeding.seeded(0, 0, "lora"), quietly():
+                model.add_adapter(REFERENCE, settings)
+        finally:
+            self.settle()
         present = dict(model.named_parameters())
         twins = {name: present[self._name(name)] for name in present if self._name(name) != name}
         for name, twin in twins.items():  # of all the adapter's weights, in case some of them do not train
@@ -134,22 +142,22 @@ class AdapterReference:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        with self._flags_kept():
-            try:
-                self.model.set_adapter(REFERENCE, inference_mode=True)
-                yield
-            finally:
-                self.model.set_adapter(self.trained)
-
-    @contextlib.contextmanager
-    def _flags_kept(self) -> Iterator[None]:
-        # peft's switches freeze the adapter that rests and unfreeze the one that acts.
-        flags = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
+        self._flags = self._requires_grad()
         try:
+            self.model.set_adapter(REFERENCE, inference_mode=True)
             yield
         finally:
-            for parameter, flag in flags:
+            self.settle()
+
+    def settle(self) -> None:
+        if self._flags:
+            self.model.set_adapter(self.trained)
+            for parameter, flag in self._flags:
                 parameter.requires_grad_(flag)
+            self._flags = []
+
+    def _requires_grad(self) -> list[tuple[Parameter, bool]]:
+        return [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
 
     def _name(self, trainable: str) -> str:
         return ".".join(REFERENCE if part == self.trained else part for part in trainable.split("."))
@@ -161,20 +169,26 @@ class CopiedReference:
     def __init__(self, trainable: Mapping[str, Parameter]) -> None:
         self.trainable = trainable
         self.weights = {name: parameter.detach().clone() for name, parameter in trainable.items()}
+        self._own: dict[str, Tensor] = {}
+        """The policy's own weights, while the reference's are in their place."""
 
     def state(self) -> dict[str, Tensor]:
         return self.weights
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        own = {name: parameter.data for name, parameter in self.trainable.items()}
+        self._own = {name: parameter.data for name, parameter in self.trainable.items()}
         try:
             for name, parameter in self.trainable.items():
                 parameter.data = self.weights[name]
             yield
         finally:
-            for name, parameter in self.trainable.items():
-                parameter.data = own[name]
+            self.settle()
+
+    def settle(self) -> None:
+        for name, weights in self._own.items():
+            self.trainable[name].data = weights
+        self._own = {}
 
 
 def _no_target(model: nn.Module, config: ModelConfig, error: ValueError) -> str:

@@ -108,6 +108,8 @@ class Policy:
         self.agrees: set[str] = set()
         """What it has found to agree; policies that it loads from the same files share this."""
         self._reference: adapters.Reference | None = None
+        self.torn = ""
+        """The update that was broken off and left the weights between two steps; empty where they are whole."""
         self._adapter: str | None = None
         """What grouped batches are scored with in place of the adapter that acts."""
         self.tokenization = TokenizerAdapter(
@@ -292,8 +294,27 @@ class Policy:
 
     # weights
 
+    def settle(self) -> None:
+        """Compute as the policy again, where an interrupt broke off the way back from `as_reference`."""
+        self._adapter = None
+        if self._reference is not None:
+            self._reference.settle()
+
+    def refuse_torn(self) -> None:
+        """Refuse to begin anything from weights that an interrupted update left.
+
+        Raises:
+            ModelError: names the update.
+        """
+        if self.torn:
+            raise ModelError(
+                f"the policy given holds weights from within {self.torn}, and this run has no checkpoint to restore "
+                "them from. Load it again: policy = load_policy(run.config.model)"
+            )
+
     def state(self) -> dict[str, Tensor]:
-        """Copies on CPU of the weights that train, by parameter name."""
+        """Copies on CPU of the weights that train, by parameter name; not to be called within `as_reference`."""
+        self.settle()
         return adapters.snapshot(self.parameters_by_name())
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -302,7 +323,9 @@ class Policy:
         Raises:
             ModelError: names, shapes or types differ; nothing is written then.
         """
+        self.settle()
         adapters.restore(self.parameters_by_name(), self.trained_of(state), "the saved state")
+        self.torn = ""
 
     def trained_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Without the adapters that text never reaches: `auto` once put some there, and their B is still 0.

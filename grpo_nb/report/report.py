@@ -249,8 +249,8 @@ def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
 
 def sft_losses(run: Run) -> Table:
     """Loss on held-out pairs before and after SFT, nats per token."""
-    found = run.stored("events").having("kind", {"sft_eval"})
-    rows = [{"SFT step": e.get("step"), "loss": e.get("loss"), "pairs": e.get("n")} for e in found]
+    found = {e.get("step"): e for e in run.stored("events").having("kind", {"sft_eval"})}  # the newest of each step
+    rows = [{"SFT step": step, "loss": e.get("loss"), "pairs": e.get("n")} for step, e in found.items()]
     return Table(
         pd.DataFrame(rows), "loss on held-out pairs, nats per token" if rows else "SFT has measured no loss yet"
     )

@@ -122,6 +122,14 @@ class Grpo(loop.Stage):
         return self.state.run.checkpoints
 
     @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+    @property
+    def weights_moved(self) -> bool:
+        return self.state.weights_moved
+
+    @property
     def save_every(self) -> int:
         return self.state.config.run.checkpoint_every
 

@@ -4,6 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Literal, Protocol
 
+from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 from grpo_nb.run.knob_file import KnobSnapshot
@@ -50,6 +51,16 @@ class Stage(ABC):
     @abstractmethod
     def save_every(self) -> int:
         """Steps between two checkpoints; 0: one at the end."""
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """What it trains."""
+
+    @property
+    def weights_moved(self) -> bool:
+        """Whether the weights are between two step boundaries."""
+        return self.progress.mid_update
 
     @abstractmethod
     def begin(self) -> None:
@@ -111,6 +122,8 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             _log(stage, "failed", error=f"{type(error).__name__}: {error}")
         raise
     finally:
+        if stage.weights_moved:
+            stage.policy.torn = f"step {at.step + 1} of {at.run.name}"
         if not lock.mine():
             _log_lost(stage)
         elif at.mid_update:

@@ -43,6 +43,7 @@ def prepare(run: Run, goal: int, given: Given) -> TrainState:
 
     Raises:
         ConfigError: a missing solver, too little data, a prompt or completion that does not fit; before any work.
+        ModelError: a policy given was left within an update, and there is no checkpoint to restore it from.
         RunError: the run's checkpoints do not fit its model or its settings.
         DependencyChanged: data, weights or another thing it depends on is not what it was made with.
     """
@@ -52,6 +53,7 @@ def prepare(run: Run, goal: int, given: Given) -> TrainState:
     run.doing("reading the tasks")
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
     policy = given.policy or loaded(run)
+    policy.settle()
     policy.set_date(run.started)
     run.doing("comparing data and weights with those that the run was made with")
     by_name = {name: objective.rubric.task for name, objective in objectives.items()}
@@ -207,7 +209,9 @@ def _look_back(state: TrainState) -> None:
 def _start(state: TrainState, warm: Checkpoint | None) -> None:
     """Reference and policy from the result of SFT, or from the model as loaded."""
     run, policy = state.run, state.policy
-    if warm is not None:
+    if warm is None:
+        policy.refuse_torn()
+    else:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}

@@ -78,6 +78,7 @@ def sft(
         run.knobs.request(Command.RUN)
         newest = resume.newest_whole(run, run.sft_checkpoints)
         policy = policy or resume.loaded(run)
+        policy.settle()
         policy.set_date(run.started)
         run.doing("checking the model, the tasks and their prompts")
         _in_use = requirements.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
@@ -166,7 +167,7 @@ class Sft(loop.Stage):
         order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
         held = min(HELD_OUT, len(pairs) // 10)
         self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
-        self.policy = policy
+        self._policy = policy
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
         forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
@@ -184,11 +185,15 @@ class Sft(loop.Stage):
         return self.progress.run.sft_checkpoints
 
     @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
     def save_every(self) -> int:
         return self.progress.run.config.sft.checkpoint_every
 
     def begin(self) -> None:
-        if self.progress.step == 0:
+        if self.progress.step == 0:  # also where an attempt without a checkpoint did: its model may have been another
             self._measure()
 
     def accept(self, knobs: KnobSnapshot) -> None:
@@ -228,11 +233,13 @@ class Sft(loop.Stage):
         self.progress.saved = step
 
     def finish(self) -> None:
-        self._measure()
+        done = self.progress.run.stored("events").having("kind", {"sft_eval"})
+        if not any(event.get("step") == self.progress.step for event in done):
+            self._measure()
 
     def _measure(self) -> None:
         run, step = self.progress.run, self.progress.step
-        if self.held_out and not any(e.get("step") == step for e in run.stored("events").having("kind", {"sft_eval"})):
+        if self.held_out:
             run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
             loss = evaluate_loss(
                 self.policy,
@@ -309,6 +316,7 @@ def schedule(step: int, warmup_steps: int, steps: int) -> float:
 
 def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: Checkpoint | None) -> int:
     if newest is None:
+        policy.refuse_torn()
         run.rewind_sft(0)
         return 0
     load_state_dict(policy, optimizer, newest)

@@ -18,7 +18,9 @@ from safetensors import SafetensorError
 from grpo_nb import optim, release
 from grpo_nb.jupyter import workers
 from grpo_nb.jupyter.start import start
-from grpo_nb.policy.model import load_policy
+from grpo_nb.policy import adapters
+from grpo_nb.policy.model import ModelError, load_policy
+from grpo_nb.report import report
 from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked
@@ -112,6 +114,66 @@ def test_interrupted_anywhere_in_a_step_it_resumes_to_the_same_bits(
     assert bool(torn) == (where in ("moved", "applied", "logged") or (stage, where) == ("grpo", "gradient"))
     list(trained(run, stage))
     assert same(bits(run, stage), expected)
+
+
+@pytest.mark.parametrize(("train", "handed"), [("full", False), ("lora", True)])
+def test_interrupted_on_the_way_back_from_the_reference_it_resumes_to_the_same_bits(
+    train: str, handed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {**EVERY, "model__train": train, "batch__passes": "model", "run__steps": 3}
+    whole, run = tiny_run(tmp_path, "whole", **changes), tiny_run(tmp_path, **changes)
+    list(trained(whole, "grpo"))
+    policy = load_policy(run.config.model, run.config.run.seed) if handed else None
+    kind = adapters.CopiedReference if train == "full" else adapters.AdapterReference
+    calls: list[bool] = []
+
+    def half(reference: Any) -> None:
+        """Ctrl-C before the adapter is back, or with five of the weights back; later calls do their work."""
+        own = getattr(reference, "_own", {})
+        calls.append(bool(own) or (train == "lora" and reference.model.active_adapters[0] == adapters.REFERENCE))
+        if not calls[-1] or sum(calls) != 2:
+            return settle(reference)
+        for name, weights in [*own.items()][:5]:
+            reference.trainable[name].data = weights
+        raise KeyboardInterrupt
+
+    settle = kind.settle
+    monkeypatch.setattr(kind, "settle", half)
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, "grpo", policy=policy))
+    monkeypatch.undo()
+    list(trained(run, "grpo", policy=policy))
+    assert same(bits(run, "grpo"), bits(whole, "grpo"))
+
+
+def test_weights_from_within_an_update_begin_nothing(
+    straight: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, expected = straight
+    run, other = tiny_run(tmp_path, **EVERY), tiny_run(tmp_path, "other", **EVERY)
+    policy = load_policy(run.config.model, run.config.run.seed)
+    undo = interrupting(monkeypatch, torch.optim.AdamW, "step", 1)
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, stage, policy=policy))
+    undo()
+    with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
+        list(trained(other, stage, policy=policy))
+    if stage == "sft":  # GRPO has its checkpoint 0
+        with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
+            list(trained(run, stage, policy=policy))
+        policy = load_policy(run.config.model, run.config.run.seed)
+    list(trained(run, stage, policy=policy))
+    assert same(bits(run, stage), expected)
+    list(trained(other, stage, policy=load_policy(run.config.model, run.config.run.seed)))
+
+
+def test_sft_that_begins_anew_measures_its_start_anew(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, **EVERY | {"sft__checkpoint_every": 0, "sft__steps": 2})
+    run.log_event("sft_eval", step=0, loss=99.0, n=1)
+    list(trained(run, "sft"))
+    assert [event["step"] for event in events(run, "sft_eval")] == [0, 0, 2]
+    table = report.sft_losses(run).frame
+    assert table["SFT step"].tolist() == [0, 2] and table["loss"].max() < 50
 
 
 def test_a_policy_that_was_handed_over_keeps_no_gradient_of_a_step_broken_off(
