@@ -19,8 +19,8 @@ FAINT_SPREAD = 1e-8
 """Standard deviation of rewards in their groups below which advantages, divided by it plus 1e-4, vanish."""
 RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.4
 """max |ratio - 1| of the first update in logs that have no robust measure of it: float32, and half precision's tail."""
-GRADIENT_APART, ENTROPY_RISE = 0.02, 0.5
-"""Of the gradient's norm: far above the rounding of sums; and of the expected rise, which a large step may miss."""
+GRADIENT_APART = 0.02
+"""Of the gradient's norm: far above the rounding of sums."""
 KL_START_NOISE, KL_START_BROKEN = 1e-3, 0.02
 """KL at step 1, when policy and reference are the same weights: rounding, and a wrong reference."""
 
@@ -170,7 +170,7 @@ def gradient_wrong(rows: Rows, config: Config) -> Finding | None:
     """The first update's gradient is not what its micro-batches add up to, or its entropy bonus lowers the entropy."""
     row = rows[-1]
     apart, rise = number(row, keys.GRAD_CHECK), number(row, keys.GRAD_CHECK_ENTROPY)
-    lost, turned = apart is not None and not apart <= GRADIENT_APART, rise is not None and not rise >= ENTROPY_RISE
+    lost, turned = apart is not None and apart > GRADIENT_APART, rise is not None and rise < 0
     if row["step"] != FIRST_STEP or not (lost or turned):
         return None
     wrong, advice = [], []

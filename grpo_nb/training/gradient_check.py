@@ -26,8 +26,8 @@ from grpo_nb.types import Experience
 
 MOST = 1 << 26
 """Numbers of a gradient that are compared, smallest tensors first: adapters as a whole, of a large model a part."""
-NUDGE = 1e-3
-"""Length of a move along the entropy's gradient, as a part of the weights' norm."""
+NUDGE = 5e-3
+"""Part of the entropy by which a move along its gradient should change it: above rounding, and nearly straight."""
 
 Gradient = dict[str, Tensor]
 
@@ -50,7 +50,8 @@ def compared(policy: Policy, batch: Experience, plan: StepPlan, expected: Mappin
     parameters, norm = policy.parameters_by_name(), global_norm(list(expected.values()))
     present = {name: parameters[name].grad for name in expected}
     apart = [gradient if (own := present[name]) is None else own - gradient for name, gradient in expected.items()]
-    row: Row = {keys.GRAD_CHECK: global_norm(apart) / norm if norm else None}
+    known = 0 < norm < math.inf  # what is not finite is left out by a guard of its own
+    row: Row = {keys.GRAD_CHECK: global_norm(apart) / norm if known else None}
     if plan.algorithm.entropy_coef > 0:
         row[keys.GRAD_CHECK_ENTROPY] = _entropy_rise(policy, batch, plan)
     return row
@@ -84,10 +85,10 @@ def _entropy_rise(policy: Policy, batch: Experience, plan: StepPlan) -> float | 
     """How much the entropy rises by a small step against the gradient of its term, over how much that should be."""
     rows, parameters = plan.updates(batch)[0], _compared(policy)
     gradient = _summed(policy, batch, rows, plan, "entropy")
-    norm, size = global_norm(list(gradient.values())), global_norm([p.detach() for p in parameters.values()])
-    if not norm or not size:
+    norm, present = global_norm(list(gradient.values())), _bonus(policy, batch, rows, plan)
+    if not (0 < norm < math.inf and 0 < present < math.inf):
         return None
-    length, values = NUDGE * size, list[float]()
+    length, values = NUDGE * present / norm, list[float]()
     for sign in (1.0, -1.0):
         with _moved(parameters, gradient, -sign * length / norm):
             values.append(_bonus(policy, batch, rows, plan))

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -437,3 +438,11 @@ def test_the_package_is_found_stale_as_a_whole(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "edited.py").write_text(SOURCE.format(limit=1, size=99))
     (check,) = machine._code()
     assert check.status == "warning" and "edited" in check.found and "restart" in check.advice
+
+
+def test_a_clock_that_was_set_back_while_a_run_trained_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    run.log_event("checkpoint", step=60)
+    (finding,) = [finding for finding in diagnose(run) if finding.rule == "clock_set_back"]
+    assert finding.severity == "warning" and finding.evidence["seconds"] == pytest.approx(3600, abs=30)

@@ -138,3 +138,13 @@ def test_verdicts_of_a_fallback() -> None:
     finding = only(sick(judge__first_provider=0.75), "judge_fallback")
     assert names(finding.message, "25%", "a@h")
     assert found(sick(judge__first_provider=0.95)) == {}
+
+
+def test_a_failure_that_has_a_score_is_an_error_at_once() -> None:
+    finding = only(sick(since=60, judge__failed=1, **{"judge__failure/server": 4}), "judge_failure_scored")
+    assert finding.step == 60 and finding.severity == "error"
+    assert finding.evidence["failures"] == {"server": 4} and finding.evidence["unscored"] == 1
+
+
+def test_failures_without_a_score_are_what_they_should_be() -> None:
+    assert "judge_failure_scored" not in found(sick(judge__failed=4, **{"judge__failure/server": 4}))

@@ -225,6 +225,14 @@ def test_a_split_too_small_for_both_shares_and_says_so(tmp_path: Path, caplog: p
     assert event["pools"][F] == {"n": 4, "trained": 0, "final": 4, "clusters": 1, "final_clusters": 1}
 
 
+def test_held_out_prompts_that_are_trained_on_are_a_finding_before_any_step(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, **ON)
+    next(grpo(run, tasks={**small_tasks(), F: Both(60, 10)}))
+    (finding,) = [e for e in run.rows("events") if e["kind"] == "finding" and e["rule"] == "evaluation_leaked"]
+    assert (finding["step"], finding["severity"]) == (0, "error")
+    assert finding["evidence"] == {"objective": F, "leaked": 10, "of": 60}
+
+
 def test_training_prompts_are_the_last_resort(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, run__eval_examples=40, run__quick_eval_examples=30)
     found, _, overlap = pool_of(run, Both(60, 10))

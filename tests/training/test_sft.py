@@ -168,3 +168,14 @@ def test_sft_goes_on_with_the_passes_that_it_began_with(tmp_path: Path, monkeypa
         first = rows([next(stage := sft(run))])
         stage.close()
     assert [*first, *rows(list(sft(run)))] == own
+
+
+def test_a_completion_that_does_not_end_with_a_stop_token_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Policy.encode_completion
+    monkeypatch.setattr(Policy, "encode_completion", lambda policy, text, prompt: encode(policy, text, prompt)[:-1])
+    run = tiny_run(tmp_path, sft__data=None)
+    with pytest.raises(TrainingError, match=pattern("0", "stop token")):
+        next(learn(run))
+    assert run.last_step("sft") is None and not run.sft_checkpoints.steps()

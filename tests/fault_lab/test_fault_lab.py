@@ -1,0 +1,133 @@
+"""The lab itself: its table, that faults leave nothing behind, and four of them in runs small enough for every test."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from grpo_nb import fingerprint, judge, losses, optim
+from grpo_nb.fault_lab import CLEAN, FAULTS, Fault, Lab, Outcome, bench, matrix
+from grpo_nb.fault_lab.lab import SIZE
+from grpo_nb.policy.tokenization import TokenizerAdapter
+from grpo_nb.rollout import eager
+from grpo_nb.run import checkpoints
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.training import gradients
+from grpo_nb.training import grpo as trainer
+from grpo_nb.training.sft import sft
+from grpo_nb.types import Experience
+from tests.support.tiny import REWARDS, SMALL, small_tasks, tiny_run
+
+PLACES: tuple[Any, ...] = (
+    *(trainer, gradients, optim, losses, judge, checkpoints, eager, Tensor, TokenizerAdapter, Experience),
+)
+QUICK = ("wrong_temperature", "data_replaced", "sft_without_eos", "overwritten_gradients")
+"""Caught without an answer that is right."""
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run after three steps of SFT, which teach nothing."""
+    run = tiny_run(tmp_path_factory.mktemp("lab"), "warm")
+    for _ in sft(run, tasks=small_tasks()):
+        pass
+    return run
+
+
+@pytest.fixture
+def lab(warm: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """Trials of it, as small as tests are, with rewards that tell any two answers apart."""
+    for key in ("batch.prompts", "batch.group_size", "batch.micro_batch"):
+        monkeypatch.setitem(SIZE, key, SMALL[key])  # type: ignore[arg-type]
+    monkeypatch.setitem(SIZE, "batch.micro_batch", 4)  # type: ignore[arg-type]
+    yield Lab(Lab.of(warm).run, warm.path.with_name("warm-lab"), small_tasks())
+
+
+def everything() -> list[dict[str, Any]]:
+    return [dict(vars(place)) for place in PLACES] + [dict(losses.KL), dict(fingerprint._loaded)]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_fault_is_caught_by_what_claims_it(lab: Lab, name: str) -> None:
+    fault = FAULTS[name]
+    trial = lab.trial(fault)
+    trial.rewards = REWARDS
+    before = everything()
+    outcome = trial.execute()
+    assert everything() == before, "a fault is gone after its run"
+    steps = outcome.caught(fault)
+    assert steps is not None and steps <= fault.within, outcome
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.id)
+def test_the_table_is_whole(fault: Fault) -> None:
+    assert fault.caught_by and fault.what and 0 <= fault.within <= 5 <= CLEAN.within
+    assert fault.claim in ("rule", "guard", "refusal") and fault.inject.__doc__
+    presets_of = matrix.presets.demo().replace(**{**SIZE, **fault.settings})
+    assert presets_of.run.steps >= 1
+
+
+def test_a_fault_leaves_when_its_run_fails(lab: Lab) -> None:
+    before = everything()
+    trial = lab.trial(FAULTS["pad_is_eos"])
+    trial.tasks = {}
+    with pytest.raises(RuntimeError), trial.injected():
+        assert everything() != before
+        raise RuntimeError
+    assert everything() == before
+
+
+def test_without_an_sft_result_there_is_no_lab(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        Lab.of(tiny_run(tmp_path))
+
+
+# What was measured
+
+
+def test_every_fault_was_measured_with_three_seeds_and_caught_within_its_bound() -> None:
+    outcomes = matrix.recorded()
+    assert sorted((o.fault, o.seed) for o in outcomes) == sorted((name, s) for name in matrix.ALL for s in matrix.SEEDS)
+    for outcome in outcomes:
+        if outcome.fault == CLEAN.id:
+            assert outcome.alarms == [] and outcome.steps == CLEAN.within
+        else:
+            steps = outcome.caught(FAULTS[outcome.fault])
+            assert steps is not None and steps <= FAULTS[outcome.fault].within, f"measure again: {matrix.COMMAND}"
+
+
+def test_the_matrix_has_a_row_a_fault_and_a_column_a_rule() -> None:
+    table, page = matrix.confusion(matrix.recorded()), matrix.markdown()
+    assert table["fault"].tolist() == [*matrix.ALL]
+    assert {name for fault in FAULTS.values() for name in fault.caught_by} <= {*table.columns}
+    assert all(f"| {name} |" in page for name in matrix.ALL) and matrix.COMMAND in page
+    assert set(table.iloc[0, 1:]) == {""}
+
+
+def test_a_fault_that_nothing_found_is_shown_as_such() -> None:
+    missed = [Outcome("clamped_kl", 0, {"dead_groups": 3}, {"dead_groups": "info"}, 5)]
+    assert matrix.caught(missed)["steps by seed"].tolist() == ["not caught"]
+    late = [Outcome("clamped_kl", 0, {"kl_estimator": 9, "truncation": 3}, {"truncation": "warning"}, 9)]
+    row = matrix.caught(late).iloc[0]
+    assert (row["steps by seed"], row["also found"]) == ("9", "truncation")
+
+
+# In a notebook
+
+
+def test_the_menu_lists_every_fault_and_the_run_without_one() -> None:
+    menu = bench.menu("nan_gradient")
+    assert menu.value == "nan_gradient" and [value for _, value in menu.options] == [*FAULTS, CLEAN.id]
+
+
+def test_a_trial_trains_in_a_thread_and_its_fault_leaves_with_it(lab: Lab) -> None:
+    before, workbench = everything(), bench.Bench(lab)
+    session = workbench.start("wrong_temperature")
+    with pytest.raises(RunError):
+        workbench.start("clean")
+    asyncio.run(workbench.wait())
+    assert everything() == before and not session.live
+    assert workbench.trial is not None and "sampler_broken" in workbench.trial.outcome().found
