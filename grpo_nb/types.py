@@ -109,6 +109,12 @@ class Rollouts:
         """[B] what tasks and the judge read: where thinking ends can be seen in them."""
         return self.marked or self.texts
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, prompt and completion."""
+        lengths = [len(ids) + len(self.prompt_ids[self.prompt_of(i)]) for i, ids in enumerate(self.completion_ids)]
+        return max(lengths, default=0)
+
     def prompt_of(self, row: int) -> int:
         """Which of the P prompts a completion answers."""
         return row // self.group_size

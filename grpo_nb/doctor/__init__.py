@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from grpo_nb import rules
+from grpo_nb.doctor import resumes
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
@@ -56,6 +57,7 @@ def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
     found += _knobs(run)
     found += _code(events)
     found += _clock(events)
+    found += resumes.inexact(run)
     return rules.worst_first(found)
 
 
@@ -65,7 +67,7 @@ def _measured(run: Run, rows: Rows) -> list[Finding]:
     asked, names = [learning.forgetting(evaluations)], run.config.objectives
     asked += [regressions.accuracy_fell(rows, run.config, name, evaluations) for name in names]
     if rows:
-        asked += [learning.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
+        asked += [regressions.reward_without_accuracy(rows, run.config, name, evaluations) for name in names]
     return [finding for finding in asked if finding]
 
 

@@ -19,7 +19,8 @@ from grpo_nb.rewards.scoring import Completions, score
 from grpo_nb.rollout import Engine, Request, choose
 from grpo_nb.rules import worst_first
 from grpo_nb.rules.finding import Finding
-from grpo_nb.rules.learning import DEAD_SHARE, TRUNCATED_BADLY
+from grpo_nb.rules.learning import TRUNCATED_BADLY
+from grpo_nb.rules.signal import DEAD_SHARE
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training.experience import reward_matrix, shape

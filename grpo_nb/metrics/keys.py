@@ -87,7 +87,7 @@ def _difference(name: str, what: str, *producers: str) -> Difference:
 
 
 _STEP, _METRICS, _SFT = "training/grpo.py", "training/metrics.py", "training/sft.py"
-_REPORT, _JUDGE = "training/gradient_report.py", "judge/tally.py"
+_REPORT, _JUDGE, _TEXTS = "training/gradient_report.py", "judge/tally.py", "training/texts.py"
 _CHECK = "training/gradient_check.py"
 
 # The step
@@ -100,6 +100,8 @@ TEMPERATURE = _one("temperature", "", "Sampling temperature of the step.", _STEP
 TOKENS = _one("tokens", "tokens", "Completion tokens of the step, stop tokens included.", _STEP, _SFT)
 ROUNDING = _one("rounding", "", "Step at 1 of the number type that the forward pass computes in.", _STEP)
 MEMORY_PEAK = _one("memory/peak_mib", "MiB", "Peak memory: GPU allocator's, or the process's on CPU.", _STEP, _SFT)
+MEMORY_NOW = _one("memory/now_mib", "MiB", "Memory held at the end of the step: as above, now.", _STEP)
+POSITIONS = _one("positions", TEXT, "What shifts the positions of all rows of a batch, where something does.", _STEP)
 TIME = _family("time/{phase}", "s", "Seconds in a phase: rollout, score, reference, train, eval.", _METRICS)
 TIME_STEP = _one("time/step", "s", "Seconds of the step.", _METRICS)
 
@@ -159,6 +161,13 @@ FRAC_REWARD_ZERO_STD = _family(
     "Groups without signal, of those with all rewards: no completion has a trained token whose advantage is not 0.",
     _METRICS,
 )
+FRAC_ZERO_STD_EXPECTED = _family(
+    "frac_reward_zero_std_expected/{objective}",
+    "share",
+    "Groups that are expected to be all right or all wrong: mean of p^K + (1 - p)^K over the prompts, with the share p "
+    "of right answers of each.",
+    _METRICS,
+)
 ADVANTAGE_CLIPPED = _family(
     "advantage_clipped/{objective}", "share", "Trained completions cut by algorithm.advantage_clip.", _METRICS
 )
@@ -168,6 +177,12 @@ LABEL_ANSWERABLE = _family(
 )
 LABEL_UNANSWERABLE = _family(
     "label_unanswerable/{objective}/{label}", "share", "The same, of the items whose text does not.", _METRICS
+)
+TEMPLATE = _family(
+    "template/{objective}", "share", "Completions that are not right and the same text as another prompt's.", _TEXTS
+)
+EVASIVE = _family(
+    "evasive/{objective}", "share", "Completions that are not right and refuse or evade in so many words.", _TEXTS
 )
 LENGTH_MEAN = _family("length/{objective}/mean", "tokens", "Mean completion length, stop token included.", _METRICS)
 LENGTH_P50 = _family("length/{objective}/p50", "tokens", "Median completion length.", _METRICS)

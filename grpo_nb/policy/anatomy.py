@@ -4,7 +4,7 @@ from typing import Any
 
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from grpo_nb.policy import adapters
 
@@ -46,3 +46,20 @@ def embedding(model: AnyModel) -> Tensor:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight
+
+
+def shifts_positions(settings: PreTrainedConfig, longest: int) -> str | None:
+    """The kind of rotary positions, where a row of `longest` tokens changes those of all rows of its batch.
+
+    `longrope` and `dynamic` take other frequencies for a whole batch once its longest row is beyond the length that the
+    model was first trained with, so a completion's log-probs depend on its neighbours.
+    """
+    rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
+    for given in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        kind = given.get("rope_type", given.get("type"))
+        first = given.get("original_max_position_embeddings") or getattr(
+            settings, "original_max_position_embeddings", None
+        )
+        if kind in ("longrope", "dynamic") and longest > (first or settings.max_position_embeddings):
+            return str(kind)
+    return None

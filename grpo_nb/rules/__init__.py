@@ -2,14 +2,14 @@
 
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. A file a
-subject: updates, drift, learning, numeric, judge, regressions, rewards.
+subject: updates, drift, signal, learning, regressions, numeric, sampler, rewards, judge, machine.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from grpo_nb.config import Config
-from grpo_nb.rules import drift, judge, learning, numeric, regressions, rewards, updates
+from grpo_nb.rules import drift, judge, learning, machine, numeric, regressions, rewards, sampler, signal, updates
 from grpo_nb.rules.finding import Finding, Row, Rows
 from grpo_nb.rules.history import History, ObjectiveRule, Rule
 
@@ -25,14 +25,23 @@ MOMENT_RULES: tuple[MomentRule, ...] = (
     numeric.sampler_broken,
 )
 """True of one moment, so a post-mortem asks them of every row."""
-RULES: tuple[Rule, ...] = (drift.policy_static, *learning.RULES, *numeric.RULES, *rewards.RULES)
+RULES: tuple[Rule, ...] = (
+    drift.policy_static,
+    *sampler.RULES,
+    *learning.RULES,
+    *numeric.RULES,
+    *rewards.RULES,
+    *machine.RULES,
+)
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     drift.kl_zero,
     drift.kl_estimator,
+    drift.kl_unheld,
     drift.kl_exploded,
     drift.beta_pinned,
     drift.kl_above_band,
     *regressions.OBJECTIVE_RULES,
+    *signal.OBJECTIVE_RULES,
     *learning.OBJECTIVE_RULES,
     *judge.OBJECTIVE_RULES,
     *numeric.OBJECTIVE_RULES,

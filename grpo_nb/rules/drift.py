@@ -72,8 +72,40 @@ def kl_estimator(rows: Rows, config: Config, objective: str) -> Finding | None:
     )
 
 
+def kl_unheld(rows: Rows, config: Config, objective: str) -> Finding | None:
+    """KL is far above its band while the controller has beta at its upper bound: nothing is left that holds it."""
+    settings = config.objectives[objective]
+    held, band = _held_at_ceiling(rows, config, objective), settings.kl_band
+    if held is None or band is None or held <= (limit := KL_EXPLODED_FACTOR * band[1]):
+        return None
+    rate, ceiling = rate_of(rows[-1], config), settings.beta_bounds[1]
+    return Finding(
+        "kl_unheld",
+        "error",
+        newest(rows),
+        f"KL of {objective} is {held:.3g} nats per token, above the ceiling of {limit:.3g}, and its controller has "
+        f"held beta at its upper bound {ceiling:g} for {PINNED_STEPS} steps: the controller is saturated, and nothing "
+        "holds the policy.",
+        {"objective": objective, "kl": held, "limit": limit, "beta": ceiling, "learning_rate": rate},
+        f"resume from a checkpoint before the rise with the learning rate at {rate / 4:.2g} (now {rate:g}); more "
+        f"beta needs a new run with objectives.{objective}.beta_bounds up to {10 * ceiling:g}",
+    )
+
+
+def _held_at_ceiling(rows: Rows, config: Config, objective: str) -> float | None:
+    """Median KL of the newest steps, where the controller had beta at its upper bound in all of them."""
+    settings, tail = config.objectives[objective], rows[-PINNED_STEPS:]
+    betas, kls = series(tail, keys.BETA.of(objective)), series(tail, keys.KL.of(objective))
+    by_hand = any(row.get(keys.BETA_MODE.of(objective)) == "manual" for row in tail)
+    if not settings.controlled or by_hand or min(len(betas), len(kls)) < PINNED_STEPS:
+        return None
+    return statistics.median(kls) if min(betas) >= settings.beta_bounds[1] * (1 - 1e-6) else None
+
+
 def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
     """The policy is far outside its KL band, and beta will not bring it back soon."""
+    if kl_unheld(rows, config, objective):
+        return None
     band = config.objectives[objective].kl_band
     limit = KL_EXPLODED_FACTOR * band[1] if band else KL_EXPLODED
     values = series(rows[-BASELINE:], keys.KL.of(objective))
@@ -107,6 +139,8 @@ def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
     by_hand = any(row.get(keys.BETA_MODE.of(objective)) == "manual" for row in tail)
     if settings.kl_band is None or by_hand or min(len(betas), len(kls)) < PINNED_STEPS:
         return None
+    if kl_unheld(rows, config, objective):
+        return None
     kl, (low, high), (floor, ceiling) = statistics.median(kls), settings.kl_band, settings.beta_bounds
     at_ceiling = min(betas) >= ceiling * (1 - 1e-6) and kl > high
     if not at_ceiling and not (max(betas) <= floor * (1 + 1e-6) and kl < low):
@@ -136,7 +170,7 @@ def kl_above_band(rows: History, config: Config, objective: str) -> Finding | No
     shares = [past.kl_above / steps, sum(kl > high for kl in kls) / len(kls)]
     if (share := max(shares)) < ABOVE_SHARE:
         return None
-    if kl_exploded(rows, config, objective) or beta_pinned(rows, config, objective):
+    if any(rule(rows, config, objective) for rule in (kl_unheld, kl_exploded, beta_pinned)):
         return None
     beta = in_use(rows[-1], keys.BETA.of(objective), settings.beta)
     by_hand = rows[-1].get(keys.BETA_MODE.of(objective)) == "manual"

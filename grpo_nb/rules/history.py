@@ -21,7 +21,7 @@ from grpo_nb.rules.finding import BASELINE, Finding, Row, keys_below, number
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
 
-KEPT = 20
+KEPT = 40
 """Newest rows that are kept: no rule looks further back."""
 NOISE_ROWS = 1000
 """Newest values whose median is the noise of a curve: of a shorter run, all of them."""
@@ -36,6 +36,8 @@ FALL_DEVIATIONS = 3.5
 by about one of a median's."""
 LOOK_BACK, LOOK_AHEAD = 10, 50
 """Rows before a fall, and from its beginning on, that are kept to see what changed with it."""
+PHASES = ("rollout", "score", "reference", "train")
+"""Of a step, whose seconds a token are kept."""
 SETTINGS = (keys.LR, keys.TEMPERATURE)
 CURVES: tuple[Callable[[str], str], ...] = (
     keys.KL.of,
@@ -81,6 +83,14 @@ class Window:
         """Of the newest values; 0 of none."""
         n = len(self._sorted)
         return (self._sorted[(n - 1) // 2] + self._sorted[n // 2]) / 2 if n else 0.0
+
+    def quantile(self, share: float) -> float:
+        """Of the newest values, the one that this share of them is below; 0 of none."""
+        return self._sorted[int(share * (len(self._sorted) - 1))] if self._sorted else 0.0
+
+    def newest(self, count: int) -> list[float]:
+        """The newest values, oldest first."""
+        return [*self._newest][-count:]
 
 
 @dataclass(slots=True)
@@ -302,6 +312,8 @@ class History:
         self.cosines: deque[float] = deque(maxlen=CONFLICT_ROWS)
         """Between the objectives' gradients, of the newest rows that have one."""
         self.objectives = {name: Past(name, objective.kl_band) for name, objective in config.objectives.items()}
+        self.paces = {phase: Window(NOISE_ROWS) for phase in PHASES}
+        """Seconds a completion token, by phase."""
         self.reported: tuple[int, frozenset[tuple[str, str]]] = (0, frozenset())
         """The keys of what the rules found, and as of which number of rows."""
         for row in rows:
@@ -315,6 +327,12 @@ class History:
         history.cosines.extend(_measured(rows, keys.GRAD_COSINE)[1][-CONFLICT_ROWS:].tolist())
         for past in history.objectives.values():
             past.fill(rows)
+        tokens = _measured(rows, keys.TOKENS)
+        for phase, window in history.paces.items():
+            at, seconds = _measured(rows, keys.TIME.of(phase))
+            _, one, other = np.intersect1d(at, tokens[0], assume_unique=True, return_indices=True)
+            for pace in (seconds[one] / np.maximum(tokens[1][other], 1))[-NOISE_ROWS:].tolist():
+                window.add(pace)
         return history
 
     def append(self, row: Row) -> None:
@@ -323,12 +341,19 @@ class History:
             past.add(row)
         if (cosine := _finite(row, keys.GRAD_COSINE)) is not None:
             self.cosines.append(cosine)
+        self._pace(row)
         if self._count < BASELINE:
             self._first.append(row)
         self._newest.append(row)
         self._count += 1
         if len(self._newest) == 2 * KEPT:
             del self._newest[:KEPT]
+
+    def _pace(self, row: Row) -> None:
+        tokens = _finite(row, keys.TOKENS)
+        for phase, window in self.paces.items():
+            if tokens and (seconds := _finite(row, keys.TIME.of(phase))) is not None:
+                window.add(seconds / tokens)
 
     def __len__(self) -> int:
         return self._count

@@ -63,6 +63,8 @@ def sampler_stale(rows: Rows, config: Config) -> Finding | None:
         return None
     if config.sampling.changes_policy or config.algorithm.importance_correction != "none":
         return None
+    if any(row.get(keys.POSITIONS) for row in tail):
+        return None  # positions of the longest row: `sampler_mismatch`
     first = rows[0]
     gaps = [number(row, keys.SAMPLER_DIFFERENCE.mean) for row in (first, *tail)]
     agreed = gaps[0] is not None and not beyond_rounding(first, keys.SAMPLER_DIFFERENCE)

@@ -1,6 +1,7 @@
 """Rules about a policy that gets worse: reward or accuracy falls, or it hedges where the text answers.
 
-Asked through rules.py, as those of symptoms.py; `accuracy_fell` reads evaluations and is asked by `doctor.diagnose`.
+Asked through rules.py, as those of signal.py; `accuracy_fell` and `reward_without_accuracy` read evaluations and are
+asked by `doctor.diagnose`.
 """
 
 import math
@@ -14,6 +15,7 @@ from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import change
 from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import (
+    ENOUGH,
     WINDOW,
     Finding,
     Rows,
@@ -26,7 +28,7 @@ from grpo_nb.rules.finding import (
     series,
     start,
 )
-from grpo_nb.rules.history import CURVES, SETTINGS, Around, Fall, History, ObjectiveRule, Past
+from grpo_nb.rules.history import CURVES, KEPT, SETTINGS, Around, Fall, History, ObjectiveRule, Past
 
 HEDGES = ("unknown", "abstained")
 """Labels of answers that name nothing where the text answers; where it does not, naming nothing is `correct`."""
@@ -44,6 +46,11 @@ ACCURACY_FALLEN = 0.15
 TURNED, TURNED_KNOB = 1.5, 1.05
 """Factor by which another curve, or a setting between two steps, changed."""
 
+REWARD_UP, ACCURACY_UP, ACCURACY_LEARNT = 0.1, 0.02, 0.05
+"""Training reward rose by more than the first (of twice its spread in a group, where that is below 1) while held-out
+accuracy rose by less than the second; training answers are learnt where they rose by the third."""
+LEFT_TO_LEARN = 0.05
+"""An accuracy nearer to 1 than this has no room to follow the reward."""
 HELD_OUT_FALL, HELD_OUT_FALL_ALONE = 0.03, 0.1
 """Fall of a held-out accuracy that matters where its paired interval leaves out 0; and where there is no interval."""
 
@@ -228,6 +235,74 @@ def _values(before: Mapping[str, Any], after: Mapping[str, Any], metric: str) ->
     if was is None or is_now is None or not math.isfinite(was) or not math.isfinite(is_now):
         return None
     return float(was), float(is_now)
+
+
+def reward_without_accuracy(
+    rows: Rows, config: Config, objective: str, evaluations: Sequence[Mapping[str, Any]]
+) -> Finding | None:
+    """Training reward rose, held-out accuracy did not: the reward is tricked, or prompts are memorised."""
+    pair = _first_and_newest(objective, evaluations)
+    moved = _values(*pair, "accuracy") if pair else None
+    if pair is None or moved is None:
+        return None
+    was, is_now = moved
+    rise, room = _reward_rise(rows, objective, pair[1]), 1 - was
+    if rise is None or is_now - was >= ACCURACY_UP or room < LEFT_TO_LEARN or not _surely_no_rise(*pair, is_now - was):
+        return None
+    before, now = rise
+    learnt = _correct_rise(rows, objective, pair[1])
+    memorised = learnt is not None and learnt >= ACCURACY_LEARNT
+    return Finding(
+        "reward_without_accuracy",
+        "warning",
+        newest(rows),
+        f"the training reward of {objective} rose from {before:.2f} to {now:.2f}, but held-out accuracy went from "
+        f"{was:.2f} ({pair[0]['stage']}) to {is_now:.2f} ({pair[1]['stage']}): "
+        + (
+            f"{learnt:.0%} more of the training answers are right, so prompts are memorised."
+            if memorised
+            else "the reward pays for something else than right answers."
+        ),
+        {"objective": objective, "reward": [before, now], "accuracy": [was, is_now], "correct_rise": learnt}
+        | {"cause": "memorised" if memorised else "tricked"},
+        "train on more prompts, or fewer steps; a higher beta keeps the policy nearer to what generalises"
+        if memorised
+        else "read the best-paid samples of the last steps; make the reward ask for what the evaluation asks",
+    )
+
+
+def _reward_rise(rows: Rows, objective: str, after: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Reward at the start and about the step of an evaluation, where it rose by enough of the spread in a group."""
+    key, near = keys.REWARD.of(objective), _near(rows, after)
+    before, now = start(rows, key), level(near, key)
+    spread = start(rows, keys.REWARD_STD.of(objective))
+    if before is None or now is None:
+        return None
+    return (before, now) if now - before > REWARD_UP * (1.0 if spread is None else min(2 * spread, 1.0)) else None
+
+
+def _correct_rise(rows: Rows, objective: str, after: Mapping[str, Any]) -> float | None:
+    """By how much the share of right training answers rose up to an evaluation."""
+    before, now = label_start(rows, objective, "correct"), label_level(_near(rows, after), objective, "correct")
+    return None if before is None or now is None else now - before
+
+
+def _near(rows: Rows, after: Mapping[str, Any]) -> Rows:
+    """The rows up to the step of an evaluation, where they are still there; else all of them."""
+    step = after.get("step")
+    if not isinstance(step, int) or not len(rows) or newest(rows) <= step:
+        return rows
+    kept = rows[-min(len(rows), KEPT) :]
+    upto = [row for row in kept if row["step"] <= step]
+    return upto if len(upto) >= ENOUGH else rows
+
+
+def _surely_no_rise(before: Mapping[str, Any], after: Mapping[str, Any], rise: float) -> bool:
+    """Whether the paired interval, where there is one, leaves out a rise that would match the reward's."""
+    if not all("accuracy" in row.get("resamples", ()) for row in (before, after)):
+        return True
+    changed = change(dict(before), dict(after), "accuracy")
+    return changed is None or math.isnan(changed[2]) or changed[2] < max(2 * ACCURACY_LEARNT, rise + ACCURACY_UP)
 
 
 def _first_and_newest(

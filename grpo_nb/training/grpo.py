@@ -12,6 +12,7 @@ import torch
 from grpo_nb import optim
 from grpo_nb.losses import rounding
 from grpo_nb.metrics import keys
+from grpo_nb.policy import anatomy
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
@@ -24,7 +25,18 @@ from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told
-from grpo_nb.training import commands, gradient_check, guards, loop, memory_ladder, metrics, quick_eval, resume, samples
+from grpo_nb.training import (
+    commands,
+    gradient_check,
+    guards,
+    loop,
+    memory_ladder,
+    metrics,
+    quick_eval,
+    resume,
+    samples,
+    texts,
+)
 from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
 from grpo_nb.training.gradients import measure, objective_gradients
@@ -254,7 +266,10 @@ def step_row(state: TrainState, plan: StepPlan, batch: Experience, updates: metr
         keys.ROUNDING: rounding.step(state.policy.dtype, state.policy.device),
         keys.TOKENS: sum(len(ids) for ids in batch.rollouts.completion_ids),
         keys.MEMORY_PEAK: metrics.peak_memory_mib(state.policy.device),
+        keys.MEMORY_NOW: metrics.memory_mib(state.policy.device),
     }
+    if shifted := anatomy.shifts_positions(state.policy.text_config, batch.rollouts.longest):
+        row[keys.POSITIONS] = shifted
     return row
 
 
@@ -265,6 +280,7 @@ def _objective_row(state: TrainState, plan: StepPlan, batch: Experience, name: s
     lengths = [len(rollouts.completion_ids[i]) for i in rows]
     row = metrics.reward_row(name, own, reward_matrix(own, rollouts.group_size), learns)
     row |= metrics.part_length_row(name, own, lengths)
+    row |= texts.text_row(name, rollouts, rows, own)
     row |= metrics.clipped_row(name, batch, plan.algorithm.advantage_bound)
     if state.config.shaping.active:
         row |= metrics.shaped_row(name, batch.rewards[name])

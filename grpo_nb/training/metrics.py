@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean, stdev
 
+import psutil
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -54,6 +55,16 @@ def peak_memory_mib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def memory_mib(device: torch.device) -> float | None:
+    """Memory held now in MiB, measured as `peak_memory_mib`; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) / 2**20
+    try:
+        return float(psutil.Process().memory_info().rss) / 2**20
+    except psutil.Error:
+        return None
 
 
 def update_row(updates: Updates) -> Row:
@@ -129,6 +140,7 @@ def reward_row(
         keys.REWARD_STD.of(objective): float(whole.std(dim=1).mean()) if len(whole) else None,
         keys.SCORED.of(objective): len(scored) / len(scores),
         keys.FRAC_REWARD_ZERO_STD.of(objective): float(dead.double().mean()) if len(whole) else None,
+        **expected_row(objective, scores, rewards.shape[1]),
         keys.UNSCORED_GROUPS.of(objective): len(rewards) - len(whole),
         **{keys.REWARD_PART.of(objective, name): value for name, value in _part_means(scores).items()},
         **{keys.REWARD_PART_STD.of(objective, name): v for name, v in _part_spreads(scores, rewards.shape[1]).items()},
@@ -143,6 +155,15 @@ def part_length_row(objective: str, scores: Sequence[Score], lengths: Sequence[i
         for name, values in _parts(scores).items()
         if name not in (TASK, JUDGE)
     }
+
+
+def expected_row(objective: str, scores: Sequence[Score], group: int) -> Row:
+    """Share of groups that are all right or all wrong by chance, from each prompt's own share of right answers."""
+    groups = [scores[i : i + group] for i in range(0, len(scores), group)]
+    shares = [sum(s.label == "correct" for s in own) / group for own in groups if all(s.label for s in own)]
+    if not shares:
+        return {}
+    return {keys.FRAC_ZERO_STD_EXPECTED.of(objective): fmean(p**group + (1 - p) ** group for p in shares)}
 
 
 def condition_row(objective: str, scores: Sequence[Score], told: Sequence[bool | None]) -> Row:

@@ -10,7 +10,7 @@ import pytest
 from grpo_nb import presets, rules
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
-from grpo_nb.rules import learning
+from grpo_nb.rules import regressions
 from grpo_nb.rules.finding import Finding
 from tests.support.made_rows import Row, healthy, ill
 from tests.support.tokens import names
@@ -322,13 +322,13 @@ def evaluation(stage: str, accuracy: float, **more: Any) -> dict[str, Any]:
 def test_reward_that_rises_without_accuracy() -> None:
     rows = healthy()
     flat = [evaluation("sft", 0.55), evaluation("latest", 0.56)]
-    finding = learning.reward_without_accuracy(rows, CONFIG, F, flat)
+    finding = regressions.reward_without_accuracy(rows, CONFIG, F, flat)
     assert finding is not None and "0.55 (sft) to 0.56" in finding.message
     better = [evaluation("sft", 0.55), evaluation("latest", 0.9)]
     unlike = [evaluation("sft", 0.55, pool="b"), evaluation("latest", 0.56)]
     for others in (better, unlike, flat[:1], []):
-        assert learning.reward_without_accuracy(rows, CONFIG, F, others) is None
-    assert learning.reward_without_accuracy(rows, CONFIG, H, flat) is None
+        assert regressions.reward_without_accuracy(rows, CONFIG, F, others) is None
+    assert regressions.reward_without_accuracy(rows, CONFIG, H, flat) is None
 
 
 # Asking
@@ -382,9 +382,9 @@ def far(row: Row) -> Row:
 def test_a_beta_of_0_is_named_as_the_cause() -> None:
     rows = ill(lambda row: far(row) | {f"beta/{F}": 0.0})
     assert names(found(rows)["kl_exploded"].advice, f"beta/{F}", 0)
-    at_its_end = found(ill(lambda row: far(row) | {f"beta/{F}": 10.0}))["kl_exploded"]
+    at_its_end = found(ill(lambda row: far(row) | {f"beta/{F}": 10.0, f"beta_mode/{F}": "manual"}))["kl_exploded"]
     assert at_its_end.advice != found(ill(far))["kl_exploded"].advice, "the knob cannot be raised"
-    near_it = ill(lambda row: far(row) | {f"beta/{F}": 9.0})
+    near_it = ill(lambda row: far(row) | {f"beta/{F}": 9.0, f"beta_mode/{F}": "manual"})
     assert "from 9 to 10" in found(near_it)["kl_exploded"].advice
 
 
