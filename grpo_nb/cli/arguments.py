@@ -54,7 +54,8 @@ def parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_sft, _train, _tell, _eval, _score, _diagnose, _report, _bundle, _runs, _doctor, _plan, _settings):
+    looking = (_diagnose, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
+    for add in (_sft, _train, _tell, _eval, _score, *looking):
         add(verbs)
     return top
 
@@ -109,6 +110,9 @@ def _train(commands: Any) -> None:
     _making(command)
     command.add_argument(
         "--steps", type=_count, metavar="N", help="GRPO steps to reach in total; a new run keeps it as its run.steps"
+    )
+    command.add_argument(
+        "--debug", action="store_true", help="name the operation behind a nan or a CUDA error; several times slower"
     )
     command.add_argument("--no-sft", action="store_true", help="GRPO at once, whatever SFT has or has not done")
     _accepting(command)
@@ -215,6 +219,22 @@ def _bundle(commands: Any) -> None:
     )
     _run(command)
     command.add_argument("--out", metavar="FILE", help="where to write it; default: bug-report.zip in the run")
+    _json(command)
+
+
+def _profile(commands: Any) -> None:
+    command = _command(
+        commands,
+        "profile",
+        "a few steps under torch's profiler: seconds by phase and operator",
+        "Trains a copy from the run's newest weights; the run is not touched. Judges are not asked. The trace is for "
+        "https://ui.perfetto.dev. --memory shows the live tensors at the end of the last step, too.",
+        "grpo-nb profile runs/demo\ngrpo-nb profile runs/demo --steps 1 --memory",
+    )
+    _run(command)
+    command.add_argument("--steps", type=_count, default=3, metavar="N", help="steps to measure (default: 3)")
+    command.add_argument("--out", metavar="FILE", help="where to write the trace; default: trace.json.gz in the run")
+    command.add_argument("--memory", action="store_true", help="live tensors by shape, the largest first")
     _json(command)
 
 

@@ -9,6 +9,7 @@ from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
+from grpo_nb.doctor.debugging import debug_mode
 from grpo_nb.evaluation.compare import STAGES, Stage, comparison, three
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.evaluation.forgetting import probe
@@ -33,6 +34,8 @@ def sft_command(arguments: Namespace) -> int:
 
 def train_command(arguments: Namespace) -> int:
     """GRPO to a total number of steps; SFT first where the run has not had it."""
+    if arguments.debug:
+        say(str(debug_mode()))
     with open_run(arguments, steps=arguments.steps) as run:
         run.lock().refuse_if_taken()  # before a word of what is going to be done
         return _train(run, arguments)

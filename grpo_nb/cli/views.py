@@ -65,6 +65,23 @@ def bundle_command(arguments: Namespace) -> int:
     return DONE
 
 
+def profile_command(arguments: Namespace) -> int:
+    """Seconds by phase and operator, and the trace."""
+    from grpo_nb.doctor.profiling import profile
+
+    run = existing_run(arguments.run)
+    result = profile(run, arguments.steps, out=arguments.out)
+    if arguments.json:
+        show_json({"run": str(run.path), "trace": str(result.trace), "seconds": result.seconds})
+        return DONE
+    show([{"phase": phase, "s/step": seconds} for phase, seconds in result.seconds.items()])
+    show(result.rows())
+    if arguments.memory:
+        show(result.memory.rows())
+    say(f"{result.trace}: open it at https://ui.perfetto.dev")
+    return DONE
+
+
 def tell_command(arguments: Namespace) -> int:
     """Request a command of whoever trains the run; 1 if nobody does."""
     run = existing_run(arguments.run)

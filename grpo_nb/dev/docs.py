@@ -7,11 +7,11 @@ help. These pages, `grpo-nb settings` and the tests read them there. Every page 
 
 import argparse
 import inspect
-import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -46,9 +46,11 @@ def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     markdown, written = MarkdownIt("commonmark", {"html": False}).enable("table"), []
     for name, text in (pages() | {"index": _index_page(notebooks)}).items():
         path = folder / f"{name}.html"
-        body = markdown.render(text)
-        if name == "errors":  # `Known.page` points to its sections
-            body = re.sub(r"<h2>([\w-]+)</h2>", r'<h2 id="\1">\1</h2>', body)
+        tokens = markdown.parse(text)
+        for heading, inline in pairwise(tokens) if name == "errors" else ():
+            if heading.type == "heading_open":  # `Known.page` points to it
+                heading.attrSet("id", inline.content)
+        body = markdown.renderer.render(tokens, markdown.options, {})
         path.write_text(html("docs", title=name, body=Markup(body)), encoding="utf-8")
         written.append(path)
     return written

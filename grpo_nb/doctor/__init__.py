@@ -5,14 +5,16 @@ A diagnosis reads files only, so it can be made of a run that trains elsewhere, 
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from grpo_nb import rules
 from grpo_nb.doctor import resumes
+from grpo_nb.doctor.debugging import debug_mode
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
@@ -28,7 +30,32 @@ from grpo_nb.storage.safe_open import Irregular, opened
 from grpo_nb.storage.schema import LONGEST_LINE
 from grpo_nb.storage.vocabulary import RunState
 
-__all__ = ["Check", "Finding", "diagnose", "environment", "explain"]
+__all__ = [
+    "Check",
+    "Finding",
+    "bundle",
+    "debug_mode",
+    "diagnose",
+    "environment",
+    "explain",
+    "memory_snapshot",
+    "profile",
+]
+
+
+if TYPE_CHECKING:
+    from grpo_nb.doctor.bug_report import bundle as bundle
+    from grpo_nb.doctor.profiling import memory_snapshot as memory_snapshot
+    from grpo_nb.doctor.profiling import profile as profile
+
+_LATER = {"bundle": "bug_report", "memory_snapshot": "profiling", "profile": "profiling"}
+"""What trains or packs, loaded when it is first used: a diagnosis needs none of it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'grpo_nb.doctor' has no attribute {name!r}")
+    return getattr(import_module(f"grpo_nb.doctor.{_LATER[name]}"), name)
 
 
 _BOUNDARIES = {"start", "resume", "checkpoint", "finding", "stopped", "done", "failed"}

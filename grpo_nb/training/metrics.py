@@ -13,6 +13,7 @@ import psutil
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.profiler import record_function
 
 from grpo_nb import losses
 from grpo_nb.judge.tally import NAME as JUDGE
@@ -29,6 +30,10 @@ Updates = list[tuple[GradientStats, Update]]
 """What each optimizer update of a step saw and did."""
 
 
+PHASE_RANGE = "grpo_nb/"
+"""Before the name of a phase in a profiler's trace."""
+
+
 class Clock:
     """Seconds by phase: `with clock("rollout"): ...`."""
 
@@ -40,7 +45,8 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            yield
+            with record_function(f"{PHASE_RANGE}{phase}"):
+                yield
         finally:
             self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
 

@@ -1,0 +1,244 @@
+"""Where the seconds and the memory of a step go: `profile` by phase and operator, `memory_snapshot` by tensor.
+
+A profile trains a few steps of a copy from the run's newest weights; the run itself is not touched.
+"""
+
+import gc
+import tempfile
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from grpo_nb.config import Config
+from grpo_nb.evaluation.compare import Stage
+from grpo_nb.evaluation.evaluate import restore_policy
+from grpo_nb.rollout import Engine
+from grpo_nb.run.run import Run
+from grpo_nb.storage.files import clear_errors
+from grpo_nb.tasks import Task
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.metrics import PHASE_RANGE
+from grpo_nb.training.objectives import Rewards
+
+WARM_UP = 1
+"""Steps before those that are measured: caches fill, kernels are compiled."""
+OPERATORS = 12
+"""Operators of a phase that a profile keeps, the longest first."""
+TENSORS = 20
+"""Kinds of live tensors that a snapshot keeps, the largest first."""
+US = 1e-6
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator inside one phase, over all profiled steps."""
+
+    phase: str
+    name: str
+    calls: int
+    cpu_s: float
+    """Seconds on the CPU, without what it calls."""
+    gpu_s: float
+    """Seconds on the GPU, without what it calls."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Live tensors of one shape, type and device."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    count: int
+    mib: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a few steps spent their time on."""
+
+    steps: int
+    seconds: Mapping[str, float]
+    """Wall time of a step by phase, mean."""
+    operators: Sequence[Operator]
+    trace: Path
+    """A file for https://ui.perfetto.dev (Open trace file) or chrome://tracing."""
+    memory: "Snapshot"
+    """At the end of the last step."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row an operator, with its share of its phase's time on the busier device."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        for operator in self.operators:
+            totals[operator.phase] += max(operator.cpu_s, operator.gpu_s)
+        return [
+            {
+                "phase": o.phase,
+                "phase s/step": self.seconds.get(o.phase),
+                "operator": o.name,
+                "calls": o.calls,
+                "cpu s": o.cpu_s,
+                "gpu s": o.gpu_s,
+                "share": max(o.cpu_s, o.gpu_s) / (totals[o.phase] or 1.0),
+            }
+            for o in self.operators
+        ]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Memory held just now: live tensors by kind, and what the allocator has."""
+
+    tensors: Sequence[Held]
+    allocated_mib: float
+    """In live tensors."""
+    reserved_mib: float
+    """Kept by the GPU's allocator; 0 on a CPU."""
+    peak_mib: float
+    """Highest that the GPU's allocator gave out; 0 on a CPU."""
+    origins: Sequence[tuple[str, float]] = field(default=())
+    """Source lines that allocated what is held, in MiB; needs `debug_mode()` on a GPU."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a kind of tensor, the largest first."""
+        return [
+            {"shape": " x ".join(map(str, t.shape)) or "scalar", "dtype": t.dtype, "device": t.device}
+            | {"count": t.count, "MiB": t.mib}
+            for t in self.tensors
+        ]
+
+
+def profile(
+    run: Run,
+    steps: int = 3,
+    *,
+    out: str | Path | None = None,
+    tasks: Mapping[str, Task] | None = None,
+    rewards: Rewards | None = None,
+    engine: Engine | str | None = None,
+) -> Profile:
+    """Train `steps` steps of a copy under torch's profiler, without judges and evaluations; the run is not touched.
+
+    Args:
+        out: file of the trace; default: `trace.json.gz` in the run's folder.
+        tasks, rewards, engine: as for `grpo`, where the run has some of your own.
+
+    Raises:
+        ConfigError, RunError, ModelError, DataError, DependencyChanged: as `grpo`, before any work.
+    """
+    trace = Path(out or run.path / "trace.json.gz")
+    with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
+        copy = Run.create(Path(scratch) / "profile", _alone(run.config, WARM_UP + steps))
+        policy = restore_policy(run, _newest(run))
+        trained = grpo(copy, policy=policy, tasks=tasks, rewards=rewards, engine=engine)
+        with closing(trained):
+            for _ in range(WARM_UP):
+                next(trained)
+            with torch.profiler.profile(activities=_activities(), record_shapes=True) as profiler:
+                for _ in range(steps):
+                    next(trained)
+            memory = memory_snapshot()
+    with clear_errors("write the trace", trace):
+        profiler.export_chrome_trace(str(trace))
+    seconds, operators = _by_phase(profiler.events() or [], steps)
+    return Profile(steps, seconds, operators, trace, memory)
+
+
+def memory_snapshot() -> Snapshot:
+    """What holds memory in this process just now, by shape, type and device of the tensors."""
+    sizes: dict[tuple[tuple[int, ...], str, str], list[int]] = defaultdict(list)
+    seen: set[tuple[str, int]] = set()
+    for tensor in _live_tensors():
+        device = str(tensor.device)
+        place = device, tensor.untyped_storage().data_ptr()
+        if place not in seen:
+            seen.add(place)
+            key = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), device
+            sizes[key].append(tensor.untyped_storage().nbytes())
+    held = [Held(*key, len(each), sum(each) / MIB) for key, each in sizes.items()]
+    held.sort(key=lambda kind: -kind.mib)
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return Snapshot(
+        held[:TENSORS],
+        sum(kind.mib for kind in held),
+        torch.cuda.memory_reserved() / MIB if cuda else 0.0,
+        torch.cuda.max_memory_allocated() / MIB if cuda else 0.0,
+        _origins() if cuda else (),
+    )
+
+
+def _live_tensors() -> Iterator[torch.Tensor]:
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided and thing.device.type != "meta":
+            yield thing
+            if thing.grad_fn is None and thing.is_leaf and thing.grad is not None:
+                yield thing.grad
+
+
+def _origins() -> list[tuple[str, float]]:
+    """Source lines of the blocks that the GPU's allocator has given out, where it records them."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for segment in torch.cuda.memory._snapshot()["segments"]:
+        for block in segment["blocks"]:
+            frames = [f for f in block.get("frames", ()) if f.get("filename", "??") != "??"]
+            if block["state"] == "active_allocated" and frames:
+                found[f"{frames[0]['filename']}:{frames[0]['line']}"] += block["size"] / MIB
+    return sorted(found.items(), key=lambda item: -item[1])[:TENSORS]
+
+
+def _alone(config: Config, steps: int) -> Config:
+    """The settings of a few steps that ask nobody and measure nothing else."""
+    judges = {f"objectives.{name}.judge": None for name in config.objectives}
+    return config.replace(
+        **judges,
+        **{"sft.steps": 0, "run.steps": steps, "run.quick_eval_every": 0, "run.checkpoint_every": steps},
+        **{"run.samples_per_step": 0},
+    )
+
+
+def _newest(run: Run) -> Stage:
+    if run.checkpoints.latest()[0] is not None:
+        return "latest"
+    return "sft" if run.sft_checkpoints.latest()[0] is not None else "base"
+
+
+def _activities() -> list[ProfilerActivity]:
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def _by_phase(events: Sequence[Any], steps: int) -> tuple[dict[str, float], list[Operator]]:
+    """Seconds a step by phase, and each phase's longest operators; an event is of the phase that it begins in.
+
+    By time, not by nesting: the backward pass runs in a thread of its own.
+    """
+    ranges = sorted(
+        (e.time_range.start, e.time_range.end, e.name.removeprefix(PHASE_RANGE))
+        for e in events
+        if e.name.startswith(PHASE_RANGE) and str(e.device_type).endswith("CPU")
+    )
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for start, end, phase in ranges:
+        seconds[phase] += (end - start) * US / steps
+    starts = [start for start, _, _ in ranges]
+    spent: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for event in events:
+        at = bisect_right(starts, event.time_range.start) - 1
+        if event.name.startswith(PHASE_RANGE) or at < 0 or event.time_range.start > ranges[at][1]:
+            continue
+        row = spent[ranges[at][2], event.name]
+        row[0] += 1
+        row[1] += event.self_cpu_time_total * US
+        row[2] += event.self_device_time_total * US
+    found = [Operator(*key, int(calls), cpu, gpu) for key, (calls, cpu, gpu) in spent.items()]
+    found.sort(key=lambda o: -max(o.cpu_s, o.gpu_s))
+    order = sorted(seconds, key=lambda phase: -seconds[phase])
+    return dict(seconds), [o for phase in order for o in [o for o in found if o.phase == phase][:OPERATORS]]
