@@ -60,6 +60,8 @@ class Session:
         self._job = job or Job(run)
         self._worker: Worker | None = None
         self._dashboard: Dashboard | None = None
+        self._held_from = 0
+        """The step that the newest `step_once` asked for."""
 
     # ------------------------------------------------------------------ what it is doing
 
@@ -146,6 +148,7 @@ class Session:
         Raises:
             RunError: GRPO does not train now.
         """
+        self._held_from = self.step + 1
         self._request_once(Command.STEP)
 
     def save_now(self) -> None:
@@ -202,6 +205,8 @@ class Session:
     async def wait(self, step: int | None = None) -> Summary:
         """Wait until the run ends, or until `step` is in the log; widgets stay alive meanwhile. Says where it stands.
 
+        Without a step, after `pause` or `step_once`, it waits until the training is held.
+
         The first interrupt (the stop button of the notebook) lets the step finish and saves; the
         second stops waiting at once. A run that another kernel trains is not stopped by it.
 
@@ -210,7 +215,8 @@ class Session:
             Exception: whatever ended the training, so that the cell fails and Run All stops.
         """
         try:
-            while self._waiting_for(step):
+            held = self._held_by(step)
+            while self._waiting_for(step) and not held():
                 await asyncio.sleep(POLL_SECONDS)
         except (asyncio.CancelledError, KeyboardInterrupt):
             self._interrupted()
@@ -324,7 +330,8 @@ class Session:
 
     def _block(self, step: int | None, meanwhile: Callable[[], None]) -> None:
         try:
-            while self._waiting_for(step):
+            held = self._held_by(step)
+            while self._waiting_for(step) and not held():
                 meanwhile()
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
@@ -337,6 +344,12 @@ class Session:
 
     def _waiting_for(self, step: int | None) -> bool:
         return self.followed and (step is None or self.step < step)
+
+    def _held_by(self, step: int | None) -> Callable[[], bool]:
+        """Whether the training is held, of a wait that began when it was to be; a later pause keeps a wait waiting."""
+        if step is None and self.run.knobs.command is Command.PAUSE:
+            return lambda: self.state is RunState.PAUSED and self.step >= self._held_from
+        return lambda: False
 
     def _interrupted(self) -> None:
         if self._worker is None:

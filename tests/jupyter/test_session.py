@@ -5,6 +5,8 @@ import importlib
 import os
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,26 @@ def test_start_makes_a_run_from_a_path_and_a_config(stage: Stage, tmp_path: Path
     live = start(tmp_path / "new", config=tiny_config(run__steps=2))
     live.wait_blocking()
     assert (live.run.path, live.step) == (tmp_path / "new", 2)
+
+
+def test_a_wait_after_one_step_ends_once_the_run_is_held(stage: Stage, run: Run) -> None:
+    live = start(run)
+    stage.release(2)
+    live.wait_blocking(step=2)
+    live.pause()
+    run.log_event("paused", step=2)
+    assert names(live.wait_blocking(), "paused", 2)
+    live.step_once()
+    ended: list[str] = []
+    waiting = threading.Thread(target=lambda: ended.append(live.wait_blocking()))
+    waiting.start()
+    time.sleep(0.3)
+    assert waiting.is_alive(), "held at the step before"
+    stage.release(1)
+    waiting.join(60)
+    assert names(ended[0], "paused", 3)
+    live.stop()
+    live.wait_blocking()
 
 
 @pytest.mark.ux(12, at="unit")
