@@ -107,7 +107,9 @@ def server() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def this_checkout() -> Iterator[None]:
     """Kernels that start meanwhile import the package from here, and add up in the order that one thread has."""
-    with pytest.MonkeyPatch.context() as patch:
+    from tests.support import forked
+
+    with pytest.MonkeyPatch.context() as patch, forked.kernels():
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield

@@ -22,6 +22,7 @@ from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import load_pairs, sft
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
+from tests.support import forked
 from tests.support.cli_stage import STEPS, fake_grpo, save, says, stats
 from tests.support.tiny import REWARDS, small_tasks, small_world, tiny_config, tiny_run
 from tests.support.tokens import names, pattern
@@ -280,7 +281,8 @@ def command(path: Path, steps: int) -> list[str]:
     flags = {"sft.steps": 2, "sft.batch": 8, "sft.micro_batch": 8, "batch.prompts": 4, "batch.group_size": 4,
              "batch.micro_batch": 16, "run.quick_eval_every": 0}  # fmt: skip
     settings = [part for key, value in flags.items() for part in ("--set", f"{key}={value}")]
-    return [sys.executable, "-m", "grpo_nb", "train", str(path), "--preset", "demo", *settings, "--steps", str(steps)]
+    arguments = ["-m", "grpo_nb", "train", str(path), "--preset", "demo", *settings, "--steps", str(steps)]
+    return forked.command(*arguments)
 
 
 def test_a_terminated_process_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:

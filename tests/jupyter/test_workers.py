@@ -16,6 +16,7 @@ from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.workers import AlreadyTraining, Job, WorkerFailed
 from grpo_nb.run.run import Run, RunError
 from tests.conftest import ROOT
+from tests.support import forked
 from tests.support.tiny import REWARDS, small_tasks, tiny_run
 from tests.support.tokens import names, pattern
 
@@ -50,8 +51,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(Job, "command", lambda job: [sys.executable, "-c", code])
 
 
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers that this process starts are forks."""
+    plain = Job.command
+    monkeypatch.setattr(Job, "command", lambda job: forked.command(*plain(job)[1:]))
+
+
 @pytest.mark.ux(2, 8, 12, at="unit")
-def test_process_trains_pauses_stops_and_goes_on(run: Run) -> None:
+def test_process_trains_pauses_stops_and_goes_on(run: Run, forks: None) -> None:
     began = time.monotonic()
     live = start(run, where="process")
     assert time.monotonic() - began < 0.5 and live.live and live.state == "starting"
@@ -86,6 +94,9 @@ def test_log_of_a_process_is_no_terminal(tmp_path: Path, monkeypatch: pytest.Mon
 KERNEL = """
 import sys, time
 from grpo_nb import start
+from grpo_nb.jupyter.workers import Job
+command = Job.command
+Job.command = lambda job: [*sys.argv[3:], *command(job)[1:]]
 live = start(sys.argv[1], where="process", stage=sys.argv[2])
 while not live.step:
     time.sleep(0.05)
@@ -97,7 +108,7 @@ time.sleep(600)
 # what a kernel started survives it; the next kernel attaches, steers, and may not start a second one
 @pytest.mark.ux(5, 10, 37, at="unit")
 def test_process_outlives_its_kernel(run: Run) -> None:
-    command = [sys.executable, "-c", KERNEL, str(run.path), "grpo"]
+    command = [sys.executable, "-c", KERNEL, str(run.path), "grpo", *forked.command()]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as first:
         assert first.stdout is not None and first.stdout.readline() == b"trains\n"
         os.killpg(first.pid, signal.SIGKILL)  # as Jupyter ends a kernel: with all of its process group
@@ -118,7 +129,7 @@ def test_process_outlives_its_kernel(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_sft_in_a_process_obeys_its_knobs(tmp_path: Path) -> None:
+def test_sft_in_a_process_obeys_its_knobs(tmp_path: Path, forks: None) -> None:
     run = tiny_run(tmp_path, sft__steps=400)
     live = start(run, stage="sft", where="process")
     live.wait_blocking(step=1)

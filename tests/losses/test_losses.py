@@ -7,7 +7,6 @@ Inputs and values only; no code is shared. `golden/` holds those of a released v
 import dataclasses
 import json
 import subprocess
-import sys
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +20,7 @@ from grpo_nb import algorithms, losses
 from grpo_nb.algorithms import ALGORITHMS, algorithm
 from grpo_nb.losses import LossNormalizer
 from tests.conftest import ROOT
+from tests.support import forked
 from tests.support.tokens import names, pattern
 from tests.support.trl_case import COUNTS, ENTROPY, LOGP, MASK, OLD, REF, ROW, float64, loss_and_gradient
 
@@ -344,9 +344,7 @@ print(json.dumps(found))
 
 def test_shapes_that_disagree_are_refused_not_broadcast() -> None:
     """In a process of its own, because here every signature is checked before a function's own words."""
-    ran = subprocess.run(
-        [sys.executable, "-c", IN_A_USERS_PROCESS], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    ran = subprocess.run(forked.command("-c", IN_A_USERS_PROCESS), capture_output=True, text=True, check=True, cwd=ROOT)
     expected = [
         ["logp is [4, 5], logp_old is [4, 4], logp_ref is [4, 5], mask is [4, 5]"],
         ["logp is [4, 5], logp_old is [4, 5], logp_ref is [4, 5], mask is [4, 1]"],

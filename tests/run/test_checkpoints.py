@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from grpo_nb.run import checkpoints as module
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 from grpo_nb.storage.files import RunError
+from tests.support import forked
 from tests.support.kill_points import ROOT, survives
 from tests.support.tokens import caused_by, names, pattern
 
@@ -482,9 +482,7 @@ def test_kill_9_while_saving_over_and_over(tmp_path: Path) -> None:
     """A busy writer killed at moments drawn at random: whatever is there afterwards is whole and consistent."""
     draw, folder, started = random.Random(0), tmp_path / "c", 0
     for _ in range(3):
-        child = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
+        child = subprocess.Popen(forked.command("-c", WRITER, str(folder)), cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         for _ in range(8):
             started = int(child.stdout.readline())

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support import forked
+
 CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
 ROOT = Path(__file__).resolve().parents[2]
 Step = Callable[[Path], None]
@@ -23,7 +25,7 @@ Step = Callable[[Path], None]
 def survives(action: Step, check: Step, folder: Path, every: int = 1) -> int:
     """How many kill points were tried, each `every`-th call; fails with the child's words where `check` failed."""
     names = [action.__module__, action.__name__, check.__name__, str(folder), str(every)]
-    command = [sys.executable, "-m", "tests.support.kill_points", *names]
+    command = forked.command("-m", "tests.support.kill_points", *names)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)

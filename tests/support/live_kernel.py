@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 from traitlets.config import Config
 
 from tests.conftest import ROOT
+from tests.support import forked
 
 PATIENCE = 240.0
 
@@ -60,7 +61,8 @@ def execute(folder: Path, *sources: str) -> tuple[list[str], Any]:
         sockets = Config({"KernelManager": {"transport": "ipc", "connection_file": f"{private}/kernel.json"}})
         where = {"metadata": {"path": str(folder)}}
         client = NotebookClient(book, config=sockets, timeout=int(PATIENCE), allow_errors=True, resources=where)
-        client.execute(env=environment(folder))
+        with forked.kernels():
+            client.execute(env=environment(folder))
     return [shown(cell) for cell in book.cells], book
 
 
@@ -70,7 +72,8 @@ class Shared:
     def __init__(self, folder: Path) -> None:
         asynchronous = "jupyter_client.asynchronous.client.AsyncKernelClient"
         self.manager = KernelManager(kernel_name="python3", client_class=asynchronous)
-        self.manager.start_kernel(cwd=str(folder), env=environment(folder))
+        with forked.kernels():
+            self.manager.start_kernel(cwd=str(folder), env=environment(folder))
 
     def execute(self, folder: Path, *sources: str) -> tuple[list[str], Any]:
         """As the function of this name."""
@@ -92,7 +95,8 @@ class Kernel:
         self.package = folder / "grpo_nb"
         shutil.copytree(ROOT / "grpo_nb", self.package)  # compiled files too, which times of their sources keep valid
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(cwd=str(folder), env=environment(folder, folder))
+        with forked.kernels():
+            self.manager.start_kernel(cwd=str(folder), env=environment(folder, folder))
         self.client: Any = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=PATIENCE)

@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from grpo_nb import presets
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
+from tests.support import forked
 from tests.support.kill_points import survives
 from tests.support.tiny import REWARDS, small_tasks, stable, tiny_config, tiny_run, weights
 
@@ -32,7 +32,7 @@ def config_flags() -> list[str]:
 
 
 def command(run: Path) -> list[str]:
-    return [sys.executable, "-m", "grpo_nb", "train", str(run), *config_flags()]
+    return forked.command("-m", "grpo_nb", "train", str(run), *config_flags())
 
 
 def finish(run: Path) -> None:

@@ -16,7 +16,9 @@ from grpo_nb.training.sft import sft
 from grpo_nb.types import Rollouts
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
 
-GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
+
+def given() -> dict[str, Any]:
+    return {"tasks": small_tasks(), "rewards": REWARDS}
 
 
 def full(count: int) -> torch.OutOfMemoryError:
@@ -56,13 +58,13 @@ def test_the_step_is_that_of_a_smaller_micro_batch(
     shaped: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = begun(tmp_path, "small", batch__micro_batch=2, **shaped)
-    expected = rows(list(grpo(small, **GIVEN)))
+    expected = rows(list(grpo(small, **given())))
     run = begun(tmp_path, "full", **shaped)
     sizes = room_for(2, monkeypatch)
-    found = rows(list(grpo(run, steps=1, **GIVEN)))
+    found = rows(list(grpo(run, steps=1, **given())))
     tried = len(sizes)
     assert sizes[:3] == [8, 4, 2], "half as much each time, from what a pass really holds"
-    found += rows(list(grpo(run, **GIVEN)))
+    found += rows(list(grpo(run, **given())))
     assert max(sizes[tried:]) == 2, "a run that goes on does not try again"
     assert found == expected and same_weights(run, small)
     assert [(e["step"], e["now"]) for e in events(run, "out_of_memory")] == [(1, "micro_batch=4"), (1, "micro_batch=2")]
@@ -72,17 +74,17 @@ def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pyt
     run = begun(tmp_path, "nothing")
     room_for(0, monkeypatch)
     with pytest.raises(torch.OutOfMemoryError):
-        list(grpo(run, **GIVEN))
+        list(grpo(run, **given()))
     assert events(run, "failed") and run.last_step() in (None, 0)
     monkeypatch.undo()
-    assert [row["step"] for row in rows(list(grpo(run, **GIVEN)))] == [1, 2], "nothing is lost"
+    assert [row["step"] for row in rows(list(grpo(run, **given())))] == [1, 2], "nothing is lost"
 
 
 def test_weights_that_have_moved_are_not_moved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begun(tmp_path, "moved", batch__num_iterations=2)
     room_for(4, monkeypatch, after=2)  # the first update's two passes
     with pytest.raises(torch.OutOfMemoryError):
-        list(grpo(run, **GIVEN))
+        list(grpo(run, **given()))
     assert not events(run, "out_of_memory") and events(run, "torn")
 
 
@@ -105,12 +107,12 @@ class Crowded(EagerEngine):
 
 def test_fewer_completions_are_drawn_at_a_time(tmp_path: Path) -> None:
     plain, run, engine = begun(tmp_path, "plain"), begun(tmp_path, "crowded"), Crowded(4)
-    expected, found = rows(list(grpo(plain, **GIVEN))), rows(list(grpo(run, engine=engine, **GIVEN)))
+    expected, found = rows(list(grpo(plain, **given()))), rows(list(grpo(run, engine=engine, **given())))
     drawn = ("tokens", "reward/fairness/mean", "length/fairness/mean")
     assert [[row[key] for key in drawn] for row in found] == [[row[key] for key in drawn] for row in expected]
     assert engine.asked == [None, 8, 4, 4] and engine.released == 2
     with pytest.raises(RolloutMemoryError):
-        list(grpo(begun(tmp_path, "none"), engine=Crowded(3), **GIVEN))
+        list(grpo(begun(tmp_path, "none"), engine=Crowded(3), **given()))
 
 
 def test_scores_are_asked_for_again_and_nothing_is_counted_twice(
