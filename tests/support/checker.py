@@ -16,9 +16,13 @@ from beartype._check.code import codemain
 # check may run at any moment, in another thread or when a generator is collected.
 codemain.getrandbits = random.Random(0).getrandbits
 
-CALLS = 64
-"""Calls of a function without axes that are checked in one test: a loop's later ones are like its first ones."""
+CALLS = 16
+"""Calls of a function that are checked in one test: a loop's later ones are like its first ones."""
+CLOSURES = 4
+"""Functions made by one inner `def` that are checked in one test: the check of each is compiled anew."""
 _tests = 0
+_made: dict[Any, int] = {}
+"""How many functions of each inner `def` this test has made."""
 
 check = beartype(
     conf=BeartypeConf(
@@ -44,6 +48,7 @@ def begin() -> None:
     """A test begins: the first calls of every function are checked again."""
     global _tests
     _tests += 1
+    _made.clear()
 
 
 def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
@@ -53,13 +58,18 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if target.__module__.endswith("_triton"):
         return target  # Triton compiles the function itself, with the names of its module
     if not inspect.isclass(target):
-        return (shaped if _needs_jaxtyping(target) else _plain)(target, typechecker=typechecker)
+        if "<locals>" in target.__qualname__:
+            made = _made[target.__code__] = _made.get(target.__code__, 0) + 1
+            if made > CLOSURES:
+                return target
+        axes = functools.partial(shaped, typechecker=typechecker)
+        return _checked(target, axes if _needs_jaxtyping(target) else typechecker)
     if is_dataclass(target):
         target.__init__ = jaxtyped(target.__init__, typechecker=typechecker)
     return target
 
 
-def _plain(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
+def _checked(function: Callable[..., Any], checker: Callable[[Any], Any]) -> Callable[..., Any]:
     """The check is written at the first call: most functions are never called in one process of tests."""
     checked: Callable[..., Any] | None = None
     test, left = 0, CALLS
@@ -72,7 +82,7 @@ def _plain(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> C
         if left <= 0 or jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
         left -= 1
-        checked = checked or typechecker(function)
+        checked = checked or checker(function)
         return checked(*args, **kwargs)
 
     return call
