@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torchjd import aggregation
@@ -337,6 +337,7 @@ def test_weights_stretch_the_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", *SETTLING])
+@settings(max_examples=30)  # of six orders; mgda takes longest
 @given(seed=seeds, order=st.permutations(range(3)))
 def test_the_order_of_objectives_does_not_matter(name: str, seed: int, order: list[int]) -> None:
     """`pcgrad` alone draws an order."""

@@ -189,6 +189,10 @@ def test_every_picture_is_a_png_of_its_size(name: str) -> None:
     width, height = struct.unpack(">II", png[16:24])
     assert png.startswith(b"\x89PNG") and (width, height) == pytest.approx(figure.get_size_inches() * 100, abs=1)
     assert len(png) < 250_000
+
+
+def test_a_notebook_shows_the_picture_that_is_written() -> None:
+    figure, png, _, _ = drawn(next(iter(PICTURES)))
     assert figure._repr_png_() == png  # type: ignore[attr-defined]
 
 

@@ -13,6 +13,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support import forked
+
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "build" / "screenshots"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -54,10 +56,10 @@ class Lab:
         own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"}
         own |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
         own |= {"IPYTHONDIR": "ipython"}
-        env = os.environ | {name: str(folder / place) for name, place in own.items()}
-        env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         log = folder / "lab.log"
-        with open(log, "wb") as file:
+        with open(log, "wb") as file, forked.kernels():
+            env = os.environ | {name: str(folder / place) for name, place in own.items()}
+            env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             self._server = subprocess.Popen(command, env=env, stdout=file, stderr=file)
         try:
             until(lambda: self._answers() or self._server.poll() is not None, "JupyterLab to answer")

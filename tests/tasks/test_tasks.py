@@ -3,15 +3,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
-from grpo_nb.config import ObjectiveConfig
 from grpo_nb.report import report
-from grpo_nb.tasks import HaluEvalQA, load_task, parsed, selfcheck
+from grpo_nb.tasks import HaluEvalQA, parsed, selfcheck
 from grpo_nb.tasks.records import DataError
 from grpo_nb.types import Example, Score
+from tests.support.tiny import demo_tasks
 from tests.support.tokens import pattern
 
 
@@ -45,9 +45,8 @@ def test_a_tasks_own_check_is_the_one() -> None:
         selfcheck(Checked(lambda text: float("Lima" in text)))
 
 
-def test_the_table_of_checks(tmp_path: Any) -> None:
-    tasks = {name: load_task(ObjectiveConfig(task=name, data="demo"), tmp_path, 0) for name in ("bbq", "halueval_qa")}
-    table = report.selfchecks({**tasks, "own": Capitals(lambda text: float("Lima" in text))})
+def test_the_table_of_checks() -> None:
+    table = report.selfchecks({**demo_tasks()[1], "own": Capitals(lambda text: float("Lima" in text))})
     text = repr(table)
     assert table.frame["task"].tolist() == ["bbq", "halueval_qa", "capitals"] and "capitals" in text
     with pytest.raises(DataError, match="own-check"):
