@@ -24,6 +24,14 @@ class Update:
     """`empty`: the gradient was exactly 0, so there was nothing to learn."""
 
 
+class BrokenUpdate(FloatingPointError):
+    """A parameter is not finite after an update; the message names it, `update` has the update's numbers."""
+
+    def __init__(self, message: str, update: Update) -> None:
+        super().__init__(message)
+        self.update = update
+
+
 def adamw(
     parameters: Parameters, learning_rate: float, weight_decay: float, together: bool = False
 ) -> torch.optim.AdamW:
@@ -50,7 +58,7 @@ def apply(
     weights as far as any step before it.
 
     Raises:
-        FloatingPointError: a parameter is not finite after the step; nothing must be saved from here on.
+        BrokenUpdate: a parameter is not finite after the step; nothing must be saved from here on.
     """
     gradients = [p.grad for p in parameters.values() if p.grad is not None]
     norm = global_norm(gradients)
@@ -67,9 +75,10 @@ def apply(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     change = global_norm(torch._foreach_sub(present, before))
-    _assert_finite(parameters, change)
     moved = change / max(global_norm(before), 1e-12)
-    return Update(norm=norm, moved=moved, status="clipped" if norm > max_norm else "ok")
+    update = Update(norm=norm, moved=moved, status="clipped" if norm > max_norm else "ok")
+    _assert_finite(parameters, update)
+    return update
 
 
 def gradient_refused(norm: float, skip_above: float | None) -> bool:
@@ -119,12 +128,13 @@ def load_state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer,
         optimizer.state[parameter][slot] = value.clone().to(home)
 
 
-def _assert_finite(parameters: Parameters, change: float) -> None:
-    if math.isfinite(change):  # which it is for finite parameters alone
+def _assert_finite(parameters: Parameters, update: Update) -> None:
+    if math.isfinite(update.moved):  # which it is for finite parameters alone
         return
     for name, parameter in parameters.items():
         if not torch.isfinite(parameter).all():
-            raise FloatingPointError(
-                f"parameter {name} is not finite after the update; nothing was saved. Resume from the last checkpoint "
-                "with a lower learning_rate, or float32/bfloat16 in place of float16"
+            raise BrokenUpdate(
+                f"parameter {name} ({str(parameter.dtype).removeprefix('torch.')}) is not finite after the update; "
+                "nothing was saved. Resume from the last checkpoint with a lower learning_rate",
+                update,
             )

@@ -6,7 +6,7 @@ the K completions of prompt p are rows p*K ... p*K + K - 1). Rectangular things 
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -179,8 +179,9 @@ class StepStats:
     step: int
     metrics: Mapping[str, float | int | str | None]
     """The row of metrics.jsonl; its keys are those of `metrics.keys`."""
-    status: Literal["ok", "clipped", "skipped", "empty"] = "ok"
-    """`skipped`: no update was applied; `empty`: there was nothing to learn from, the gradient was exactly 0."""
+    status: Literal["ok", "clipped", "skipped", "empty", "rolled_back"] = "ok"
+    """`skipped`: no update was applied; `empty`: there was nothing to learn from, the gradient was exactly 0;
+    `rolled_back`: its updates were undone."""
 
     def __getitem__(self, key: str) -> float | int | str | None:
         """The number under `key`.
@@ -204,7 +205,8 @@ Steps = Generator[StepStats, None, None]
 class Experience:
     """What one step learns from: B completions with everything about them; built once, and never written to.
 
-    All tensors are detached; rows of groups that could not be scored are False in `kept` and train nothing.
+    All tensors are detached; rows of groups that could not be scored, or that `skip_signal_free_groups` leaves out,
+    are False in `kept` and train nothing.
     """
 
     rollouts: Rollouts
@@ -227,8 +229,23 @@ class Experience:
     """log pi_ref, or None where no objective looks at the KL."""
     token_weights: Float[Tensor, "batch token"] | None = None
     """What multiplies a token's policy loss (another sampler's correction, the entropy mask); None: 1."""
+    bad: frozenset[int] = frozenset()
+    """Rows that train nothing because one of their log-probs is not finite; False in `kept`."""
     kl: Mapping[str, float | None] = field(default_factory=dict)
     """KL to the reference by objective, nats per token, before the first update; once all rows are measured."""
+
+    def without(self, bad: Sequence[int]) -> "Experience":
+        """The batch in which these rows train nothing either; their rewards stay in their groups' baselines."""
+        if not bad:
+            return self
+        kept = self.kept.clone()
+        kept[list(bad)] = False
+        return replace(self, kept=kept, bad=self.bad | {*bad})
+
+    @property
+    def scored(self) -> bool:
+        """Whether some group has all its rewards."""
+        return any(not bool(rewards.isnan().all()) for rewards in self.rewards.values())
 
     def kept_rows(self, objective: str) -> list[int]:
         """Rows of one objective that train."""

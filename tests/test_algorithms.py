@@ -92,7 +92,7 @@ CHANGES = [
 ELSEWHERE = {
     "advantage", "learning_rate", "max_grad_norm", "skip_grad_norm", "warmup_steps", "weight_decay", "advantage_clip",
     "mask_truncated", "top_entropy_quantile", "importance_correction", "importance_correction_level",
-    "importance_correction_bounds", "gradient_report_every",
+    "importance_correction_bounds", "gradient_report_every", "skip_signal_free_groups",
 }  # fmt: skip
 """Settings that act outside an update's gradient: see `test_experience.py`."""
 

@@ -76,6 +76,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 
 STATUS = {"clipped": "gradient clipped", "skipped": "update skipped", "empty": "nothing to learn from"}
+STATUS |= {"rolled_back": "step undone"}
 """What a step's status says to a reader; `ok` says nothing."""
 
 

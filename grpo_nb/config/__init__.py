@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
 from grpo_nb.config.batch import BatchConfig
+from grpo_nb.config.guards import GuardsConfig
 from grpo_nb.config.inequalities import Inequality, of_data, of_objectives, refuse
 from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.model import ModelConfig
@@ -26,6 +27,7 @@ __all__ = [
     "BatchConfig",
     "Config",
     "ConfigError",
+    "GuardsConfig",
     "JudgeConfig",
     "JudgeProvider",
     "ModelConfig",
@@ -112,6 +114,7 @@ class Config(Settings):
     batch: BatchConfig = BatchConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     shaping: ShapingConfig = ShapingConfig()
+    guards: GuardsConfig = GuardsConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")

@@ -92,6 +92,10 @@ class AlgorithmConfig(Settings):
     """Log-ratios are clamped to +- this before exp; the clamped share is logged."""
     mask_truncated: bool = False
     """Leave completions that hit the cap out of the loss (numerator and denominator)."""
+    skip_signal_free_groups: bool = False
+    """Leave groups in which no completion has an advantage out of the update: policy, KL and entropy terms, numerators
+    and denominators (tokens, or sequences). False, as in the paper and TRL: the KL penalty holds the policy on every
+    prompt, and moves the weights in a step without any signal too."""
 
     @property
     def row(self) -> Algorithm:

@@ -197,7 +197,10 @@ class Controls:
             return None, ""
         if name == "learning_rate":
             share = warmup(int(row["step"]), self._warmup)
-            return Setting(value / share), f", {share:.0%} of it in the warm-up" if share < 1 else ""
+            requested = _number(row.get(keys.LR_REQUESTED)) or value
+            notes = [f", {share:.0%} of it in the warm-up"] if share < 1 else []
+            notes += [f", {value / requested:.3g} of it since a rollback"] if value < requested else []
+            return Setting(requested / share), "".join(notes)
         mode = row.get(name.replace("/", "_mode/", 1))
         return Setting(value, mode == "auto" if isinstance(mode, str) else asked_automatic), ""
 

@@ -36,7 +36,7 @@ class Rows:
             self._even.append(row)
         self.count += 1
         self.newest.append(row)
-        if row.get("status") == "skipped":
+        if row.get("status") in ("skipped", "rolled_back"):
             self._skipped.append(row)
         if len(self._even) > MOST_ROWS:
             self._even, self._stride = self._even[::2], 2 * self._stride

@@ -53,3 +53,13 @@ def broken(gap: Gap, eps: float, temperature: float = 1.0) -> dict[str, tuple[fl
         "far": (gap.far if gap.tokens >= HIGH_TOKENS else None, FAR_SHARE * room),
     }
     return {name: (found, limit) for name, (found, limit) in limits.items() if found is not None and not found <= limit}
+
+
+def overflow_advice(dtype: str) -> str:
+    """What can be done where activations of this type overflow."""
+    if dtype == "float16":
+        return "set model.dtype to bfloat16 or float32 in a new run, whose range is wider"
+    return (
+        f"a wider type would not help, {dtype} has the range of float32: go on from an earlier checkpoint with a lower "
+        "learning rate, and look at the samples of this step"
+    )

@@ -89,13 +89,17 @@ def _difference(name: str, what: str, *producers: str) -> Difference:
 _STEP, _METRICS, _SFT = "training/grpo.py", "training/metrics.py", "training/sft.py"
 _REPORT, _JUDGE, _TEXTS = "training/gradient_report.py", "judge/tally.py", "training/texts.py"
 _CHECK = "training/gradient_check.py"
+_ROLLBACK, _OVERFLOW = "training/rollback.py", "training/overflow_report.py"
 
 # The step
 
 STEP = _one("step", "", "Number of the step, from 1.", _STEP, _SFT)
-STATUS = _one("status", TEXT, "What became of the updates: ok, clipped, skipped, or empty.", _METRICS, _SFT)
+STATUS = _one(
+    "status", TEXT, "What became of the updates: ok, clipped, skipped, empty, or rolled_back.", _METRICS, _SFT
+)
 ENGINE = _one("engine", TEXT, "What drew the completions: eager, graph, or the class of an own engine.", _STEP)
 LR = _one("lr", "", "Learning rate of the step.", _STEP, _SFT)
+LR_REQUESTED = _one("lr/requested", "", "The rate that the step would have had without a rollback.", _ROLLBACK)
 TEMPERATURE = _one("temperature", "", "Sampling temperature of the step.", _STEP)
 TOKENS = _one("tokens", "tokens", "Completion tokens of the step, stop tokens included.", _STEP, _SFT)
 ROUNDING = _one("rounding", "", "Step at 1 of the number type that the forward pass computes in.", _STEP)
@@ -129,6 +133,14 @@ GRAD_CHECK_ENTROPY = _one(
 )
 GRAD_COSINE = _one("grad/cosine", "", "Smallest cosine between two objectives' gradients.", _METRICS, _REPORT)
 GRAD_COSINE_OF = _family("grad/cosine/{a}/{b}", "", "Cosine between two objectives' gradients.", _REPORT)
+HEALTH_KL = _one(
+    "health/kl", "nats/token", "KL to the reference after the updates, few tokens; where it may have grown.", _ROLLBACK
+)
+ROLLBACKS = _one("rollback/in_a_row", "steps", "Rollbacks up to here without a healthy step between.", _ROLLBACK)
+STREAM = _one("rollback/stream", "", "Number of the sampling stream: the rollbacks of the run so far.", _ROLLBACK)
+OVERFLOW_LAYER = _one("overflow/layer", TEXT, "First layer whose output is not finite; empty: none.", _OVERFLOW)
+OVERFLOW_DTYPE = _one("overflow/dtype", TEXT, "Number type of its output.", _OVERFLOW)
+OVERFLOW_LARGEST = _one("overflow/largest", "", "Largest finite |x| that the layer was given.", _OVERFLOW)
 SAMPLER_DIFFERENCE = _difference("sampler_logp_difference", "between engine and training forward", _METRICS)
 IMPORTANCE_WEIGHT_MEAN = _one("importance_weight/mean", "", "Mean weight of the trained tokens.", _METRICS)
 IMPORTANCE_WEIGHT_ZERO = _one("importance_weight/zero", "share", "Trained tokens of weight 0.", _METRICS)
@@ -167,6 +179,9 @@ FRAC_ZERO_STD_EXPECTED = _family(
     "Groups that are expected to be all right or all wrong: mean of p^K + (1 - p)^K over the prompts, with the share p "
     "of right answers of each.",
     _METRICS,
+)
+BAD_ROWS = _family(
+    "bad_rows/{objective}", "completions", "Completions left out of the loss: a log-prob is not finite.", _STEP
 )
 ADVANTAGE_CLIPPED = _family(
     "advantage_clipped/{objective}", "share", "Trained completions cut by algorithm.advantage_clip.", _METRICS

@@ -133,9 +133,13 @@ def rate(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
     """Learning rate and temperature as the steps used them."""
     newest = column(rows, keys.TEMPERATURE).dropna()
     limit = config.algorithm.learning_rate
-    title(axis, "Learning rate", "as used" + (f"; temperature {newest.iloc[-1]:g} now" if len(newest) else ""))
-    used = column(rows, keys.LR)
+    used, requested = column(rows, keys.LR), column(rows, keys.LR_REQUESTED)
+    halved = bool((used < requested).any())
+    what = "as used; dashed: requested, before a guard halved it" if halved else "as used"
+    title(axis, "Learning rate", what + (f"; temperature {newest.iloc[-1]:g} now" if len(newest) else ""))
     reach(axis, rows, used, INK)
+    if halved:
+        axis.plot(rows["step"], requested, drawstyle="steps-post", color=MUTED, linewidth=1.3, linestyle=SHORT_DASHES)
     axis.plot(
         rows["step"], used, drawstyle="steps-post", color=INK, linewidth=2, marker="o" if len(rows) == 1 else None
     )

@@ -27,6 +27,7 @@ from grpo_nb.plots.canvas import (
     status,
     title,
 )
+from grpo_nb.plots.thinning import UNDONE
 
 
 def reward(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
@@ -104,9 +105,9 @@ def lost(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | 
 
 def gradient(axis: Axes, rows: pd.DataFrame, config: Config, events: pd.DataFrame | None) -> None:
     """Gradient norm of the steps that were taken; the others are crosses, at the top where they leave the panel."""
-    limit, norm, skipped = config.algorithm.max_grad_norm, column(rows, keys.GRAD_NORM), status(rows) == "skipped"
+    limit, norm, skipped = config.algorithm.max_grad_norm, column(rows, keys.GRAD_NORM), status(rows).isin(UNDONE)
     taken = norm.mask(skipped)
-    title(axis, "Gradient norm", f"raw, limit {limit:g} dotted; tick: clipped, cross: skipped")
+    title(axis, "Gradient norm", f"raw, limit {limit:g} dotted; tick: clipped, cross: skipped or undone")
     line(axis, rows, taken, INK, how="median")
     limit_line(axis, limit)  # named above: the curve runs along it
     values = [

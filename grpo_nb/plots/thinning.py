@@ -20,8 +20,10 @@ MOST_POINTS = 2000
 FIRST_ALONE, NEWEST_ALONE = 5, 10
 """Rows at either end that stay as they are: the numbers beside a curve are means of them."""
 LOW, HIGH = "min:", "max:"
-_STATUS = ("ok", "clipped", "skipped")
+_STATUS = ("ok", "clipped", "skipped", "rolled_back")
 """What a stretch is called: by the last of these that one of its rows is."""
+UNDONE = ["skipped", "rolled_back"]
+"""Of steps that changed no weight."""
 
 
 def ordered(rows: pd.DataFrame | LogRows) -> pd.DataFrame:
@@ -56,7 +58,7 @@ def _thinned(
     steps: Floats, keys: list[str], numbers: Callable[[str], Floats], texts: Callable[[str], NDArray[np.object_]]
 ) -> pd.DataFrame:
     status = texts("status") if "status" in keys else np.full(len(steps), None, object)
-    points = _Points(steps, status == "skipped")
+    points = _Points(steps, np.isin(status, UNDONE))
     table: dict[str, object] = {"step": points.steps}
     for key in keys:
         if key == "status":

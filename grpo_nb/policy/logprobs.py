@@ -35,6 +35,19 @@ def token_stats(
     return TokenStats(logprobs.masked_fill(outside, 0.0), entropy.masked_fill(outside, 0.0))
 
 
+def distributions(
+    model: Any, batch: Batch | PackedBatch | GroupedBatch, temperature: float = 1.0
+) -> Float[Tensor, "... vocab"]:
+    """log softmax(logits / temperature) wherever a batch predicts a completion token, and on its padding."""
+    return torch.log_softmax(_completion_logits(model, batch) / temperature, -1)
+
+
+def kl(policy: Float[Tensor, "... vocab"], reference: Float[Tensor, "... vocab"]) -> Float[Tensor, "..."]:
+    """Σ p (log p − log q) over the vocabulary, of log-probs; a token of probability 0 adds 0."""
+    probabilities = policy.exp()
+    return torch.where(probabilities == 0, 0.0, probabilities * (policy - reference)).sum(-1)
+
+
 def position_ids(attention_mask: Tensor) -> Tensor:
     """Position of each real token among the real tokens of its row; 0 on the padding before them."""
     return (attention_mask.cumsum(-1) - 1).clamp(min=0)

@@ -169,6 +169,11 @@ def _lora(config: Config) -> dict[str, Any] | None:
     return None if config.model.train == "lora" else {"model.train": "lora"}
 
 
+def _snapshot(config: Config) -> dict[str, Any] | None:
+    moves = config.guards.rollback and config.guards.snapshot == "device" and config.model.device != "cpu"
+    return {"guards.snapshot": "host"} if moves else None
+
+
 def _half_precision(config: Config) -> dict[str, Any] | None:
     wide = config.model.dtype == "float32" and config.model.device != "cpu" and config.model.train == "lora"
     return {"model.dtype": "bfloat16"} if wide else None
@@ -203,6 +208,7 @@ def _completion(config: Config) -> dict[str, Any] | None:
 
 
 _LADDER: tuple[Change, ...] = (
+    ("the last good state lies in the machine's memory", _snapshot),
     ("memory only, the gradient stays the same", _micro_batch),
     ("memory only, the gradient stays the same", _sft_micro_batch),
     ("about a fifth slower", _checkpointing),

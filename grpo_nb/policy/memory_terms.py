@@ -120,6 +120,12 @@ def _weights(setting: Setting, trainable: int) -> Iterator[Term]:
     yield Term("gradient, Adam", "always", 3 * size * trainable, f"3 x {size} B x {trainable:,} (g, m, v)")
     yield Term("reference", "always", size * trainable, f"{size} B x {trainable:,} (a frozen copy of what learns)")
     yield Term("update", "update", 2 * size * trainable, f"2 x {size} B x {trainable:,} (the old values, the change)")
+    if config.guards.rollback:
+        on_device = config.guards.snapshot == "device" or not setting.on_gpu
+        held = 3 * size * trainable
+        where = "" if on_device else f": {gib(held)} of the machine's memory"
+        words = f"3 x {size} B x {trainable:,} (last good weights, m, v){where}"
+        yield Term("snapshot", "always", held if on_device else 0, words)
     if config.algorithm.combine != "sum" and len(config.objectives) > 1:
         count = len(config.objectives)
         words = f"{count} objectives x {size} B x {trainable:,}"

@@ -264,6 +264,23 @@ class Policy:
             finally:
                 self._adapter = None
 
+    def kl_to_reference(self, batch: Batch | GroupedBatch, temperature: float = 1.0) -> float:
+        """KL(policy ‖ reference) of the complete distributions, nats per token: the mean over a batch's tokens.
+
+        Exact on these prefixes, whatever was sampled after them; NaN where scores are not finite.
+        """
+        if isinstance(batch, GroupedBatch):
+            with torch.no_grad():
+                own = logprobs.distributions(LlamaLayers(self.model), batch, temperature)
+            with self.as_grouped_reference():
+                reference = logprobs.distributions(LlamaLayers(self.model, self._adapter), batch, temperature)
+            return float(batch.pick(logprobs.kl(own, reference))[batch.completion_mask].mean())
+        with self.eval_mode():
+            own = logprobs.distributions(self.model, batch, temperature)
+        with self.as_reference():
+            reference = logprobs.distributions(self.model, batch, temperature)
+        return float(logprobs.kl(own, reference)[batch.completion_mask].mean())
+
     def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
         """Make these weights the reference.
 

@@ -17,6 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from grpo_nb.config import SamplingConfig
+from grpo_nb.losses.rounding import overflow_advice
 from grpo_nb.policy.logprobs import position_ids
 from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.rollout.request import Ended, Request
@@ -146,6 +147,7 @@ def _choose(scores: Float[Tensor, "row vocab"], row_ids: list[int], t: int, requ
 def not_finite(policy: Policy, t: int) -> str:
     """Why the model's scores are nan or infinite, and what to do."""
     found = f"the model's scores for token {t + 1} of an answer are nan or infinite, so there is nothing to draw from"
+    dtype = str(policy.dtype).removeprefix("torch.")
     broken = [name for name, weight in policy.model.named_parameters() if not weight.isfinite().all()]
     if broken:
         return (
@@ -153,8 +155,8 @@ def not_finite(policy: Policy, t: int) -> str:
             "(go on from an earlier checkpoint with half the learning rate), or the model's file did (load another)"
         )
     return (
-        f"{found}; its weights are finite, so {str(policy.dtype).removeprefix('torch.')} overflows on the way: set "
-        "model.dtype to float32 or bfloat16, or a temperature nearer to 1"
+        f"{found}; its weights are finite, so numbers overflow on the way: {overflow_advice(dtype)}, or set a "
+        "temperature nearer to 1"
     )
 
 

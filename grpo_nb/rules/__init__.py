@@ -2,14 +2,28 @@
 
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. A file a
-subject: updates, drift, signal, learning, regressions, numeric, sampler, rewards, judge, machine.
+subject: updates, health, canaries, drift, signal, learning, regressions, numeric, sampler, rewards, judge,
+machine.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from grpo_nb.config import Config
-from grpo_nb.rules import drift, judge, learning, machine, numeric, regressions, rewards, sampler, signal, updates
+from grpo_nb.rules import (
+    canaries,
+    drift,
+    health,
+    judge,
+    learning,
+    machine,
+    numeric,
+    regressions,
+    rewards,
+    sampler,
+    signal,
+    updates,
+)
 from grpo_nb.rules.finding import Finding, Row, Rows
 from grpo_nb.rules.history import History, ObjectiveRule, Rule
 
@@ -23,6 +37,13 @@ MOMENT_RULES: tuple[MomentRule, ...] = (
     updates.gradient_wrong,
     updates.ratio_broken,
     numeric.sampler_broken,
+    health.exploded,
+    health.repeated_rollbacks,
+    health.overflow,
+    health.bad_rows,
+    canaries.length_jump,
+    canaries.entropy_jump,
+    canaries.truncation_jump,
 )
 """True of one moment, so a post-mortem asks them of every row."""
 RULES: tuple[Rule, ...] = (

@@ -17,7 +17,7 @@ from grpo_nb.printable import printable
 
 Row = Mapping[str, Any]
 Severity = Literal["info", "warning", "error"]
-Action = Literal["none", "warn", "skip", "stop", "end"]
+Action = Literal["none", "warn", "skip", "slow", "rollback", "stop", "end"]
 
 FIRST_STEP = 1
 WINDOW = 10
@@ -60,8 +60,8 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
     action: Action = "warn"
-    """What the trainer does about it: go on, log it, leave the update out, stop the run where it is (this step is not
-    to be kept), or end it at the step's boundary, saved."""
+    """What the trainer does about it: go on, log it, leave the update out, halve the learning rate, undo the step, stop
+    the run where it is (this step is not to be kept), or end it at the step's boundary, saved."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -6,21 +6,22 @@ What a rule finds is decided by the rule alone, on the rows themselves; a suspic
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from grpo_nb import rules
 from grpo_nb.config import Config
 from grpo_nb.losses.rounding import FAR_SHARE, HIGH_FLOOR, MEAN_FLOOR
 from grpo_nb.metrics import keys
-from grpo_nb.rules import Moment, MomentRule, numeric, updates
-from grpo_nb.rules.finding import FIRST_STEP, Finding
+from grpo_nb.rules import Moment, MomentRule, canaries, health, numeric, updates
+from grpo_nb.rules.finding import FIRST_STEP, WINDOW, Finding
 from grpo_nb.rules.history import KEPT, History
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
 
 FEW_ROWS = 5_000
 """Up to so many rows, each is read."""
-REACH = max(updates.SKIPS_TO_STOP, updates.FROZEN_STEPS)
+REACH = max(updates.SKIPS_TO_STOP, updates.FROZEN_STEPS, WINDOW + 1)
 """Rows by which a rule of moments decides; of the first it finds, it shows more."""
 
 Suspects = Callable[[LogRows, Config], Places]
@@ -80,6 +81,41 @@ def _wide_gap(rows: LogRows, config: Config) -> Places:
     return np.concatenate([wide, _first_step(rows, config)])
 
 
+def _overflown(rows: LogRows, config: Config) -> Places:
+    return rows.texts(keys.OVERFLOW_LAYER).at
+
+
+def _left_out(rows: LogRows, config: Config) -> Places:
+    found = [_where(rows, keys.BAD_ROWS.of(name), lambda count: count > 0) for name in config.objectives]
+    return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _jumps(key: keys.Key) -> Suspects:
+    """Where a value is far from the lowest or highest of those before it, between which their median lies."""
+
+    def suspects(rows: LogRows, config: Config) -> Places:
+        guards, places = config.guards, [np.zeros(0, np.int64)]
+        for name in config.objectives:
+            found = rows.numbers(key.of(name))
+            if len(found.values) <= WINDOW:
+                continue
+            past = sliding_window_view(found.values, WINDOW)[:-1]
+            now, low, high = found.values[WINDOW:], np.nanmin(past, axis=1), np.nanmax(past, axis=1)
+            if key is keys.TRUNCATION:
+                far = now - low >= (np.inf if guards.truncation_jump is None else guards.truncation_jump)
+            else:
+                factor = guards.length_jump if key is keys.LENGTH_MEAN else guards.entropy_jump
+                far = (now >= (factor or np.inf) * low) | (high >= (factor or np.inf) * now)
+            places += [found.at[:WINDOW], found.at[WINDOW:][far]]
+        return np.concatenate(places)
+
+    return suspects
+
+
+def _rolled_back(rows: LogRows, config: Config) -> Places:
+    return rows.places(keys.STATUS, {"rolled_back"})
+
+
 SUSPECTS: Mapping[MomentRule, Suspects] = {
     updates.non_finite: _not_finite,
     updates.grad_spike: _large_gradient,
@@ -89,5 +125,12 @@ SUSPECTS: Mapping[MomentRule, Suspects] = {
     updates.gradient_wrong: _first_step,
     updates.ratio_broken: _moved_ratio,
     numeric.sampler_broken: _wide_gap,
+    health.exploded: _rolled_back,
+    health.repeated_rollbacks: _rolled_back,
+    health.overflow: _overflown,
+    health.bad_rows: _left_out,
+    canaries.length_jump: _jumps(keys.LENGTH_MEAN),
+    canaries.entropy_jump: _jumps(keys.ENTROPY),
+    canaries.truncation_jump: _jumps(keys.TRUNCATION),
 }
 """Of each rule of moments."""

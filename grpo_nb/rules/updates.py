@@ -38,8 +38,9 @@ def non_finite(rows: Rows, config: Config) -> Finding | None:
         f"{', '.join(f'{k} = {v}' for k, v in bad.items())}: applying this update would turn all weights into nan, "
         "so it is left out.",
         {"values": bad, "norms_before": series(rows[-4:-1], keys.GRAD_NORM)},
-        f"lower algorithm.learning_rate (now {rate_of(row, config):g}); use bfloat16 or float32 instead of float16; "
-        "read this step's samples for a degenerate answer",
+        f"lower algorithm.learning_rate (now {rate_of(row, config):g}); "
+        + ("use bfloat16 or float32 instead of float16; " if config.model.dtype == "float16" else "")
+        + "read this step's samples for a degenerate answer",
         "skip",
     )
 

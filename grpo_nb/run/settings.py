@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_nb.config import Config, ConfigError, JudgeConfig, parse
+from grpo_nb.config.guards import OFF, GuardsConfig
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.storage import former_names, safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
@@ -21,7 +22,7 @@ changes no verdict."""
 FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0, "rollout.engine": "eager"}
 """What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""
 
-UNWRITTEN: Mapping[str, Any] = {"rollout": {"engine": "eager"}}
+UNWRITTEN: Mapping[str, Any] = {"rollout": {"engine": "eager"}, "guards": OFF}
 """What the files of versions without a group of settings meant."""
 
 UNWRITTEN_JUDGE = {"decides_ties": True}
@@ -104,6 +105,9 @@ def _outlived(key: str, values: tuple[Any, Any]) -> bool:
     """Whether a run has what was the default when it was made, and is asked for what is the default today."""
     if key in FORMER_DEFAULTS:
         return values == (FORMER_DEFAULTS[key], "auto")
+    group, _, setting = key.partition(".")
+    if group == "guards":
+        return setting in OFF and values == (OFF[setting], GuardsConfig.model_fields[setting].default)
     setting = key.rpartition(".judge.")[2]
     return setting in UNWRITTEN_JUDGE and values == (
         UNWRITTEN_JUDGE[setting],

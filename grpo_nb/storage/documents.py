@@ -64,6 +64,14 @@ class _Moments(TypedDict, total=False):
 
 
 @with_config(_CLOSED)
+class _Recovery(TypedDict):
+    factor: Annotated[float, Field(gt=0, le=1)]
+    stream: Count
+    in_a_row: Count
+    healthy: Count
+
+
+@with_config(_CLOSED)
 class _Knobs(TypedDict, total=False):
     values: Required[dict[Name, _Finite]]
     modes: Required[dict[Name, _Mode]]
@@ -86,6 +94,7 @@ class State(TypedDict, total=False):
     reward_moments: dict[Name, _Moments]
     knobs: _Knobs
     judged_by: dict[Name, list[str]]
+    recovery: _Recovery
 
 
 _MANIFEST, _LOCK, _STATE = TypeAdapter(Manifest), TypeAdapter(LockContent), TypeAdapter(State)

@@ -1,5 +1,6 @@
 """What a step learns from: completions compared with their groups, as tensors that no longer change."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,12 +35,15 @@ def compute_advantages(
     groups = {name: _group_rewards(state, plan, name, rollouts, measured, scores) for name in state.objectives}
     compared = [_advantages(own, plan.algorithm).flatten(0, 1).float() for own in groups.values()]
     widest = max(values.shape[1] for values in compared)  # one a token where a KL cost makes them differ
+    advantages = torch.cat([values.expand(-1, widest) for values in compared])
+    if plan.algorithm.skip_signal_free_groups:
+        kept &= _with_signal(advantages, _mask(rollouts, plan.algorithm), rollouts.group_size)
     old = measured.old or blank(rollouts)
     batch = Experience(
         rollouts=rollouts,
         scores=scores,
         rewards={name: own.rewards for name, own in groups.items()},
-        advantages=torch.cat([values.expand(-1, widest) for values in compared]),
+        advantages=advantages,
         kept=kept,
         lengths=_lengths(rollouts, plan.algorithm),
         logprobs_old=old.logprobs,
@@ -49,7 +53,21 @@ def compute_advantages(
         token_weights=_token_weights(rollouts, old, kept, plan.algorithm),
     )
     guards.check_masks(batch, plan.algorithm.mask_truncated)
-    return batch
+    return batch.without(_bad_rows(rollouts, measured, plan.most_bad_rows))
+
+
+def _bad_rows(rollouts: Rollouts, measured: Measured, most: float | None) -> list[int]:
+    """Completions with a log-prob that is not finite, of engine, old policy or reference; none where they are more than
+    `most` of all."""
+    if most is None:
+        return []
+    fine = torch.tensor([all(map(math.isfinite, values)) for values in rollouts.logprobs])
+    inside = token_mask(torch.tensor([len(ids) for ids in rollouts.completion_ids]), blank(rollouts).logprobs.shape[1])
+    for table in (None if measured.old is None else measured.old.logprobs, measured.reference):
+        if table is not None:
+            fine &= ~(~table.isfinite() & inside).any(dim=1)
+    bad: list[int] = (~fine).nonzero().flatten().tolist()
+    return bad if len(bad) <= most * len(fine) else []
 
 
 def complete(batch: Experience, plan: StepPlan, seen: TokenStats | None) -> Experience:
@@ -154,6 +172,14 @@ def _advantages(groups: losses.GroupRewards, algorithm: AlgorithmConfig) -> Floa
     return losses.advantages(groups, algorithm.row.advantage, algorithm.advantage_bound)
 
 
+def _with_signal(
+    advantages: Float[Tensor, "batch #token"], mask: Bool[Tensor, "batch token"], group: int
+) -> Bool[Tensor, "batch"]:
+    """Rows of the groups in which some completion has a trained token with an advantage."""
+    learns = ((advantages != 0) & mask).any(dim=1)
+    return by_prompt(learns, group).any(dim=1).repeat_interleave(group)
+
+
 def _truncated(rollouts: Rollouts) -> Tensor:
     return torch.tensor([reason == "length" for reason in rollouts.stop_reasons])
 
@@ -177,7 +203,7 @@ def _kl_cost(
         return None
     rows, clamp = rollouts.rows_of(name), plan.algorithm.log_ratio_clamp
     k1 = losses.kl_k1(old.logprobs[rows], reference[rows], clamp, _mask(rollouts, plan.algorithm)[rows])
-    return rollouts.by_prompt(beta * k1)
+    return rollouts.by_prompt(beta * torch.where(k1.isfinite(), k1, 0.0))  # a bad row spoils no other of its group
 
 
 def _token_weights(

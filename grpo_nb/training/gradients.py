@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -42,6 +42,16 @@ class GradientStats:
     """Smallest cosine between two objectives' gradients, zero gradients left out."""
     seen: TokenStats | None = None
     """[batch, token] of the policy before the update, as its forward passes saw it; None where that was known."""
+    bad: list[int] = field(default_factory=list)
+    """Rows that the update left out: a log-prob is not finite."""
+
+
+class BadRows(ArithmeticError):
+    """Some completions of an update have log-probs that are not finite."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(f"log-probs of completions {list(rows)} are not finite")
+        self.rows = list(rows)
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,37 @@ def objective_gradients(
     Every forward pass has a graph of its own, denominators count the whole update, and `.grad` is only ever
     added to: any micro_batch gives the same gradient to rounding. With `sum` nothing else is stored; another
     combiner keeps one gradient per objective and weighs them through their Gram matrix.
+
+    With `plan.most_bad_rows`, rows whose log-probs are not finite leave the update, denominators included: it is begun
+    anew without them, unless they are more than that share of the step.
     """
+    rows = {name: own for name, given in rows.items() if (own := [i for i in given if batch.kept[i]])}
+    try:
+        return _accumulated(policy, batch, rows, plan, generator)
+    except BadRows as found:
+        for parameter in policy.parameters_by_name().values():
+            parameter.grad = None
+        bad = _alone(policy, batch, [i for own in rows.values() for i in own], plan) or found.rows
+        fewer, most = batch.without(bad), plan.most_bad_rows or 0.0
+        too_many = len(fewer.bad) > most * len(batch.kept)
+        stats = objective_gradients(
+            policy,
+            batch if too_many else fewer,
+            rows,
+            replace(plan, most_bad_rows=None) if too_many else plan,
+            generator,
+        )
+        stats.bad += [] if too_many else bad
+        return stats
+
+
+def _accumulated(
+    policy: Policy,
+    batch: Experience,
+    rows: Mapping[str, Sequence[int]],
+    plan: StepPlan,
+    generator: torch.Generator,
+) -> GradientStats:
     parameters, algorithm = policy.parameters_by_name(), plan.algorithm
     stats = GradientStats(seen=None if plan.old_first else blank(batch.rollouts))
     apart: dict[str, dict[str, Tensor]] = {}
@@ -89,6 +129,7 @@ def objective_gradients(
         normalizer = normalizer_of(batch, indices, plan.max_completion_length)
         for micro in chunks(indices, plan.micro_batch):
             inputs = loss_inputs(policy, batch, micro, plan, stats.seen)
+            _refuse_bad(inputs, micro, plan)
             terms = losses.loss_terms(inputs, plan.loss, plan.betas[name], normalizer)
             (scale * torch.stack(list(terms.values())).sum()).backward()
             _observe(stats, inputs, plan.loss, {term: plan.weights[name] * loss.item() for term, loss in terms.items()})
@@ -133,6 +174,26 @@ def loss_inputs(
         weight=of_rows(batch.token_weights),
         entropy=stats.entropy if learns else None,
     )
+
+
+def _refuse_bad(inputs: losses.LossInputs, rows: Sequence[int], plan: StepPlan) -> None:
+    """Break the update off where a trained token's log-prob is not finite."""
+    if plan.most_bad_rows is not None:
+        wrong = (~inputs.logp.detach().isfinite() & inputs.mask).any(dim=1).tolist()
+        if any(wrong):
+            raise BadRows([row for row, found in zip(rows, wrong, strict=True) if found])
+
+
+def _alone(policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPlan) -> list[int]:
+    """Those of the rows that are bad by themselves: one can spoil others in its pass."""
+    bad: list[int] = []
+    for row in rows:
+        try:
+            with torch.no_grad():
+                _refuse_bad(loss_inputs(policy, batch, [row], plan), [row], plan)
+        except BadRows:
+            bad.append(row)
+    return bad
 
 
 def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan, adapter: str | None = None) -> TokenStats:

@@ -13,6 +13,7 @@ from grpo_nb import optim
 from grpo_nb.losses import rounding
 from grpo_nb.metrics import keys
 from grpo_nb.policy import anatomy
+from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
@@ -34,6 +35,7 @@ from grpo_nb.training import (
     metrics,
     quick_eval,
     resume,
+    rollback,
     samples,
     texts,
 )
@@ -42,6 +44,7 @@ from grpo_nb.training.gradient_report import gradient_report
 from grpo_nb.training.gradients import measure, objective_gradients
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.objectives import Rewards
+from grpo_nb.training.overflow_report import explain_no_scores, overflow_row
 from grpo_nb.training.plan import StepPlan, plan_step
 from grpo_nb.training.state import TrainState, deterministic, draw_prompts, save
 from grpo_nb.types import Experience, Rollouts, SampledPrompt, Score, Steps, StepStats
@@ -112,13 +115,16 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
         for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
             gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
             report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 else {}
+            batch = batch.without(gradient.bad)
             updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
     batch = complete(batch, plan, updates[0][0].seen if updates else None)
     row = step_row(state, plan, batch, updates) | report | conditions(state, batch)
+    with clock("guard"):  # 7. where that broke the policy, back to the state before the step
+        row |= rollback.settle(state, plan, batch, row) | overflow_row(state, plan, batch, row)
     if quick_eval.due(state.config, plan.step):
-        with clock("eval"):  # 7. now and then, a few held-out prompts
+        with clock("eval"):  # 8. now and then, a few held-out prompts
             row |= quick_eval.measure(state, plan.step)
-    return finish(state, plan, batch, row | clock.row())  # 8. move the betas, log
+    return finish(state, plan, batch, row | clock.row())  # 9. move the betas, log
 
 
 class Grpo(loop.Stage):
@@ -162,10 +168,14 @@ class Grpo(loop.Stage):
         commands.activate(self.state, knobs)
 
     def advance(self) -> StepStats:
+        rollback.remember(self.state)
         while True:
             retry = memory_ladder.Retry(self.state)
             try:
                 return grpo_step(self.state, self.state.knobs)
+            except ModelError:
+                explain_no_scores(self.state)
+                raise
             except (memory_ladder.RolloutMemoryError, torch.OutOfMemoryError) as error:
                 retry.with_less(error)
 
@@ -182,14 +192,14 @@ def sample(state: TrainState, plan: StepPlan, scoring: Scoring) -> Rollouts:
     config = state.config
     drawn_P = draw_prompts(state, plan.step)
     size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
-    uniforms = plan.numerics.uniforms(plan.seed, plan.step, size, state.policy.device)
+    uniforms = plan.numerics.uniforms(plan.seed, plan.step, size, state.policy.device, plan.sampling_stream)
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
     group, ended = config.batch.group_size, hand_over(state, drawn_P, scoring)
     asked = Request(prompt_ids_P, group, sampling, uniforms, ended=ended, rows_at_once=plan.numerics.rows_at_once)
     with memory_ladder.drawing():
         rollouts = state.engine.generate(state.policy, asked)
-    guards.check_rollouts(rollouts, state.policy.stop_token_ids)
+    guards.check_rollouts(rollouts, state.policy.stop_token_ids, plan.most_bad_rows)
     return replace(rollouts, prompts=drawn_P)
 
 
@@ -242,20 +252,29 @@ def verdicts(state: TrainState, scoring: Scoring) -> list[Score]:
 
 
 def apply(state: TrainState, plan: StepPlan) -> optim.Update:
-    """One optimizer step on the gradient in `.grad`."""
+    """One optimizer step on the gradient in `.grad`; weights that are not finite after it are left to `rollback`.
+
+    Raises:
+        BrokenUpdate: they are, and `guards.rollback` is off.
+    """
     state.weights_moved = True
-    return optim.apply(
-        state.policy.parameters_by_name(),
-        state.optimizer,
-        learning_rate=plan.learning_rate,
-        max_norm=plan.algorithm.max_grad_norm,
-        skip_above=plan.algorithm.skip_grad_norm,
-    )
+    try:
+        return optim.apply(
+            state.policy.parameters_by_name(),
+            state.optimizer,
+            learning_rate=plan.learning_rate,
+            max_norm=plan.algorithm.max_grad_norm,
+            skip_above=plan.algorithm.skip_grad_norm,
+        )
+    except optim.BrokenUpdate as error:
+        if not state.config.guards.rollback:
+            raise
+        return error.update
 
 
 def step_row(state: TrainState, plan: StepPlan, batch: Experience, updates: metrics.Updates) -> metrics.Row:
     """The step's row of metrics.jsonl."""
-    row: metrics.Row = {keys.STEP: plan.step} | metrics.update_row(updates)
+    row: metrics.Row = {keys.STEP: plan.step} | metrics.update_row(updates, batch.scored)
     for name in state.objectives:
         row |= _objective_row(state, plan, batch, name)
     row |= {
@@ -286,6 +305,8 @@ def _objective_row(state: TrainState, plan: StepPlan, batch: Experience, name: s
         row |= metrics.shaped_row(name, batch.rewards[name])
     row |= metrics.policy_row(name, batch, plan.algorithm.log_ratio_clamp)
     row |= {keys.BETA.of(name): plan.betas[name], keys.BETA_MODE.of(name): objective.beta.mode}
+    if plan.most_bad_rows is not None:
+        row |= {keys.BAD_ROWS.of(name): len(batch.bad & {*rows})}
     row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
     if objective.judge is not None:
         row |= objective.judge.tally.row(name, own, lengths)
@@ -313,7 +334,8 @@ def _tell_dropped(state: TrainState, step: int) -> None:
 
 def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
     """Check, move the betas, log: after this the step exists."""
-    commands.move_betas(state, plan, batch.kl)
+    if row[keys.STATUS] != "rolled_back":
+        commands.move_betas(state, plan, batch.kl)
     state.run.log_samples(samples.sample_rows(state, plan.step, batch))
     state.run.log_metrics(row)
     _tell_dropped(state, plan.step)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from grpo_nb import fingerprint, rules
 from grpo_nb.metrics import keys
 from grpo_nb.printable import Clean
-from grpo_nb.rules import sft, updates
+from grpo_nb.rules import health, sft, updates
 from grpo_nb.rules.finding import Finding, Rows
 from grpo_nb.run.run import Run
 from grpo_nb.training import metrics
@@ -21,9 +21,10 @@ class TrainingError(Clean, RuntimeError):
     """Training must not go on; the message says what was found and what to change."""
 
 
-def check_rollouts(rollouts: object, stop_token_ids: Sequence[int]) -> None:
+def check_rollouts(rollouts: object, stop_token_ids: Sequence[int], most_bad: float | None = None) -> None:
     """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained; and
-    every token has the log-prob it was drawn with.
+    every token has the log-prob it was drawn with. Log-probs that are not finite are passed over where no more than
+    the share `most_bad` of the completions has any.
 
     Raises:
         TrainingError: an engine returned something else.
@@ -45,7 +46,11 @@ def check_rollouts(rollouts: object, stop_token_ids: Sequence[int]) -> None:
                 f"completion {i} ({len(ids)} ids, stop reason '{reason}') does not end with its first terminator; "
                 f"the engine must cut there and keep it (terminators: {sorted(ends)})"
             )
-        _check_logprobs(i, len(ids), rollouts.logprobs[i])
+    bad = {i for i, values in enumerate(rollouts.logprobs) if not all(map(math.isfinite, values))}
+    forgiven = bad if most_bad is not None and len(bad) <= most_bad * len(rollouts.logprobs) else set()
+    for i, ids in enumerate(rollouts.completion_ids):
+        values = [v for v in rollouts.logprobs[i] if i not in forgiven or math.isfinite(v)]
+        _check_logprobs(i, len(ids) - len(rollouts.logprobs[i]) + len(values), values)
 
 
 def _check_logprobs(completion: int, tokens: int, logprobs: Sequence[float]) -> None:
@@ -95,8 +100,12 @@ def watch(state: TrainState, row: metrics.Row) -> None:
     left_out = row[keys.STATUS] == "skipped" or row[keys.GRAD_SKIPPED]
     state.history.append(row)
     skip = rules.before_update(state.history, state.config) if left_out else None
-    found = ([skip] if skip else []) + rules.after_step(state.history, state.config)
+    ends = health.repeated_rollbacks(state.history, state.config)  # known since a resume or not, it ends the run
+    found = [*([skip] if skip else []), *rules.after_step(state.history, state.config)]
+    found += [ends] if ends and ends.key not in {finding.key for finding in found} else []
     log_and_raise(state.run, found)
+    if any(finding.action == "slow" for finding in found):
+        state.recovery = state.recovery.slowed()
     state.ends = [finding for finding in found if finding.action == "end"]
 
 

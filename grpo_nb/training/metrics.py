@@ -73,13 +73,14 @@ def memory_mib(device: torch.device) -> float | None:
         return None
 
 
-def update_row(updates: Updates) -> Row:
+def update_row(updates: Updates, scored: bool = False) -> Row:
     """Loss, ratio, clipping and gradient over the step's optimizer updates; the ratio is the first update's.
 
-    The status is `skipped` where no update was applied, `empty` where none had anything to learn from.
+    The status is `skipped` where no update was applied, `empty` where none had anything to learn from: without any
+    update too, where groups were `scored` and all of them left out as free of signal.
     """
     if not updates:
-        nothing: Row = {keys.STATUS: "skipped", keys.LOSS: None}
+        nothing: Row = {keys.STATUS: "empty" if scored else "skipped", keys.LOSS: None}
         return nothing | {keys.GRAD_NORM: None, keys.GRAD_UPDATE: 0.0, keys.GRAD_SKIPPED: 0}
     first = updates[0][0]
     statuses = [u.status for _, u in updates]

@@ -53,13 +53,19 @@ class Numerics(BaseModel):
         """The setting, or the less that the memory had room for."""
         return min(setting, self.micro_batch or setting)
 
-    def uniforms(self, seed: int, step: int, size: tuple[int, int], device: torch.device) -> Float64[Tensor, "row t"]:
-        """Number (row, t) of [0, 1) decides token t of a step's completion; rows count over the whole step."""
+    def uniforms(
+        self, seed: int, step: int, size: tuple[int, int], device: torch.device, stream: int = 0
+    ) -> Float64[Tensor, "row t"]:
+        """Number (row, t) of [0, 1) decides token t of a step's completion; rows count over the whole step.
+
+        `stream`: another number gives other completions.
+        """
         rows, tokens = size
+        name = f"{_ROLLOUT}/{stream}" if stream else _ROLLOUT
         if self.random_stream == 1:
-            generator = seeding.generator(seed, step, _ROLLOUT)
+            generator = seeding.generator(seed, step, name)
             return torch.rand(rows, tokens, dtype=torch.float64, generator=generator)
-        key = seeding.derived_seed(seed, step, _ROLLOUT)
+        key = seeding.derived_seed(seed, step, name)
         return seeding.uniforms(key, torch.arange(rows, device=device), tokens)
 
 

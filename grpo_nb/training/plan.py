@@ -27,7 +27,7 @@ class StepPlan:
     temperature: float
     """At which completions are drawn, and at which every log-prob of the step is taken."""
     learning_rate: float
-    """After its warm-up."""
+    """After its warm-up, and halved where a guard has halved it."""
     algorithm: AlgorithmConfig
     loss: losses.LossConfig
     betas: Mapping[str, float]
@@ -43,6 +43,11 @@ class StepPlan:
     micro_batch: int
     max_completion_length: int
     numerics: Numerics = field(default_factory=Numerics)
+    sampling_stream: int = 0
+    """Another number, other completions; each rollback takes the next one."""
+    most_bad_rows: float | None = None
+    """Share of the step's completions that may leave the loss because a log-prob is not finite; None: none is
+    looked for."""
     epochs: int = 1
     updates_per_epoch: int = 1
 
@@ -80,7 +85,11 @@ def plan_step(state: TrainState, knobs: KnobSnapshot) -> StepPlan:
         step=step,
         seed=config.run.seed,
         temperature=knobs.values["temperature"],
-        learning_rate=knobs.values["learning_rate"] * optim.warmup(step, algorithm.warmup_steps),
+        learning_rate=knobs.values["learning_rate"]
+        * optim.warmup(step, algorithm.warmup_steps)
+        * state.recovery.factor,
+        sampling_stream=state.recovery.stream,
+        most_bad_rows=config.guards.mask_bad_rows,
         algorithm=algorithm,
         loss=loss_config(algorithm),
         betas=betas,

@@ -21,6 +21,7 @@ from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training import numerics
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Rewards, load_objectives
+from grpo_nb.training.recovery import Recovery
 from grpo_nb.training.state import TrainState, environment_info, forget_gradients, judged_by, load_state_dict, save
 
 logger = clean_logger(__name__)
@@ -138,6 +139,7 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     stored = newest.state("step", "betas", "knobs", "judged_by")
     state.step = state.saved = stored["step"]
     state.knobs = _knobs_of(newest, stored, state.knobs)
+    state.recovery = Recovery.from_dict(stored.get("recovery", {}))
     for name, objective in state.objectives.items():
         if name not in stored["betas"]:
             raise RunError(f"{newest.path} has no beta of '{name}'; restore the checkpoint from a copy")

@@ -27,6 +27,8 @@ from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Objective
+from grpo_nb.training.recovery import Recovery
+from grpo_nb.training.snapshot import Snapshot
 from grpo_nb.types import Example, SampledPrompt
 
 logger = clean_logger(__name__)
@@ -56,6 +58,10 @@ class TrainState:
     """An optimizer step of the unfinished step was taken."""
     numerics: Numerics = field(default_factory=Numerics)
     """How it computes: decided when the run starts, since it changes bits, and kept from then on."""
+    recovery: Recovery = field(default_factory=Recovery)
+    """What is left of rollbacks: factor of the learning rate, sampling stream, count."""
+    snapshot: Snapshot = field(init=False)
+    """The last good state, for the next rollback."""
     edited: list[str] = field(default_factory=list)
     """Files of the package edited since they were loaded, as last seen."""
     replaced: set[str] = field(default_factory=set)
@@ -78,6 +84,7 @@ class TrainState:
     def __post_init__(self) -> None:
         self.history = History(self.config)
         self.quick = Growing(self.run, "test", "quick")
+        self.snapshot = Snapshot(self.config.guards.snapshot == "host")
 
     @property
     def config(self) -> Config:
@@ -105,6 +112,7 @@ def save(state: TrainState) -> Path:
         "knobs": asdict(state.knobs),
         "judged_by": judged_by(state),
         "numerics": state.numerics.model_dump(),
+        "recovery": state.recovery.to_dict(),
         "fingerprint": fingerprint.fingerprint(),
     }
     if state.step == 0:

@@ -1,0 +1,51 @@
+"""The settings of the guards: what the trainer does by itself about a step that goes wrong."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from grpo_nb.config.base import Count, Positive, Settings
+
+Factor = Annotated[float, Field(gt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class GuardsConfig(Settings):
+    """Each guard has a threshold and an off-switch (false or null), and logs an event with its numbers when it acts."""
+
+    rollback: bool = True
+    """Undo a step that leaves a weight not finite or the KL above `rollback_kl`, and halve the learning rate."""
+    rollback_kl: Positive | None = 2.0
+    """Nats per token: most that the KL to the reference may be after a step, measured on a few of its completions where
+    the update is larger than recent healthy ones or the KL near; null: only what is not finite is undone."""
+
+    # advanced
+    rollbacks_to_stop: Count = 3
+    """Rollbacks without a healthy step between them after which the run ends, saved."""
+    recovery_steps: Count = 10
+    """Healthy steps after which a halved learning rate doubles, until it is the requested one again."""
+    snapshot: Literal["host", "device"] = "host"
+    """Where the last good weights and optimizer moments are kept: in the machine's memory, or on the device."""
+    mask_bad_rows: Share | None = 0.25
+    """Completions with a log-prob that is not finite leave the loss, up to this share of a step; null: they stay."""
+    find_overflow: bool = True
+    """Where numbers are not finite and all weights are: find the first layer responsible by one more forward pass."""
+    length_jump: Factor | None = 4.0
+    """Warn where the mean length is so many times the median of the last steps, or that much shorter; null: never."""
+    entropy_jump: Factor | None = 4.0
+    """The same of the entropy, where it also moves by 0.5 nats; the learning rate is halved."""
+    truncation_jump: Share | None = 0.5
+    """The same where the share of truncated completions rises by this much; the learning rate is halved."""
+    canary_halves: bool = True
+    """Whether a jump of entropy or truncation halves the learning rate; false: it is logged only."""
+
+
+OFF: dict[str, Any] = {
+    "rollback": False,
+    "mask_bad_rows": None,
+    "find_overflow": False,
+    "length_jump": None,
+    "entropy_jump": None,
+    "truncation_jump": None,
+}
+"""Settings without guards, as runs of versions before them had it."""

@@ -1,0 +1,102 @@
+"""Rules about the state that a step leaves: an update that broke it is undone, and three in a row end the run."""
+
+import math
+
+from grpo_nb.config import Config
+from grpo_nb.losses.rounding import overflow_advice
+from grpo_nb.metrics import keys
+from grpo_nb.rules.finding import Finding, Rows, newest, number, rate_of
+
+
+def exploded(rows: Rows, config: Config) -> Finding | None:
+    """After the step's updates a weight is not finite, or the policy is further away than guards.rollback_kl allows."""
+    guards, row = config.guards, rows[-1]
+    if not guards.rollback:
+        return None
+    limits = {keys.GRAD_UPDATE: None, keys.HEALTH_KL: guards.rollback_kl}
+    found = {key: value for key in limits if (value := number(row, key)) is not None}
+    bad = {key: value for key, value in found.items() if _beyond(value, limits[key])}
+    if not bad:
+        return None
+    rate, told = (
+        rate_of(row, config),
+        [f"{key} = {value:.4g} (limit {_limit(limits[key])})" for key, value in bad.items()],
+    )
+    return Finding(
+        "exploded",
+        "warning",
+        newest(rows),
+        f"the updates left {', '.join(told)}, so the step was undone: weights, optimizer and controllers are those "
+        "before it, and the learning rate was halved.",
+        {"values": {key: _plain(value) for key, value in bad.items()}, "limits": limits, "learning_rate": rate},
+        f"nothing if it stays alone: the rate returns after {guards.recovery_steps} healthy steps. If it recurs, lower "
+        f"algorithm.learning_rate (this step: {rate:g})",
+        "rollback",
+    )
+
+
+def repeated_rollbacks(rows: Rows, config: Config) -> Finding | None:
+    """Several steps in a row were undone, each at half the rate of the one before."""
+    row, guards = rows[-1], config.guards
+    count = number(row, keys.ROLLBACKS)
+    if row.get(keys.STATUS) != "rolled_back" or count is None or count < guards.rollbacks_to_stop:
+        return None
+    rate, requested = rate_of(row, config), number(row, keys.LR_REQUESTED)
+    return Finding(
+        "repeated_rollbacks",
+        "error",
+        newest(rows),
+        f"{count:.0f} steps in a row were undone, the last at learning rate {rate:g}. Training ends here; the last "
+        "good state is saved.",
+        {"in_a_row": count, "learning_rate": rate, "requested": requested},
+        f"resume with a lower learning rate than the requested {requested or rate:g}, a higher beta, or both",
+        "end",
+    )
+
+
+def _beyond(value: float, limit: float | None) -> bool:
+    return not math.isfinite(value) or (limit is not None and value > limit)
+
+
+def _limit(limit: float | None) -> str:
+    return "finite" if limit is None else f"{limit:g}"
+
+
+def _plain(value: float) -> float | str:
+    """As JSON holds it."""
+    return value if math.isfinite(value) else str(value)
+
+
+def overflow(rows: Rows, config: Config) -> Finding | None:
+    """Numbers of a step are not finite although all weights are: a layer's activation, or the backward pass."""
+    row = rows[-1]
+    layer, dtype, largest = (row.get(key) for key in (keys.OVERFLOW_LAYER, keys.OVERFLOW_DTYPE, keys.OVERFLOW_LARGEST))
+    if layer is None:
+        return None
+    where = f"'{layer}' is the first layer whose output is not finite ({dtype}, largest input {largest})"
+    nowhere = f"every layer's output is finite ({dtype}), so the numbers overflow in the loss or the backward pass"
+    return Finding(
+        "overflow",
+        "warning",
+        newest(rows),
+        f"all weights are finite, and numbers of this step are not: {where if layer else nowhere}.",
+        {"layer": layer, "dtype": dtype, "largest": largest},
+        overflow_advice(str(dtype)),
+    )
+
+
+def bad_rows(rows: Rows, config: Config) -> Finding | None:
+    """Completions left the loss because a log-prob of theirs is not finite."""
+    counts = {name: number(rows[-1], keys.BAD_ROWS.of(name)) for name in config.objectives}
+    found = {name: int(count) for name, count in counts.items() if count}
+    if not found:
+        return None
+    return Finding(
+        "bad_rows",
+        "warning",
+        newest(rows),
+        f"completions with a log-prob that is not finite: {', '.join(f'{n} of {name}' for name, n in found.items())}; "
+        "they were left out of the loss.",
+        {"completions": found, "most": config.guards.mask_bad_rows},
+        "read the finding `overflow` of this step, which names the layer; nothing if it stays alone",
+    )

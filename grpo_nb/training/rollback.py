@@ -1,0 +1,126 @@
+"""The guard of the state: after a step's updates it is looked at, and taken back where it is not healthy.
+
+What decides is the rule `rules.health.exploded`, which the doctor asks of the log, too.
+"""
+
+import math
+
+from grpo_nb.config import Config
+from grpo_nb.metrics import keys
+from grpo_nb.policy.model import Policy
+from grpo_nb.printable import clean_logger
+from grpo_nb.rules import health
+from grpo_nb.rules.finding import Finding, Rows, number, series
+from grpo_nb.training.metrics import Row
+from grpo_nb.training.plan import StepPlan
+from grpo_nb.training.recovery import Recovery
+from grpo_nb.training.state import TrainState
+from grpo_nb.types import Experience
+
+logger = clean_logger(__name__)
+
+PROBED, LONGEST = 64, 64
+"""One completion in so many of an objective is looked at after the updates, at least one; its first tokens, at most."""
+RECENT, SLACK, NEAR = 16, 1.1, 0.25
+"""An update needs no KL of its own where one of the last RECENT steps moved the weights at least 1 / SLACK as far and
+was found healthy, and no KL of the step, all of its tokens, is above NEAR of the limit."""
+
+
+def remember(state: TrainState) -> None:
+    """Keep the state of this step boundary, which is known to be good."""
+    if state.config.guards.rollback:
+        controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
+        state.snapshot.take(state.policy.parameters_by_name(), state.optimizer, controllers)
+
+
+def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
+    """Keep what the step's updates made where `health.exploded` finds nothing, else undo them; what to log of it."""
+    guards, before = state.config.guards, state.recovery
+    looks = guards.rollback and due(state.history, row, state.config)
+    measured = probe(state.policy, plan, batch) if looks else {}
+    if finding := health.exploded([row | measured], state.config):
+        _undo(state)
+        state.recovery = before.rolled_back()
+        _log_rollback(state, plan, before, finding)
+    elif row[keys.STATUS] in ("ok", "clipped"):
+        state.recovery = before.went_well(guards.recovery_steps)
+        _log_return(state, plan, before)
+    now = state.recovery
+    return {
+        **measured,
+        keys.LR_REQUESTED: plan.learning_rate / before.factor,
+        keys.ROLLBACKS: now.in_a_row,
+        keys.STREAM: before.stream,
+        keys.STATUS: "rolled_back" if finding else row[keys.STATUS],
+    }
+
+
+def due(past: Rows, row: Row, config: Config) -> bool:
+    """Whether the KL after the updates is to be measured: not where it cannot be far from known ones (see RECENT)."""
+    moved, limit = number(row, keys.GRAD_UPDATE), config.guards.rollback_kl
+    if not moved or not math.isfinite(moved) or limit is None:
+        return False
+    kls = [kl for name in config.objectives for kl in series([row], keys.KL.of(name))]
+    if any(kl > NEAR * limit for kl in kls):
+        return True
+    known = [
+        one for one in past[-RECENT:] if one[keys.STATUS] != "rolled_back" and number(one, keys.HEALTH_KL) is not None
+    ]
+    return moved > SLACK * max(series(known, keys.GRAD_UPDATE), default=0.0)
+
+
+def probe(policy: Policy, plan: StepPlan, batch: Experience) -> Row:
+    """KL to the reference after the updates, on a few completions."""
+    if not (rows := probed(batch)):
+        return {}
+    prompts = [batch.rollouts.prompt_ids[batch.rollouts.prompt_of(i)] for i in rows]
+    completions = [batch.rollouts.completion_ids[i][:LONGEST] for i in rows]
+    grouped = plan.numerics.passes == "grouped"
+    few = policy.group(prompts, completions, range(len(rows))) if grouped else policy.collate(prompts, completions)
+    return {keys.HEALTH_KL: policy.kl_to_reference(few, plan.temperature)}
+
+
+def probed(batch: Experience) -> list[int]:
+    """Some of each objective's completions, spread over its prompts."""
+    chosen = []
+    for name in dict.fromkeys(drawn.objective for drawn in batch.rollouts.prompts):
+        rows = batch.kept_rows(name)
+        chosen += rows[:: min(PROBED, max(len(rows), 1))]
+    return chosen
+
+
+def _undo(state: TrainState) -> None:
+    state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+    for name, (beta, moments) in state.snapshot.controllers.items():
+        state.objectives[name].beta, state.objectives[name].moments = beta, moments
+
+
+def _log_rollback(state: TrainState, plan: StepPlan, before: Recovery, finding: Finding) -> None:
+    now, guards = state.recovery, state.config.guards
+    requested = plan.learning_rate / before.factor
+    data = {
+        "undone": [plan.step],
+        "restored": plan.step - 1,
+        "learning_rate": plan.learning_rate / 2,
+        "requested": requested,
+        "returns_after": guards.recovery_steps,
+        "sampling_stream": now.stream,
+        "in_a_row": now.in_a_row,
+        "values": finding.evidence["values"],
+    }
+    state.run.log_event("rollback", step=plan.step, **data)
+    logger.warning(
+        "step %d is undone (%s); learning rate %.3g in place of %.3g for at least %d healthy steps",
+        plan.step,
+        ", ".join(f"{key} {value}" for key, value in finding.evidence["values"].items()),
+        plan.learning_rate / 2,
+        requested,
+        guards.recovery_steps,
+    )
+
+
+def _log_return(state: TrainState, plan: StepPlan, before: Recovery) -> None:
+    if state.recovery.factor > before.factor:
+        rate = plan.learning_rate * state.recovery.factor / before.factor
+        requested = plan.learning_rate / before.factor
+        state.run.log_event("rate_returns", step=plan.step, learning_rate=rate, requested=requested)
