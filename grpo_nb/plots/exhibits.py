@@ -79,3 +79,24 @@ def _alike(steps: dict[str, Vector]) -> dict[Vector, list[str]]:
 def _arrow(axis: Axes, to: Vector, colour: str, label: str, width: float) -> None:
     axis.annotate("", to, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": width})
     axis.plot([], [], color=colour, linewidth=width, label=label)
+
+
+def explosion(norms: pd.DataFrame) -> Picture:
+    """Gradient norms by round on a log axis, one curve a column; a cross where a curve ends in a broken weight."""
+    with RENDER_LOCK:
+        figure = canvas.new(8.5, 3.8)
+        axis = figure.subplots()
+        figure.subplots_adjust(left=0.09, right=0.97, top=0.82, bottom=0.14)
+        canvas.dress(axis)
+        canvas.title(axis, "Gradient norm", "by round, log scale; cross: a weight is not finite after it")
+        for name in norms:
+            values = norms[name].where(norms[name] < math.inf).dropna()
+            colour = INK if len(norms[name].dropna()) == len(norms) else ALARM
+            axis.plot(values.index, values, color=colour, linewidth=2, marker="o", markersize=4, label=str(name))
+            if colour == ALARM and len(values):
+                axis.plot(values.index[-1:], values[-1:], color=colour, linestyle="none", marker="X", markersize=11)
+        known = [v for name in norms for v in norms[name] if 0 < v < math.inf]
+        canvas.log_axis(axis, min(known) / 2, 3 * max(known))
+        axis.set_xlim(0.5, len(norms) + 0.5)
+        axis.legend(frameon=False, fontsize=8.5, labelcolor=INK)
+        return figure

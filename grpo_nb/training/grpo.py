@@ -13,8 +13,8 @@ from grpo_nb import optim
 from grpo_nb.losses import rounding
 from grpo_nb.metrics import keys
 from grpo_nb.policy import anatomy
-from grpo_nb.policy.loading import ModelError
 from grpo_nb.policy.model import Policy
+from grpo_nb.policy.source import ModelError
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
 from grpo_nb.rewards.rubric import Rubric
