@@ -56,7 +56,7 @@ def _updates() -> Iterator[Fault]:
         "learning_rate_times_100",
         "the learning rate is 100 times too high",
         "rule",
-        ("kl_exploded",),
+        ("kl_exploded", "exploded", "repeated_rollbacks"),
         5,
         updates.learning_rate_times_100,
     )
