@@ -223,8 +223,14 @@ class Policy:
         self, batch: Batch | PackedBatch | GroupedBatch, temperature: float = 1.0, *, entropy_learns: bool = False
     ) -> TokenStats:
         """log softmax(logits / temperature)[token] of each completion token; see `logprobs.token_stats`."""
-        model = LlamaLayers(self.model, self._adapter) if isinstance(batch, GroupedBatch) else self.model
-        return logprobs.token_stats(model, batch, temperature, entropy_learns)
+        return logprobs.token_stats(self._scorer(batch), batch, temperature, entropy_learns)
+
+    def distributions(self, batch: Batch | GroupedBatch, temperature: float = 1.0) -> Tensor:
+        """Log-probs of the complete vocabulary wherever a completion token is predicted; see `logprobs`."""
+        return logprobs.distributions(self._scorer(batch), batch, temperature)
+
+    def _scorer(self, batch: Batch | PackedBatch | GroupedBatch) -> Any:
+        return LlamaLayers(self.model, self._adapter) if isinstance(batch, GroupedBatch) else self.model
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
@@ -263,23 +269,6 @@ class Policy:
                 yield
             finally:
                 self._adapter = None
-
-    def kl_to_reference(self, batch: Batch | GroupedBatch, temperature: float = 1.0) -> float:
-        """KL(policy ‖ reference) of the complete distributions, nats per token: the mean over a batch's tokens.
-
-        Exact on these prefixes, whatever was sampled after them; NaN where scores are not finite.
-        """
-        if isinstance(batch, GroupedBatch):
-            with torch.no_grad():
-                own = logprobs.distributions(LlamaLayers(self.model), batch, temperature)
-            with self.as_grouped_reference():
-                reference = logprobs.distributions(LlamaLayers(self.model, self._adapter), batch, temperature)
-            return float(batch.pick(logprobs.kl(own, reference))[batch.completion_mask].mean())
-        with self.eval_mode():
-            own = logprobs.distributions(self.model, batch, temperature)
-        with self.as_reference():
-            reference = logprobs.distributions(self.model, batch, temperature)
-        return float(logprobs.kl(own, reference)[batch.completion_mask].mean())
 
     def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
         """Make these weights the reference.

@@ -75,8 +75,8 @@ def grpo(
     Raises:
         ConfigError, RunError, ModelError, DataError: before any work.
         DependencyChanged: what the run depends on changed, and was not accepted; before any work.
-        TrainingError: an invariant of the first step fails, three updates in a row were refused or undone, or a judge fails
-            on everything or has used up its budget (the run is then saved).
+        TrainingError: an invariant of the first step fails, three updates in a row were refused or undone, or a judge
+            fails on everything or has used up its budget (the run is then saved).
     """
     goal = run.config.run.steps if steps is None else steps
     if engine not in (None, "auto"):

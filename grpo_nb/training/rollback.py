@@ -7,6 +7,7 @@ import math
 
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
+from grpo_nb.policy import distance
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rules import health
@@ -77,7 +78,7 @@ def probe(policy: Policy, plan: StepPlan, batch: Experience) -> Row:
     completions = [batch.rollouts.completion_ids[i][:LONGEST] for i in rows]
     grouped = plan.numerics.passes == "grouped"
     few = policy.group(prompts, completions, range(len(rows))) if grouped else policy.collate(prompts, completions)
-    return {keys.HEALTH_KL: policy.kl_to_reference(few, plan.temperature)}
+    return {keys.HEALTH_KL: distance.kl_to_reference(policy, few, plan.temperature)}
 
 
 def probed(batch: Experience) -> list[int]:

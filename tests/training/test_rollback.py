@@ -11,6 +11,7 @@ import torch
 
 from grpo_nb import rules
 from grpo_nb.config.guards import OFF
+from grpo_nb.policy import distance
 from grpo_nb.policy.model import Policy
 from grpo_nb.rules import health
 from grpo_nb.run.run import Run
@@ -173,13 +174,13 @@ def test_the_kl_after_the_updates_is_that_of_the_next_step_and_of_few_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    own = Policy.kl_to_reference
+    own = distance.kl_to_reference
 
-    def counted(self: Policy, batch: Any, temperature: float) -> float:
+    def counted(policy: Policy, batch: Any, temperature: float) -> float:
         sizes.append(len(batch))
-        return own(self, batch, temperature)
+        return own(policy, batch, temperature)
 
-    monkeypatch.setattr(Policy, "kl_to_reference", counted)
+    monkeypatch.setattr(distance, "kl_to_reference", counted)
     changes: dict[str, Any] = {"run__steps": 4, "algorithm__learning_rate": 1e-3, "batch__group_size": 8}
     steps = list(grpo(tiny_run(tmp_path, **SHORT | changes), **GIVEN))
     assert sizes == [2] * len(sizes), "one of each objective"
