@@ -114,7 +114,7 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
         expected = gradient_check.expected_gradient(policy, batch, plan)  # of step 1
         for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
             gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
-            report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 else {}
+            report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 and not gradient.bad else {}
             batch = batch.without(gradient.bad)
             updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
     batch = complete(batch, plan, updates[0][0].seen if updates else None)
