@@ -17,15 +17,15 @@
 # %% [markdown]
 # # 4. Diagnostics: what happened, and what to change
 #
-# This notebook loads no model. It reads the run's folder, so it works on a run that trains now, ended last week, or
-# lies on another machine's disk. **The goal**: to know whether the run did any good, beyond chance, what went wrong on
-# the way, and what to change next time.
+# This notebook reads the run's folder, so it works on a run that trains now, ended last week, or lies on another
+# machine's disk; only the profile near its end loads the model. **The goal**: to know whether the run did any good,
+# beyond chance, what went wrong on the way, and what to change next time.
 #
 # | | demo |
 # |---|---|
 # | hardware | anything |
-# | time | 8 s (`make run`, two CPU cores) |
-# | memory | 0.54 GiB at the peak (`make run`) |
+# | time | 68 s (`make run`, two CPU cores shared with other work; 27 s of CPU time) |
+# | memory | 0.83 GiB at the peak (`make run`) |
 # | needs | a run with steps of [03_grpo](03_grpo.ipynb) |
 
 # %%
@@ -33,7 +33,7 @@ import pandas as pd
 import torch
 
 import grpo_nb as g
-from grpo_nb import losses, plots
+from grpo_nb import doctor, losses, plots
 from grpo_nb.evaluation import pareto
 from grpo_nb.jupyter import project
 from grpo_nb.report import report, tables
@@ -42,6 +42,7 @@ print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
 RUN = "demo"
+PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
 # %%
 run = project.open_run(RUN, needs="grpo")
@@ -104,6 +105,30 @@ tables.findings(g.diagnose(run))
 
 # %%
 report.events(run)
+
+# %% [markdown]
+# ## Where the time goes
+# `doctor.profile` trains a copy for a step under torch's profiler; the run stays as it is. *Look at* the phase with the
+# most seconds a step and its first operators. The trace, in the run's folder, opens at https://ui.perfetto.dev. The
+# second table is what held memory at the end of the step; `doctor.memory_snapshot()` lists it at any time, and a kind
+# whose count grows from step to step is a leak.
+
+# %%
+if PROFILE_STEPS:
+    profiled = doctor.profile(run, steps=PROFILE_STEPS)
+    display(tables.Table(pd.DataFrame(profiled.rows()), f"{profiled.trace.name}: the trace"))
+    display(tables.Table(pd.DataFrame(profiled.memory.rows()), "live tensors"))
+
+# %% [markdown]
+# ## When it fails
+# Below a cell that fails with a well-known error stands why, and what to change. For a CUDA error or a nan that names
+# no line, restart the kernel and begin with `doctor.debug_mode()`: several times slower, but it names the line.
+# `doctor.bundle(run)` packs what a bug report needs: versions, hardware, settings, last metrics, events and traceback,
+# with keys struck out, and no prompt, completion or weight.
+
+# %%
+print(doctor.explain(RuntimeError("Trying to backward through the graph a second time")))
+print(doctor.bundle(run).name, "is in the run's folder")
 
 # %% [markdown]
 # ## Exhibit: a KL that is none
