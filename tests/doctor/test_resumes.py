@@ -1,5 +1,7 @@
 """A resume that gives other numbers than the steps it repeats is found, and one that repeats them is not."""
 
+import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from grpo_nb.doctor import diagnose
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run
+from grpo_nb.training.grpo import grpo
 from tests.support.made_rows import healthy
 from tests.support.tiny import tiny_run
 
@@ -55,3 +58,19 @@ def test_a_knob_turned_in_between_explains_it(tmp_path: Path, change: dict[str, 
 
 def test_another_engine_explains_it(tmp_path: Path) -> None:
     assert resumed(tmp_path, {"loss": 0.25}, engine="graph") == []
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_real_resume_is_exact_unless_a_reward_has_a_memory(tmp_path: Path, exact: bool) -> None:
+    run, calls = tiny_run(tmp_path, run__steps=3, run__checkpoint_every=2), count(1)
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        seen = 0 if exact else next(calls)
+        return [float(len(text)) % 7 + seen % 5 * (i % 2) for i, text in enumerate(completions)]
+
+    for _ in range(2):
+        for _ in grpo(run, rewards={"fairness": [reward]}):
+            pass
+        shutil.rmtree(run.path / "checkpoints" / "000003", ignore_errors=True)
+    found = [finding for finding in diagnose(run) if finding.rule == "resume_inexact"]
+    assert [finding.severity for finding in found] == ([] if exact else ["warning"])
