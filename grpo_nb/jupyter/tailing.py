@@ -64,10 +64,19 @@ class Events:
         if kind == "finding" and severity in self._found:
             self._found[severity].append(event)
             self.findings += 1
+        if kind in ("resume", "begun_anew"):
+            self._forget_after(event.get("step"))
         if kind in self._marks:
             self._marks[kind].append(event)
         if event.get("goal") is not None:
             self._goal = [event]
+
+    def _forget_after(self, step: int | None) -> None:
+        """Drop the findings of steps that are trained again, which find them again."""
+        for name, found in self._found.items():
+            kept = [event for event in found if (event.get("step") or 0) <= (step or 0)]
+            self.findings -= len(found) - len(kept)
+            self._found[name] = deque(kept, maxlen=self._most)
 
     def newest_findings(self) -> list[Row]:
         """Errors first, then the newest."""

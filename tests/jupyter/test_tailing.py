@@ -78,6 +78,18 @@ def test_findings_and_marks_are_the_newest_ones_and_the_rest_is_counted(run: Run
     assert {*events["kind"]} == {"resume"} and events["goal"].dropna().iloc[-1] == 139
 
 
+def test_findings_of_steps_that_are_trained_again_stand_once(run: Run) -> None:
+    view = Followed(run, "metrics", 5)
+    found = [{"kind": "finding", "severity": "warning", "step": step} for step in (3, 7, 9)]
+    write(run, "events", *found, {"kind": "resume", "step": 6}, *found[1:])
+    view.read()
+    shown, others = view.findings()
+    assert [event["step"] for event in shown] == [9, 7, 3] and others == 0
+    write(run, "events", {"kind": "begun_anew", "step": 0})
+    view.read()
+    assert view.findings() == ([], 0)
+
+
 def test_a_tick_reads_only_what_is_new(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, parse = Counter[str](), Journal._row
     monkeypatch.setattr(
