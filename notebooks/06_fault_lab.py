@@ -37,7 +37,6 @@ import grpo_nb as g
 from grpo_nb import fault_lab
 from grpo_nb.fault_lab import bench, matrix
 from grpo_nb.jupyter import project
-from grpo_nb.report import tables
 
 print("grpo_nb", g.__version__)
 
@@ -47,43 +46,42 @@ FAULT = "overwritten_gradients"
 
 # %%
 lab = fault_lab.Lab.of(project.open_run(RUN, needs="sft"))
-workbench = bench.Bench(lab)
 matrix.catalogue()
 
 # %% [markdown]
 # ## Choose a fault
-# Each trial is a run of its own beside the demo's: the same SFT result, prompts and group size, for a few steps. The
-# trainer has no switch for any of this: a fault is a context manager that patches the package while its run trains.
+# Choose one and press the button: its run trains below, live, and the doctor's verdict follows. The trainer has no
+# switch for any of this. A fault is a context manager that patches the package while its run trains; the run begins
+# from the demo's SFT result, with its prompts and group size.
 
 # %%
-choice = bench.menu(FAULT)
-choice
+workbench = bench.Bench(lab, FAULT)
+workbench
 
 # %% [markdown]
 # The bug itself. *Look at* how little it takes: most are one line.
 
 # %%
-fault = fault_lab.FAULTS.get(choice.value, fault_lab.CLEAN)
+fault = workbench.fault
 Code(inspect.getsource(fault.inject), language="python")
 
 # %% [markdown]
 # ## Train with it
-# The cell returns at once, and the kernel stays free. The guards may end the training: an update whose numbers cannot
-# be right is not kept.
+# What the button does. The cell returns at once, and the kernel stays free; a guard may end the training, since an
+# update whose numbers cannot be right is not kept.
 
 # %%
-workbench.start(choice.value)
+workbench.start()
 
 # %%
 await workbench.wait()
 
 # %% [markdown]
 # ## What the doctor says
-# *Look at* the numbers in the finding, then at what to change. To try another fault, choose it above and run the four
-# cells from there on again.
+# *Look at* the numbers in the finding, then at what to change. What follows from the fault may be found as well.
 
 # %%
-tables.findings(workbench.trial.findings())
+workbench.findings()
 
 # %% [markdown]
 # What it took: the steps until one of the fault's own findings came, and the bound that the tests hold.
@@ -103,7 +101,7 @@ workbench.start("clean", steps=5)
 await workbench.wait()
 
 # %%
-tables.findings([f for f in workbench.trial.findings() if f.severity != "info"])
+workbench.findings()
 
 # %% [markdown]
 # ## All faults

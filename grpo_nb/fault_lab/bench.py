@@ -4,39 +4,52 @@ import asyncio
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import ipywidgets as w
 
 from grpo_nb.fault_lab.catalogue import FAULTS
 from grpo_nb.fault_lab.lab import Lab, Trial
-from grpo_nb.fault_lab.records import CLEAN
+from grpo_nb.fault_lab.records import CLEAN, Fault
 from grpo_nb.jupyter.session import Session, Summary
 from grpo_nb.jupyter.start import start
+from grpo_nb.report.tables import Table, findings
 from grpo_nb.run.run import RunError
 
 POLL_SECONDS = 0.05
-
-
-def menu(chosen: str) -> w.Dropdown:
-    """A list of the faults; `value` is the id of the chosen one."""
-    options = [(f"{fault.id}: {fault.what}", fault.id) for fault in (*FAULTS.values(), CLEAN)]
-    return w.Dropdown(options=options, value=chosen, description="fault", layout=w.Layout(width="640px"))
+ALL = {**FAULTS, CLEAN.id: CLEAN}
 
 
 class Bench:
-    """One trial at a time: a second fault beside the first would be blamed for what both do."""
+    """One trial at a time: two faults at once would be blamed for each other.
 
-    def __init__(self, lab: Lab) -> None:
+    Shown in a cell it is a list of faults, a button that trains with the chosen one, the live view of that run, and
+    what the doctor says of it in the end.
+    """
+
+    def __init__(self, lab: Lab, chosen: str = CLEAN.id) -> None:
         self._lab = lab
         self.trial: Trial | None = None
         self.session: Session | None = None
         self._cleaner: threading.Thread | None = None
         """Takes the fault out once the training has ended."""
+        options = [(f"{fault.id}: {fault.what}", fault.id) for fault in ALL.values()]
+        self.menu = w.Dropdown(options=options, value=chosen, description="fault", layout=w.Layout(width="640px"))
+        self.button = w.Button(description="Train with it", tooltip="A few steps with the chosen fault")
+        self.button.on_click(lambda _: self._clicked())
+        self.named = w.HTML()
+        self.panel = w.VBox([w.HBox([self.menu, self.button]), self.named])
 
-    def start(self, fault: str, seed: int = 0, steps: int | None = None) -> Session:
+    @property
+    def fault(self) -> Fault:
+        """The one that is chosen."""
+        return ALL[self.menu.value]
+
+    def start(self, fault: str | None = None, seed: int = 0, steps: int | None = None) -> Session:
         """Put the fault into this kernel and train its run in a thread; the fault leaves when the training ends.
 
         Args:
+            fault: by default the one that is chosen.
             steps: fewer than the fault's own.
 
         Raises:
@@ -46,14 +59,13 @@ class Bench:
             raise RunError(f"{self.session.run.name} still trains with its fault; wait for it: await bench.wait()")
         if self._cleaner is not None:
             self._cleaner.join()
-        self.trial = trial = self._lab.trial({**FAULTS, CLEAN.id: CLEAN}[fault], seed)
-        place = ExitStack()
-        with place:
+        self.trial = trial = self._lab.trial(ALL[fault or self.menu.value], seed)
+        with ExitStack() as place:
             place.enter_context(trial.injected())
             self.session = begun = start(
                 trial.run, tasks=trial.tasks, rewards=trial.rewards, stage=trial.fault.stage, steps=steps
             )
-            self._cleaner = threading.Thread(target=_clean_up, args=(begun, place.pop_all()), daemon=True)
+            self._cleaner = threading.Thread(target=self._clean_up, args=(begun, place.pop_all()), daemon=True)
         self._cleaner.start()
         return begun
 
@@ -68,8 +80,30 @@ class Bench:
             await asyncio.sleep(POLL_SECONDS)
         return self.session.summary()
 
+    def findings(self) -> Table:
+        """What the doctor says of the newest trial, by rule, worst first; notes left out, but for the fault's own."""
+        assert self.trial is not None
+        own = self.trial.fault.caught_by
+        found = [f for f in self.trial.findings() if f.severity != "info" or f.rule in own]
+        table = findings(found)  # a stable order: the doctor's is by severity too
+        table.frame.insert(0, "rule", [finding.rule for finding in found])
+        return table
 
-def _clean_up(trained: Session, fault: ExitStack) -> None:
-    while trained.live:
-        time.sleep(POLL_SECONDS)
-    fault.close()
+    def _clean_up(self, trained: Session, fault: ExitStack) -> None:
+        while trained.live:
+            time.sleep(POLL_SECONDS)
+        fault.close()
+        self.named.value = self.findings()._repr_html_()
+
+    def _clicked(self) -> None:
+        self.named.value = ""
+        try:
+            shown = self.start().dashboard().widget
+        except RunError as error:
+            self.named.value = Table(findings([]).frame, str(error))._repr_html_()
+            return
+        self.panel.children = (self.panel.children[0], shown, self.named)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        bundle: dict[str, Any] = dict(self.panel._repr_mimebundle_(**options) or {})
+        return bundle | {"text/plain": f"the fault lab, {len(FAULTS)} faults; chosen: {self.fault.id}"}

@@ -1,5 +1,6 @@
 """The lab: one SFT result, and short runs of the demo that begin from it, each with a fault."""
 
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from grpo_nb.fault_lab.records import Fault, Outcome
 from grpo_nb.policy.model import load_policy
 from grpo_nb.rewards.rubric import RewardFunction
 from grpo_nb.rules.finding import Finding
+from grpo_nb.run.checkpoints import MANIFEST, Checkpoint
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training.grpo import grpo
@@ -30,10 +32,10 @@ BBQ's examples come in pairs of one condition each."""
 
 
 class Lab:
-    """Where trials are made: the model after SFT as a folder, the tasks, and a folder for the runs."""
+    """Where trials are made: a folder for the runs, the model after SFT as a folder, and the tasks."""
 
-    def __init__(self, run: Run, folder: Path, tasks: Mapping[str, Task]) -> None:
-        self.run, self.folder, self.tasks = run, folder, tasks
+    def __init__(self, run: Run, folder: Path, model: Path, tasks: Mapping[str, Task]) -> None:
+        self.run, self.folder, self.model, self.tasks = run, folder, model, tasks
 
     @classmethod
     def of(cls, run: Run, folder: Path | None = None) -> "Lab":
@@ -46,19 +48,27 @@ class Lab:
         newest, _ = run.sft_checkpoints.latest(finite=True)
         if newest is None:
             raise RunError(f"{run.path} has no SFT result; the lab starts from one: run sft(run) first")
-        if not (folder / "model").is_dir():
-            policy = load_policy(run.config.model, run.config.run.seed)
-            policy.load_state(newest.tensors("policy"))
-            policy.save(folder / "model")
         tasks = {name: Fewer(task) for name, task in load_tasks(run.config, run.path).items()}
-        return cls(run, folder, tasks)
+        return cls(run, folder, _model(run, newest, folder), tasks)
 
     def trial(self, fault: Fault, seed: int = 0) -> "Trial":
         """A new run for the fault, in place of an earlier one of the same seed."""
         path = self.folder / f"{fault.id}-{seed}"
         shutil.rmtree(path, ignore_errors=True)
-        own = {"model.name": str(self.folder / "model"), "run.seed": seed, "run.steps": fault.steps}
+        own = {"model.name": str(self.model), "run.seed": seed, "run.steps": fault.steps}
         return Trial(fault, Run.create(path, self.run.config.replace(**{**SIZE, **own, **fault.settings})), self.tasks)
+
+
+def _model(run: Run, warm: Checkpoint, folder: Path) -> Path:
+    """The policy of a checkpoint as a model's folder, under a name of its own: SFT may be done anew."""
+    digest = hashlib.sha256((warm.path / MANIFEST).read_bytes()).hexdigest()
+    model = folder / f"model-{digest[:12]}"
+    if not model.is_dir():
+        policy = load_policy(run.config.model, run.config.run.seed)
+        policy.load_state(warm.tensors("policy"))
+        policy.save(half := folder / f".{model.name}")
+        half.rename(model)
+    return model
 
 
 class Trial:

@@ -20,6 +20,7 @@ from grpo_nb.training import grpo as trainer
 from grpo_nb.training.sft import sft
 from grpo_nb.types import Experience
 from tests.support.tiny import REWARDS, SMALL, small_tasks, tiny_run
+from tests.support.tokens import names
 
 PLACES: tuple[Any, ...] = (
     *(trainer, gradients, optim, losses, judge, checkpoints, eager, Tensor, TokenizerAdapter, Experience),
@@ -43,11 +44,12 @@ def lab(warm: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     for key in ("batch.prompts", "batch.group_size", "batch.micro_batch"):
         monkeypatch.setitem(SIZE, key, SMALL[key])  # type: ignore[arg-type]
     monkeypatch.setitem(SIZE, "batch.micro_batch", 4)  # type: ignore[arg-type]
-    yield Lab(Lab.of(warm).run, warm.path.with_name("warm-lab"), small_tasks())
+    made = Lab.of(warm)
+    yield Lab(made.run, made.folder, made.model, small_tasks())
 
 
 def everything() -> list[dict[str, Any]]:
-    return [dict(vars(place)) for place in PLACES] + [dict(losses.KL), dict(fingerprint._loaded)]
+    return [dict(vars(place)) for place in PLACES] + [dict(losses.KL), {"kl": fingerprint._loaded.get("grpo_nb.losses.kl")}]
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -118,16 +120,36 @@ def test_a_fault_that_nothing_found_is_shown_as_such() -> None:
 # In a notebook
 
 
-def test_the_menu_lists_every_fault_and_the_run_without_one() -> None:
-    menu = bench.menu("nan_gradient")
-    assert menu.value == "nan_gradient" and [value for _, value in menu.options] == [*FAULTS, CLEAN.id]
+def test_the_menu_lists_every_fault_and_the_run_without_one(lab: Lab) -> None:
+    workbench = bench.Bench(lab, "nan_gradient")
+    assert [value for _, value in workbench.menu.options] == [*FAULTS, CLEAN.id]
+    assert workbench.fault is FAULTS["nan_gradient"]
+    workbench.menu.value = CLEAN.id
+    assert workbench.fault is CLEAN
 
 
 def test_a_trial_trains_in_a_thread_and_its_fault_leaves_with_it(lab: Lab) -> None:
-    before, workbench = everything(), bench.Bench(lab)
-    session = workbench.start("wrong_temperature")
+    before, workbench = everything(), bench.Bench(lab, "wrong_temperature")
+    workbench.button.click()
+    assert workbench.session is not None and workbench.session.dashboard().widget in workbench.panel.children
     with pytest.raises(RunError):
-        workbench.start("clean")
+        workbench.start(CLEAN.id)
     asyncio.run(workbench.wait())
-    assert everything() == before and not session.live
+    assert everything() == before and not workbench.session.live
     assert workbench.trial is not None and "sampler_broken" in workbench.trial.outcome().found
+    assert names(workbench.named.value, "sampler_broken", "nats")
+
+
+def test_an_error_ends_the_trial_and_not_the_cell(lab: Lab) -> None:
+    workbench = bench.Bench(lab, "sft_without_eos")
+    workbench.start()
+    assert names(asyncio.run(workbench.wait()), "TrainingError")
+    assert workbench.trial is not None and workbench.trial.outcome().caught(workbench.fault) == 0
+
+
+def test_another_sft_result_is_another_model(warm: Run, tmp_path: Path) -> None:
+    other = tiny_run(tmp_path, "other", sft__steps=1)
+    for _ in sft(other, tasks=small_tasks()):
+        pass
+    folder = tmp_path / "lab"
+    assert Lab.of(warm, folder).model == Lab.of(warm, folder).model != Lab.of(other, folder).model
