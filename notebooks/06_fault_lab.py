@@ -24,8 +24,8 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 33 s (`make run`, two CPU cores) |
-# | memory | 0.67 GiB at the peak (`make run`) |
+# | time | 45 s (`make run`, two CPU cores that other work shared) |
+# | memory | 0.66 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 
 # %%
