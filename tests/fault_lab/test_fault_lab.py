@@ -49,7 +49,8 @@ def lab(warm: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
 
 
 def everything() -> list[dict[str, Any]]:
-    return [dict(vars(place)) for place in PLACES] + [dict(losses.KL), {"kl": fingerprint._loaded.get("grpo_nb.losses.kl")}]
+    noted = {"kl": fingerprint._loaded.get("grpo_nb.losses.kl")}
+    return [*(dict(vars(place)) for place in PLACES), dict(losses.KL), noted]
 
 
 @pytest.mark.parametrize("name", QUICK)
