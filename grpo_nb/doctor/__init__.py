@@ -59,7 +59,9 @@ def __getattr__(name: str) -> Any:
 
 
 _BOUNDARIES = {"start", "resume", "checkpoint", "finding", "stopped", "done", "failed"}
-"""Kinds of events that a long run has few of."""
+"""Kinds of events that every training has."""
+NEWEST = 32
+"""Of these events that are read, whatever the length of the log."""
 UNREAD = 32 << 20
 """Bytes of a log without an index that a quick diagnosis reads: a fraction of a second."""
 
@@ -285,8 +287,9 @@ def _knobs(run: Run) -> Iterator[Finding]:
 
 
 def _clock(events: LogRows) -> Iterator[Finding]:
-    """The machine's clock went back; the events of every start and checkpoint show it."""
-    if finding := clock.clock_set_back([e["time"] for e in events.having("kind", _BOUNDARIES)]):
+    """The machine's clock went back, as far as the newest boundaries of the log show it."""
+    newest = events.places("kind", _BOUNDARIES)[-NEWEST:].tolist()
+    if finding := clock.clock_set_back([events[place]["time"] for place in newest]):
         yield finding
 
 
