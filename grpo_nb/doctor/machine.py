@@ -4,6 +4,7 @@ import inspect
 import os
 import platform
 import shutil
+import socket
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,7 @@ class Check:
 
 def environment() -> list[Check]:
     """Python, packages, kernel, torch against the GPU, memory, disk, keys. Looks, and changes nothing."""
-    checks = (_python, _kernel, _code, _packages, _torch, _devices, _memory, _disk, _keys)
+    checks = (_python, _kernel, _code, _packages, _torch, _devices, _memory, _disk, _keys, _processes)
     return [result for check in checks for result in _guarded(check)]
 
 
@@ -196,6 +197,32 @@ def _keys() -> Iterator[Check]:
     """Whether keys are there; never what they are."""
     for name, use in (("OPENAI_API_KEY", "an LLM judge"), ("HF_TOKEN", "gated models of the hub")):
         yield Check("keys", "info", f"{name} is {'set' if os.environ.get(name) else 'not set'}; only used for {use}")
+
+
+def _processes() -> Iterator[Check]:
+    """Whether something started this process as one of several, which would each train the same run."""
+    world, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK")
+    if not world.isdigit() or int(world) < 2:
+        return
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    met = f"MASTER_ADDR={host}, MASTER_PORT={port}"
+    if host and port and port.isdigit():
+        met += " answers" if _answers(host, int(port)) else " does not answer"
+    yield Check(
+        "processes",
+        "warning",
+        f"process {rank} of {world} ({met})",
+        "grpo_nb trains in one process, and a run's lock refuses a second: start it without torchrun, srun or "
+        "accelerate launch, and give each GPU a run of its own with CUDA_VISIBLE_DEVICES",
+    )
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _project() -> tuple[str, list[tuple[Requirement, bool]]]:

@@ -307,3 +307,12 @@ def test_a_terminated_process_saves_and_the_same_command_goes_on(tmp_path: Path)
     assert again.returncode == 0, again.stderr
     assert names(again.stdout, "resumed", reached, reached + 1)
     assert [row["step"] for row in Run.open(path).rows("metrics")] == list(range(1, reached + 2))
+
+
+def test_debug_is_on_before_the_run_is_opened(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "debug_mode", lambda: "debugging")
+    status, out, _ = says(capsys, "train", run.path, "--debug")
+    assert status == 0 and out.splitlines()[0] == "debugging"
+    assert "debugging" not in says(capsys, "train", run.path)[1]

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -357,6 +358,19 @@ def test_a_check_that_cannot_be_made_does_not_end_the_others(monkeypatch: pytest
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: 1 / 0)
     assert names(checks("warning")["disk"].found, "ZeroDivisionError")
     assert "keys" in checks()
+
+
+def test_one_of_several_processes_is_told_that_one_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert [*machine._processes()] == []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for name, value in {"WORLD_SIZE": 8, "RANK": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        (check,) = machine._processes()
+    assert check.status == "warning" and names(check.found, 3, 8, port, "answers") and "torchrun" in check.advice
+    (check,) = machine._processes()
+    assert names(check.found, "not")
 
 
 def test_little_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
