@@ -38,7 +38,7 @@ collect_ignore = ["golden/make_trl.py"]  # run by hand; imports TRL
 LONGEST = (
     *("executed", "browser", "grpo", "kernel", "loop", "experience", "graph", "plots", "session", "demo", "dashboard"),
     *("cli_train", "combine_gradients", "workers", "kernel_matrix", "checkpoints", "kernel_session", "notices", "kill"),
-    *("judge_run", "quick_eval", "sft", "damage", "tailing", "pareto", "judge_servers"),
+    *("judge_run", "quick_eval", "sft", "damage", "tailing", "pareto", "judge_servers", "fault_lab"),
 )
 """Test files by their time, the longest first; the others take a few seconds each."""
 
