@@ -23,11 +23,9 @@ NO_GAP = 1e-5
 def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     """Tokens are drawn from another distribution than the one they are scored under; split by why."""
     values = series(rows[-WINDOW:], keys.SAMPLER_DIFFERENCE.mean)
-    if len(values) < ENOUGH:
+    if len(values) < ENOUGH or (gap := statistics.median(values)) <= SAMPLER_GAP or sampler_stale(rows, config):
         return None
-    gap, cause = statistics.median(values), _cause(rows, config)
-    if gap <= SAMPLER_GAP or sampler_stale(rows, config):
-        return None
+    cause = _cause(rows, config)
     kind = config.algorithm.importance_correction
     why, advice = _words(cause, rows, config)
     worse = cause == "stale_weights" or (cause != "settings" and gap > SAMPLER_GAP_BADLY)

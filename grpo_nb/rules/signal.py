@@ -122,12 +122,16 @@ def template_answers(rows: Rows, config: Config, objective: str) -> Finding | No
     if not known:
         return None
     what, (now, began) = max(known.items(), key=lambda item: item[1][0])
+    if now < TEMPLATES_RISEN:
+        return None
     right, before = label_level(rows, objective, "correct"), label_start(rows, objective, "correct")
     gained = (right or 0.0) - (before or 0.0)
     rising = len(rows) > WINDOW and now - began >= TEMPLATES_RISEN and gained < now - began
     always = now >= TEMPLATES and now > began - TEMPLATES_RISEN
+    if not (rising or always):
+        return None
     hedged = hedges(rows, objective)
-    if not (rising or always) or (hedged is not None and (hedged.always or hedged.rising)):
+    if hedged is not None and (hedged.always or hedged.rising):
         return None
     return Finding(
         "template_answers",
