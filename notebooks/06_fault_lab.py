@@ -24,8 +24,8 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 45 s (`make run`, two CPU cores that other work shared) |
-# | memory | 0.66 GiB at the peak (`make run`) |
+# | time | 74 s (`make run`, two CPU cores that other work shared) |
+# | memory | 0.70 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 
 # %%
@@ -35,8 +35,9 @@ from IPython.display import Code
 
 import grpo_nb as g
 from grpo_nb import fault_lab
-from grpo_nb.fault_lab import bench, matrix
+from grpo_nb.fault_lab import bench, explosion, matrix
 from grpo_nb.jupyter import project
+from grpo_nb.plots import exhibits
 
 print("grpo_nb", g.__version__)
 
@@ -118,6 +119,27 @@ by_fault
 
 # %%
 by_rule
+
+# %% [markdown]
+# ## An explosion, and what the guards make of it
+# A field report: gradients reached 10^8, then every weight was NaN. Its code is here again: the ratio against the
+# reference, gradients in half precision, no clamp, and `if norm > 10: skip`, which lets NaN through. Beside it run the
+# defaults, on the same data, model, seed and learning rate, for ten rounds.
+
+# %%
+courses = explosion.compare(lab)
+
+# %% [markdown]
+# *Look at* the two gradient norms. The guards undo a round after which the KL exceeds `guards.rollback_kl`, halve the
+# learning rate, and go on.
+
+# %%
+exhibits.explosion(explosion.table(courses))
+
+# %%
+ours, reported = courses["defaults"], courses["as reported"]
+print(f"as reported: {reported.rounds} rounds, weights finite: {reported.finite}")
+print(f"defaults: {ours.rounds} rounds, weights finite: {ours.finite}, undone: {ours.rolled_back}")
 
 # %% [markdown]
 # ## After

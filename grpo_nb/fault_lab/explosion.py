@@ -46,7 +46,7 @@ class Course:
     norms: list[float]
     """Gradient norm before clipping; inf where it was not finite."""
     kls: list[float]
-    """To the reference, mean over the objectives, before the round's update."""
+    """To the reference, mean over the objectives, before the round's update, by the run's estimator."""
     rolled_back: list[int]
     """Rounds that were undone."""
     finite: bool
