@@ -82,13 +82,15 @@ def _arrow(axis: Axes, to: Vector, colour: str, label: str, width: float) -> Non
 
 
 def explosion(norms: pd.DataFrame) -> Picture:
-    """Gradient norms by round on a log axis, one curve a column; a cross where a curve ends in a broken weight."""
+    """Gradient norms by round on a log axis, one curve a column; a cross where the next round breaks a weight."""
     with RENDER_LOCK:
         figure = canvas.new(8.5, 3.8)
         axis = figure.subplots()
         figure.subplots_adjust(left=0.09, right=0.97, top=0.82, bottom=0.14)
         canvas.dress(axis)
-        canvas.title(axis, "Gradient norm", "by round, log scale; cross: a weight is not finite after it")
+        canvas.title(
+            axis, "Gradient norm", "by round, log scale; cross: the next round leaves a weight that is not finite"
+        )
         for name in norms:
             values = norms[name].where(norms[name] < math.inf).dropna()
             colour = INK if len(norms[name].dropna()) == len(norms) else ALARM
