@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from grpo_nb import presets
 from grpo_nb.cli import main
 from grpo_nb.config import AlgorithmConfig, BatchConfig, Config, ConfigError, ModelConfig, SamplingConfig, parse
+from grpo_nb.config.guards import OFF, GuardsConfig
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError
@@ -105,3 +106,19 @@ def test_another_group_has_no_such_former_name() -> None:
     with pytest.raises(ValidationError) as caught:
         ModelConfig(loss="grpo")  # type: ignore[call-arg]
     assert caught.value.errors()[0]["type"] == "extra_forbidden"
+
+
+def test_a_run_of_before_the_guards_goes_on_without_them(tmp_path: Path) -> None:
+    """Its files have no `guards`; that it is asked for with today's preset is no contradiction."""
+    config = presets.demo()
+    tree = settings.plain(config)
+    del tree["guards"]
+    del tree["algorithm"]["skip_signal_free_groups"]
+    found = settings.restored(tree)
+    assert found.guards == GuardsConfig(**OFF) and not found.guards.rollback
+    assert not found.algorithm.skip_signal_free_groups
+    assert settings.contradictions(found, config, {}) == {}
+    asked = config.replace(**{"guards.rollback_kl": 1.0})
+    assert settings.contradictions(found, asked, {}).keys() == {"guards.rollback_kl"}
+    Checkpoints(tmp_path / "states").save(1, {}, {"step": 1, "config": tree})
+    assert settings.edits(found, Checkpoints(tmp_path / "states").load(1)) == {}
