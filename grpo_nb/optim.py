@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from grpo_nb.printable import Clean
+
 Parameters = Mapping[str, Parameter]
 
 
@@ -24,7 +26,7 @@ class Update:
     """`empty`: the gradient was exactly 0, so there was nothing to learn."""
 
 
-class BrokenUpdate(FloatingPointError):
+class BrokenUpdate(Clean, FloatingPointError):
     """A parameter is not finite after an update; the message names it, `update` has the update's numbers."""
 
     def __init__(self, message: str, update: Update) -> None:

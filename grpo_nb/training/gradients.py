@@ -12,6 +12,7 @@ from torch import Tensor
 from grpo_nb import combine_gradients, losses
 from grpo_nb.policy.adapters import REFERENCE
 from grpo_nb.policy.model import Policy
+from grpo_nb.printable import Clean
 from grpo_nb.training.batches import AnyBatch, batch_of, score
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.types import Experience, Rollouts, TokenStats
@@ -46,7 +47,7 @@ class GradientStats:
     """Rows that the update left out: a log-prob is not finite."""
 
 
-class BadRows(ArithmeticError):
+class BadRows(Clean, ArithmeticError):
     """Some completions of an update have log-probs that are not finite."""
 
     def __init__(self, rows: Sequence[int]) -> None:
