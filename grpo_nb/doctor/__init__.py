@@ -20,6 +20,7 @@ from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
 from grpo_nb.rules import clock, hindsight, learning, regressions, sft
 from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, spans
+from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError, RunStatus
@@ -85,6 +86,7 @@ def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
     found += _holes(run)
     found += _knobs(run)
     found += _code(events)
+    found += _leaks(events)
     found += _clock(events)
     found += resumes.inexact(run)
     return rules.worst_first(found)
@@ -291,6 +293,16 @@ def _clock(events: LogRows) -> Iterator[Finding]:
     newest = events.places("kind", _BOUNDARIES)[-NEWEST:].tolist()
     if finding := clock.clock_set_back([events[place]["time"] for place in newest]):
         yield finding
+
+
+def _leaks(events: LogRows) -> Iterator[Finding]:
+    """Held-out prompts that are trained on: only a training looks for them, since it has both at hand."""
+    logged = [e.get("evidence") for e in events.having("kind", {"finding"}) if e.get("rule") == "evaluation_leaked"]
+    newest = {str(seen.get("objective")): seen for seen in logged if isinstance(seen, dict)}
+    for name, seen in newest.items():
+        leaked, of = seen.get("leaked"), seen.get("of")
+        if isinstance(leaked, int) and isinstance(of, int) and (finding := evaluation_leaked(name, leaked, of)):
+            yield finding
 
 
 def _code(events: LogRows) -> Iterator[Finding]:

@@ -7,11 +7,13 @@ import io
 import json
 import os
 import platform
+import re
 import sys
 import traceback
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -23,7 +25,7 @@ from grpo_nb.doctor import diagnose
 from grpo_nb.doctor.errors import explain
 from grpo_nb.doctor.machine import environment
 from grpo_nb.doctor.redaction import SECRET_NAME, known_secrets, redacted
-from grpo_nb.run.run import Log, Run
+from grpo_nb.run.run import Log, Run, RunError
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.storage.safe_open import opened
 
@@ -33,6 +35,8 @@ LONGEST_TEXT = 4_000
 """Characters of one text of a row; of what is longer, its end, where a traceback says what happened."""
 LAST_WORDS = 40_000
 """Bytes at the end of a worker's output."""
+LONGEST_KEY = 8_000
+"""Bytes before them that are read too: a key that the cut goes through is struck as one."""
 PACKAGES = (
     *("torch", "transformers", "peft", "numpy", "pandas", "tokenizers", "safetensors", "pydantic", "matplotlib"),
     *("ipykernel", "ipywidgets", "jupyterlab", "triton", "openai", "vllm"),
@@ -94,23 +98,32 @@ def bundle(run: Run, out: str | Path | None = None, error: BaseException | None 
 def members(run: Run, error: BaseException | None = None) -> dict[str, str]:
     """The files of the zip by name, without secrets."""
     secrets, knobs = known_secrets(_key_names(run.config)), run.knobs.snapshot()
-    files = {
-        "environment.json": _json(_machine()),
-        "settings.json": _json(run.config.model_dump(mode="json")),
-        "changed-settings.json": _json(_changed(run.config)),
-        "knobs.json": _json({"values": knobs.values, "modes": knobs.modes, "problem": knobs.problem}),
-        "findings.json": _json([asdict(finding) for finding in diagnose(run, quick=True)]),
-        **{f"{log}.jsonl": _rows(run, log, most) for log, most in LAST_ROWS.items()},
-        "traceback.txt": _failure(run, error),
-        "worker.log": _end_of(run.path / "worker.log"),
-        "command.txt": " ".join(sys.argv),
-        "repro.py": REPRO,
+    makers: dict[str, Callable[[], str]] = {
+        "environment.json": lambda: _json(_machine()),
+        "settings.json": lambda: _json(run.config.model_dump(mode="json")),
+        "changed-settings.json": lambda: _json(_changed(run.config)),
+        "knobs.json": lambda: _json({"values": knobs.values, "modes": knobs.modes, "problem": knobs.problem}),
+        "findings.json": lambda: _json([asdict(finding) for finding in diagnose(run, quick=True)]),
+        **{f"{log}.jsonl": partial(_rows, run, log, most, secrets) for log, most in LAST_ROWS.items()},
+        "traceback.txt": lambda: _failure(run, error),
+        "worker.log": lambda: _end_of(run.path / "worker.log", secrets),
+        "command.txt": lambda: " ".join(sys.argv),
+        "repro.py": lambda: REPRO,
     }
+    files = {name: _made(make) for name, make in makers.items()}
     status = run.status()
     table = "\n".join(f"| {name} | {len(text):,} characters |" for name, text in files.items() if text)
     state = f"{status.state}, step {status.step} of {status.steps}; grpo_nb {__version__}"
     files = {"README.md": README.format(run=run.name, state=state, files=table)} | files
     return {name: redacted(text, secrets) for name, text in files.items() if text}
+
+
+def _made(make: Callable[[], str]) -> str:
+    """A file's text, or why there is none: a run that is damaged needs its report most."""
+    try:
+        return make()
+    except (OSError, RunError, ValueError) as problem:
+        return f"not readable: {type(problem).__name__}: {problem}\n"
 
 
 def _zipped(files: Mapping[str, str]) -> bytes:
@@ -170,17 +183,19 @@ def _changed(config: Config) -> dict[str, Any]:
     return {"preset": nearest, "changed": differences[nearest]}
 
 
-def _rows(run: Run, log: Log, most: int) -> str:
+def _rows(run: Run, log: Log, most: int, secrets: Collection[str]) -> str:
     rows = [*islice(run.newest_first(log), most)][::-1]
-    return "".join(json.dumps(_cut(row), ensure_ascii=False, default=str) + "\n" for row in rows)
+    return "".join(json.dumps(_cut(row, secrets), ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _cut(item) for key, item in value.items() if key not in LEFT_OUT}
+        return {key: _cut(item, secrets) for key, item in value.items() if key not in LEFT_OUT}
     if isinstance(value, list | tuple):
-        return [_cut(item) for item in value]
-    return value[-LONGEST_TEXT:] if isinstance(value, str) else value
+        return [_cut(item, secrets) for item in value]
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        return redacted(value, secrets)[-LONGEST_TEXT:]  # cut first, a key would lose what it is known by
+    return value
 
 
 def _failure(run: Run, error: BaseException | None) -> str:
@@ -193,12 +208,14 @@ def _failure(run: Run, error: BaseException | None) -> str:
     return "\n\n".join(words)
 
 
-def _end_of(path: Path) -> str:
+def _end_of(path: Path, secrets: Collection[str]) -> str:
     if not os.path.lexists(path):
         return ""
     with os.fdopen(opened(path), "rb") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - LAST_WORDS, 0))
-        return file.read().decode("utf-8", "replace")
+        start = max(file.seek(0, os.SEEK_END) - LAST_WORDS - LONGEST_KEY, 0)
+        file.seek(start)
+        text = file.read(LAST_WORDS + LONGEST_KEY).decode("utf-8", "replace")
+    return redacted(text if start == 0 else re.sub(r"^\S+", "", text), secrets)[-LAST_WORDS:]
 
 
 def _json(value: Any) -> str:

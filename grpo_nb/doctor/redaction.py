@@ -7,12 +7,17 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import unquote
 
 from grpo_nb.judge.secrets import STRUCK, strike
 
-SECRET_NAME = re.compile(r"(?i)(^|_)(api_?key|key|token|secret|passw(or)?d|pwd|pass|credentials?|auth|cookie)s?(_|$)")
+SECRET_NAME = re.compile(
+    r"(?i)((^|_)(key|auth|cookie|pat|dsn|jwt)|api_?key|token|secret|passw(or)?d|pwd|pass|credential)s?(_|$)"
+)
 """Names of environment variables whose values are secrets."""
 SHORTEST_SECRET = 4
+SHORTEST_NUMBER = 8
+"""Digits alone are a count or a port below this."""
 HARMLESS = frozenset({"true", "false", "none", "null", "yes", "auto", "disabled", "enabled"})
 """Values of such variables that are switches."""
 _MORE = r"(?:[\s\"'+\\,]{1,8}(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{8,})*"
@@ -25,7 +30,7 @@ _SHAPES = re.compile(
             r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
             r"\beyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?",
             r"(?i:\b(?:bearer|basic))\s+[\w.~+/=-]{12,}",
-            r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)",
+            r"(?<=://)[^\s\"'<>]+(?=@)",  # user and password of an address
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
             # a name that says so, and a value with a digit and eight characters or more
             r"(?i:(?<=key|ken|ret|ord|pwd))[\"']?\s*[:=]\s*[\"']?(?=[^\s\"',;]*\d)(?=[^\s\"',;]*[A-Za-z])[^\s\"',;]{8,}",
@@ -44,12 +49,22 @@ def known_secrets(names: Iterable[str] = (), environment: Mapping[str, str] | No
     """Values of the environment variables whose names say that they are secret, and of `names`; the longest first."""
     variables, extra = os.environ if environment is None else environment, {*names}
     found = {value for name, value in variables.items() if name in extra or SECRET_NAME.search(name)}
+    found |= {part for value in variables.values() for part in _of_address(value)}
     return sorted((value for value in found if _is_secret(value)), key=len, reverse=True)
+
+
+def _of_address(value: str) -> Iterator[str]:
+    """User and password in an address, such as a proxy's."""
+    _, scheme, rest = value.partition("://")
+    login, at, _ = rest.rpartition("@")
+    if scheme and at:
+        for part in (login, *login.split(":", 1)):
+            yield from (part, unquote(part))
 
 
 def _is_secret(value: str) -> bool:
     plain = value.strip()
-    switch = plain.lower() in HARMLESS or plain.isdigit()
+    switch = plain.lower() in HARMLESS or (plain.isdigit() and len(plain) < SHORTEST_NUMBER)
     return len(plain) >= SHORTEST_SECRET and not switch and not (os.path.isabs(plain) and os.path.exists(plain))
 
 
@@ -62,9 +77,12 @@ def redacted(text: str, secrets: Collection[str] = ()) -> str:
     >>> redacted("key sk-4711abcdefgh0815 of /home/ada/runs")
     'key *** of ~/runs'
     """
-    text = strike(text, secrets)
-    text = _without_spans(text, [*_shaped(text), *_shaped_in_base64(text)])
-    return shortened(text)
+    # Shapes first: a known key that begins like somebody else's would take that one's beginning, and so its shape.
+    return shortened(_unshaped(strike(_unshaped(text), secrets)))
+
+
+def _unshaped(text: str) -> str:
+    return _without_spans(text, [*_shaped(text), *_shaped_in_base64(text)])
 
 
 def shortened(text: str) -> str:

@@ -18,6 +18,7 @@ import torch
 from grpo_nb import rules
 from grpo_nb.doctor import diagnose, environment, explain, machine
 from grpo_nb.doctor.known_errors import KNOWN
+from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run.run import Run
 from tests.support.made_rows import healthy, ill
 from tests.support.tiny import edited, tiny_run
@@ -66,6 +67,14 @@ def test_the_rules_see_the_log_nan_included(tmp_path: Path) -> None:
     save(run, 20)
     assert serious(run) == ["non_finite"]
     assert [f.rule for f in rules.post_mortem(rows, run.config) if f.severity != "info"] == ["non_finite"]
+
+
+def test_what_a_training_alone_can_look_for_is_read_from_its_events(run: Run) -> None:
+    leak = evaluation_leaked("fairness", 5, 9)
+    assert leak is not None
+    run.log_event("finding", **leak.to_dict())
+    run.log_event("finding", rule="evaluation_leaked", severity="error", step=0, evidence={"leaked": "<b>", "of": 2})
+    assert [str(finding) for finding in diagnose(run) if finding.severity != "info"] == [str(leak)]
 
 
 def test_a_diagnosis_writes_nothing(run: Run) -> None:
