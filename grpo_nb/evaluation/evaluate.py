@@ -73,6 +73,7 @@ def evaluate(
 
     Raises:
         RunError: the stage has no checkpoint.
+        ModelError: an interrupted update left the policy's weights.
         DependencyChanged: what the run depends on changed, and was not accepted.
         DataError: a split without examples.
         RewardError: a task raised, or gave something that is no score.
@@ -83,6 +84,8 @@ def evaluate(
     # The step is read off the checkpoint before the weights are, and both from the one checkpoint.
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
     learner = policy or _loaded(run)
+    learner.settle()
+    learner.refuse_torn()
     learner.set_date(run.started)
     asked = load_tasks(run.config, run.path, tasks)
     examples = {name: read_examples(task, split) for name, task in asked.items()}

@@ -307,15 +307,15 @@ class Policy:
             self._reference.settle()
 
     def refuse_torn(self) -> None:
-        """Refuse to begin anything from weights that an interrupted update left.
+        """Refuse weights that an interrupted update left, which are those of no step.
 
         Raises:
             ModelError: names the update.
         """
         if self.torn:
             raise ModelError(
-                f"the policy given holds weights from within {self.torn}, and this run has no checkpoint to restore "
-                "them from. Load it again: policy = load_policy(run.config.model)"
+                f"the policy holds weights from within {self.torn}, which was interrupted: they belong to no step. "
+                "Load it again: policy = load_policy(run.config.model)"
             )
 
     def state(self) -> dict[str, Tensor]:
@@ -350,8 +350,10 @@ class Policy:
         """Write the trained model for use elsewhere: a PEFT adapter or a transformers folder, with the tokenizer.
 
         Raises:
-            ModelError: the folder cannot be written.
+            ModelError: the folder cannot be written, or an interrupted update left the weights.
         """
+        self.settle()
+        self.refuse_torn()
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             with loading.quietly(), as_it_came(self._silenced):

@@ -5,7 +5,10 @@ import math
 from grpo_nb.config import Config
 from grpo_nb.losses.rounding import overflow_advice
 from grpo_nb.metrics import keys
-from grpo_nb.rules.finding import Finding, Rows, newest, number, rate_of
+from grpo_nb.rules.finding import Finding, Row, Rows, newest, number, rate_of
+
+LOWEST_FACTOR = 1 / 64
+"""Of the requested learning rate: where a step is undone at this or less, the rate is not the cause."""
 
 
 def exploded(rows: Rows, config: Config) -> Finding | None:
@@ -36,12 +39,14 @@ def exploded(rows: Rows, config: Config) -> Finding | None:
 
 
 def repeated_rollbacks(rows: Rows, config: Config) -> Finding | None:
-    """Several steps in a row were undone, each at half the rate of the one before."""
+    """Several steps in a row were undone, each at half the rate of the one before; or one at hardly any rate."""
     row, guards = rows[-1], config.guards
     count = number(row, keys.ROLLBACKS)
-    if row.get(keys.STATUS) != "rolled_back" or count is None or count < guards.rollbacks_to_stop:
+    if row.get(keys.STATUS) != "rolled_back" or count is None:
         return None
     rate, requested = rate_of(row, config), number(row, keys.LR_REQUESTED)
+    if count < guards.rollbacks_to_stop:
+        return _undone_at_any_rate(row, config) if requested and rate <= LOWEST_FACTOR * requested else None
     return Finding(
         "repeated_rollbacks",
         "error",
@@ -50,6 +55,20 @@ def repeated_rollbacks(rows: Rows, config: Config) -> Finding | None:
         "good state is saved.",
         {"in_a_row": count, "learning_rate": rate, "requested": requested},
         f"resume with a lower learning rate than the requested {requested or rate:g}, a higher beta, or both",
+        "end",
+    )
+
+
+def _undone_at_any_rate(row: Row, config: Config) -> Finding:
+    rate, requested, limit = rate_of(row, config), number(row, keys.LR_REQUESTED), config.guards.rollback_kl
+    return Finding(
+        "repeated_rollbacks",
+        "error",
+        row["step"],
+        f"a step was undone at learning rate {rate:.3g}, a small part of the requested {requested:.3g}: the rate is "
+        f"not what moves the policy over its limit ({limit} nats). Training ends here; the last good state is saved.",
+        {"learning_rate": rate, "requested": requested, "rollback_kl": limit, "kl": number(row, keys.HEALTH_KL)},
+        "raise guards.rollback_kl if the policy may go that far, or the betas if it may not",
         "end",
     )
 

@@ -144,10 +144,6 @@ class Grpo(loop.Stage):
         return self.state.policy
 
     @property
-    def weights_moved(self) -> bool:
-        return self.state.weights_moved
-
-    @property
     def save_every(self) -> int:
         return self.state.config.run.checkpoint_every
 
@@ -177,6 +173,7 @@ class Grpo(loop.Stage):
                 explain_no_scores(self.state)
                 raise
             except (memory_ladder.RolloutMemoryError, torch.OutOfMemoryError) as error:
+                rollback.take_back(self.state)
                 retry.with_less(error)
 
     def store(self) -> None:
@@ -257,7 +254,7 @@ def apply(state: TrainState, plan: StepPlan) -> optim.Update:
     Raises:
         BrokenUpdate: they are, and `guards.rollback` is off.
     """
-    state.weights_moved = True
+    state.weights_moved, state.policy.torn = True, f"step {plan.step} of {state.run.name}"
     try:
         return optim.apply(
             state.policy.parameters_by_name(),
@@ -340,5 +337,5 @@ def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Ro
     state.run.log_metrics(row)
     _tell_dropped(state, plan.step)
     guards.watch(state, row)
-    state.step, state.mid_update, state.weights_moved = plan.step, False, False
+    state.step, state.mid_update, state.weights_moved, state.policy.torn = plan.step, False, False, ""
     return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]

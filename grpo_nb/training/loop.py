@@ -57,11 +57,6 @@ class Stage(ABC):
     def policy(self) -> Policy:
         """What it trains."""
 
-    @property
-    def weights_moved(self) -> bool:
-        """Whether the weights are between two step boundaries."""
-        return self.progress.mid_update
-
     @abstractmethod
     def begin(self) -> None:
         """What comes before the first step of this start."""
@@ -122,8 +117,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             _log(stage, "failed", error=f"{type(error).__name__}: {error}")
         raise
     finally:
-        if stage.weights_moved:
-            stage.policy.torn = f"step {at.step + 1} of {at.run.name}"
+        stage.policy.settle()
         if not lock.mine():
             _log_lost(stage)
         elif at.mid_update:

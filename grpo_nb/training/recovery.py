@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from grpo_nb.rules.health import LOWEST_FACTOR
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -27,11 +29,11 @@ class Recovery:
 
     def rolled_back(self) -> "Recovery":
         """After one more rollback: half the rate, another sampling stream."""
-        return Recovery(self.factor / 2, self.stream + 1, self.in_a_row + 1)
+        return Recovery(max(self.factor, LOWEST_FACTOR) / 2, self.stream + 1, self.in_a_row + 1)
 
     def slowed(self) -> "Recovery":
-        """Half the rate, without a rollback."""
-        return replace(self, factor=self.factor / 2, healthy=0)
+        """Half the rate, without a rollback; never below LOWEST_FACTOR of what was requested."""
+        return replace(self, factor=max(self.factor / 2, min(self.factor, LOWEST_FACTOR)), healthy=0)
 
     def went_well(self, steps: int) -> "Recovery":
         """After one more healthy step: after `steps` of them a halved rate doubles."""

@@ -5,6 +5,8 @@ What decides is the rule `rules.health.exploded`, which the doctor asks of the l
 
 import math
 
+import torch
+
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.policy import distance
@@ -38,7 +40,7 @@ def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Ro
     """Keep what the step's updates made where `health.exploded` finds nothing, else undo them; what to log of it."""
     guards, before = state.config.guards, state.recovery
     looks = guards.rollback and due(state.history, row, state.config)
-    measured = probe(state.policy, plan, batch) if looks else {}
+    measured = _probed(state, plan, batch) if looks else {}
     if finding := health.exploded([row | measured], state.config):
         _undo(state)
         state.recovery = before.rolled_back()
@@ -65,9 +67,28 @@ def due(past: Rows, row: Row, config: Config) -> bool:
     if any(kl > NEAR * limit for kl in kls):
         return True
     known = [
-        one for one in past[-RECENT:] if one[keys.STATUS] != "rolled_back" and number(one, keys.HEALTH_KL) is not None
+        one
+        for one in past[-RECENT:]
+        if one.get(keys.STATUS) != "rolled_back" and number(one, keys.HEALTH_KL) is not None
     ]
     return moved > SLACK * max(series(known, keys.GRAD_UPDATE), default=0.0)
+
+
+def take_back(state: TrainState) -> None:
+    """Undo what an update did that was broken off, so that the step can be done again; nothing without a snapshot."""
+    if state.weights_moved and state.config.guards.rollback:
+        _undo(state)
+        state.weights_moved, state.policy.torn = False, ""
+
+
+def _probed(state: TrainState, plan: StepPlan, batch: Experience) -> Row:
+    """What `probe` measures; where memory is full nothing, since looking must not end a run."""
+    try:
+        return probe(state.policy, plan, batch)
+    except torch.OutOfMemoryError as error:
+        state.run.log_event("health_not_measured", step=plan.step, reason=str(error).partition("\n")[0])
+        logger.warning("step %d: memory was full while the KL after its updates was measured", plan.step)
+        return {}
 
 
 def probe(policy: Policy, plan: StepPlan, batch: Experience) -> Row:

@@ -205,7 +205,7 @@ class Sft(loop.Stage):
         self.recent.append(dict(stats.metrics))
         run.log_sft(dict(stats.metrics))
         guards.watch_sft(run, list(self.recent))
-        self.progress.step, self.progress.mid_update = step, False
+        self.progress.step, self.progress.mid_update, self.policy.torn = step, False, ""
         return stats
 
     def _step(self, step: int) -> StepStats:
@@ -223,6 +223,7 @@ class Sft(loop.Stage):
 
     def _moving(self) -> None:
         self.progress.mid_update = True
+        self.policy.torn = f"step {self.progress.step + 1} of the SFT of {self.progress.run.name}"
 
     def store(self) -> None:
         run, step = self.progress.run, self.progress.step

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -158,15 +159,39 @@ def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint
 def deterministic(config: Config, device: torch.device) -> Iterator[None]:
     """Only algorithms that give the same bits each time, where asked for (`auto`: on CPU)."""
     wanted = config.run.deterministic
-    on = device.type == "cpu" if wanted == "auto" else wanted
-    before = torch.are_deterministic_algorithms_enabled()
-    if on and device.type == "cuda":
+    if not (device.type == "cpu" if wanted == "auto" else wanted):
+        yield
+        return
+    if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(on or before)
+    _exact.enter()
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        _exact.leave()
+
+
+class _Exact:
+    """torch's switch for exact algorithms is one for the process: it is on while any training of several needs it."""
+
+    def __init__(self) -> None:
+        self._lock, self._trainings, self._before = threading.Lock(), 0, False
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._trainings == 0:
+                self._before = torch.are_deterministic_algorithms_enabled()
+            self._trainings += 1
+            torch.use_deterministic_algorithms(True)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._trainings -= 1
+            if self._trainings == 0:
+                torch.use_deterministic_algorithms(self._before)
+
+
+_exact = _Exact()
 
 
 def environment_info(policy: Policy) -> dict[str, object]:

@@ -16,10 +16,11 @@ import torch
 from safetensors import SafetensorError
 
 from grpo_nb import optim, release
+from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.jupyter import workers
 from grpo_nb.jupyter.start import start
 from grpo_nb.policy import adapters
-from grpo_nb.policy.model import ModelError, load_policy
+from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.report import report
 from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
@@ -121,6 +122,7 @@ def test_interrupted_on_the_way_back_from_the_reference_it_resumes_to_the_same_b
     train: str, handed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: dict[str, Any] = {**EVERY, "model__train": train, "batch__passes": "model", "run__steps": 3}
+    changes |= {"run__checkpoint_every": 1}  # nothing is unsaved on the way out, so that nothing else brings it back
     whole, run = tiny_run(tmp_path, "whole", **changes), tiny_run(tmp_path, **changes)
     list(trained(whole, "grpo"))
     policy = load_policy(run.config.model, run.config.run.seed) if handed else None
@@ -131,7 +133,7 @@ def test_interrupted_on_the_way_back_from_the_reference_it_resumes_to_the_same_b
         """Ctrl-C before the adapter is back, or with five of the weights back; later calls do their work."""
         own = getattr(reference, "_own", {})
         calls.append(bool(own) or (train == "lora" and reference.model.active_adapters[0] == adapters.REFERENCE))
-        if not calls[-1] or sum(calls) != 2:
+        if not calls[-1] or sum(calls) != 3:  # step 1 looks at the reference twice, before and after its update
             return settle(reference)
         for name, weights in [*own.items()][:5]:
             reference.trainable[name].data = weights
@@ -142,6 +144,14 @@ def test_interrupted_on_the_way_back_from_the_reference_it_resumes_to_the_same_b
     with pytest.raises(KeyboardInterrupt):
         list(trained(run, "grpo", policy=policy))
     monkeypatch.undo()
+    if policy is not None:
+        (newest, _), now = run.checkpoints.latest(), policy.parameters_by_name()
+        assert (
+            newest is not None
+            and newest.step == 1
+            and all(torch.equal(now[n], t) for n, t in newest.tensors("policy").items())
+        )
+        assert policy.model.active_adapters == ["default"], "nor the reference's adapter"  # type: ignore[operator]
     list(trained(run, "grpo", policy=policy))
     assert same(bits(run, "grpo"), bits(whole, "grpo"))
 
@@ -153,11 +163,26 @@ def test_weights_from_within_an_update_begin_nothing(
     run, other = tiny_run(tmp_path, **EVERY), tiny_run(tmp_path, "other", **EVERY)
     policy = load_policy(run.config.model, run.config.run.seed)
     undo = interrupting(monkeypatch, torch.optim.AdamW, "step", 1)
+    settle, again = Policy.settle, []
+
+    def interrupted_again(policy: Policy) -> None:
+        """A second Ctrl-C, as the training is left."""
+        if policy.torn and not again:
+            again.append(1)
+            raise KeyboardInterrupt
+        settle(policy)
+
+    monkeypatch.setattr(Policy, "settle", interrupted_again)
     with pytest.raises(KeyboardInterrupt):
         list(trained(run, stage, policy=policy))
     undo()
-    with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
-        list(trained(other, stage, policy=policy))
+    for use in (
+        lambda: list(trained(other, stage, policy=policy)),
+        lambda: policy.save(tmp_path / "model"),
+        lambda: evaluate(run, policy=policy, tasks=small_tasks()),
+    ):
+        with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
+            use()
     if stage == "sft":  # GRPO has its checkpoint 0
         with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
             list(trained(run, stage, policy=policy))

@@ -81,11 +81,22 @@ def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_weights_that_have_moved_are_not_moved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = begun(tmp_path, "moved", batch__num_iterations=2)
+    run = begun(tmp_path, "moved", batch__num_iterations=2, guards__rollback=False)
     room_for(4, monkeypatch, after=4)  # two of the gradient's check, and the first update's two
     with pytest.raises(torch.OutOfMemoryError):
         list(grpo(run, **given()))
     assert not events(run, "out_of_memory") and events(run, "torn")
+
+
+def test_weights_that_have_moved_are_taken_back_where_there_is_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, run = (begun(tmp_path, n, batch__num_iterations=2, batch__micro_batch=m) for n, m in (("a", 4), ("b", 8)))
+    list(grpo(small, **given()))
+    room_for(4, monkeypatch, after=2)  # the gradient's check and the first update go well
+    list(grpo(run, **given()))
+    (event,) = events(run, "out_of_memory")
+    assert event["step"] == 1 and not events(run, "torn") and same_weights(run, small)
 
 
 class Crowded(EagerEngine):

@@ -11,11 +11,12 @@ import torch
 
 from grpo_nb import rules
 from grpo_nb.config.guards import OFF
+from grpo_nb.metrics import keys
 from grpo_nb.policy import distance
 from grpo_nb.policy.model import Policy
 from grpo_nb.rules import health
 from grpo_nb.run.run import Run
-from grpo_nb.training import rollback
+from grpo_nb.training import rollback, state
 from grpo_nb.training.grpo import TrainingError, grpo
 from grpo_nb.training.recovery import Recovery
 from tests.support.kill_points import survives
@@ -162,12 +163,52 @@ def test_the_rate_returns_after_so_many_healthy_steps(tmp_path: Path, monkeypatc
     assert [(event["step"], event["learning_rate"]) for event in events(run, "rate_returns")] == [(4, 5e-4), (6, 1e-3)]
 
 
+def test_a_step_that_is_undone_at_hardly_any_rate_ends_the_run() -> None:
+    config = tiny_config()
+    undone = {keys.STEP: 9, keys.STATUS: "rolled_back", keys.ROLLBACKS: 1, keys.HEALTH_KL: 3.0, keys.LR_REQUESTED: 1e-4}
+    finding = health.repeated_rollbacks([{**undone, keys.LR: 1e-4 / 64}], config)
+    assert finding is not None and finding.action == "end" and finding.evidence["requested"] == 1e-4
+    assert health.repeated_rollbacks([{**undone, keys.LR: 1e-4 / 32}], config) is None
+    worst = Recovery()
+    for _ in range(3000):
+        worst = worst.rolled_back().went_well(10).slowed()
+    assert worst.factor == health.LOWEST_FACTOR / 2, "never 0, however often"
+    slow = Recovery()
+    for _ in range(3000):
+        slow = slow.slowed()
+    assert slow.factor == health.LOWEST_FACTOR
+
+
+def test_memory_that_is_full_in_the_guards_own_pass_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rollback, "probe", full)
+    run = tiny_run(tmp_path, **SHORT, run__steps=2)
+    assert [step.step for step in grpo(run, **GIVEN)] == [1, 2]
+    assert events(run, "health_not_measured")[0]["step"] == 1
+
+
+def test_the_switch_for_exact_algorithms_outlives_the_first_of_two_trainings() -> None:
+    exact, config, device = torch.are_deterministic_algorithms_enabled, tiny_config(), torch.device("cpu")
+    one, two = state.deterministic(config, device), state.deterministic(config, device)
+    before = exact()
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert exact(), "the other still trains"
+    two.__exit__(None, None, None)
+    assert exact() == before
+
+
 def test_recovery_is_a_record_that_json_keeps() -> None:
-    state = Recovery().rolled_back().went_well(3).rolled_back()
-    assert (state.factor, state.stream, state.in_a_row, state.healthy) == (0.25, 2, 1, 0)
-    assert Recovery.from_dict(state.to_dict()) == state and Recovery.from_dict({}) == Recovery()
+    kept = Recovery().rolled_back().went_well(3).rolled_back()
+    assert (kept.factor, kept.stream, kept.in_a_row, kept.healthy) == (0.25, 2, 1, 0)
+    assert Recovery.from_dict(kept.to_dict()) == kept and Recovery.from_dict({}) == Recovery()
     assert Recovery().went_well(3) == Recovery()
-    assert state.slowed().factor == 0.125 and state.slowed().stream == 2
+    assert kept.slowed().factor == 0.125 and kept.slowed().stream == 2
 
 
 def test_the_kl_after_the_updates_is_that_of_the_next_step_and_of_few_rows(
