@@ -291,7 +291,7 @@ def _knobs(run: Run) -> Iterator[Finding]:
 def _clock(events: LogRows) -> Iterator[Finding]:
     """The machine's clock went back, as far as the newest boundaries of the log show it."""
     newest = events.places("kind", _BOUNDARIES)[-NEWEST:].tolist()
-    if finding := clock.clock_set_back([events[place]["time"] for place in newest]):
+    if finding := clock.clock_set_back([t for place in newest if (t := events[place].get("time")) is not None]):
         yield finding
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+from grpo_nb.algorithms import ADVANTAGE_ROWS
 from grpo_nb.fault_lab import sampling, scoring, storing, updates
 from grpo_nb.fault_lab.records import Fault
 
 COOL = {"sampling.temperature": 0.7}
 LORA = {"model.train": "lora", "algorithm.learning_rate": 1e-3}
-UNDIVIDED = {"algorithm.advantage": "mean_only"}
+UNDIVIDED = {"algorithm.advantage": next(name for name, row in ADVANTAGE_ROWS.items() if not row.scale_free)}
 BONUS = {"algorithm.entropy_coef": 0.05}
 
 

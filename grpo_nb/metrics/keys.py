@@ -210,7 +210,9 @@ USER = _family("user/{objective}/{name}", "", "What a reward function gave to `l
 
 KL = _family("kl/{objective}", "nats/token", "KL to the reference by the run's estimator, before the update.", _METRICS)
 KL_K1 = _family("kl_k1/{objective}", "nats/token", "The same by estimator k1, which has a sign.", _METRICS)
-KL_K2 = _family("kl_k2/{objective}", "nats/token", "The same by estimator k2, half of the squared log-ratio.", _METRICS)
+KL_K2 = _family(
+    "kl_k2/{objective}", "nats/token", "The same as half of the squared log-ratio, whatever algorithm.kl is.", _METRICS
+)
 KL_CLAMPED = _family("kl_clamped/{objective}", "share", "Tokens whose log-ratio to the reference is clamped.", _METRICS)
 ENTROPY = _family("entropy/{objective}", "nats/token", "Entropy of the policy on its own completions.", _METRICS)
 BETA = _family("beta/{objective}", "", "Weight of the KL penalty in the step; also the name of its knob.", _STEP)

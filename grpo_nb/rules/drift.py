@@ -67,8 +67,8 @@ def kl_estimator(rows: Rows, config: Config, objective: str) -> Finding | None:
         newest(rows),
         f"the KL of {objective} reads {kl:.3g} nats per token and half of the mean squared log-ratio is {k2:.3g}: that "
         "near to the reference the two must agree, so what is measured is no KL, and beta holds the policy by it.",
-        {"objective": objective, "kl": kl, "k2": k2, "factor": statistics.median(near)},
-        "use k2, k3 or k3_k2 as they are in losses/kl.py; clamp(ref - new, 0, 10) is 0 where training moves a token up",
+        {"objective": objective, "kl": kl, "half_squared": k2, "factor": statistics.median(near)},
+        "use an estimator of losses/kl.py as it is; clamp(ref - new, 0, 10) is 0 where training moves a token up",
     )
 
 

@@ -3,6 +3,7 @@
 Asked through rules.py; `evaluation_leaked` is asked by quick evaluation, which reads the held-out prompts.
 """
 
+from grpo_nb.algorithms import ADVANTAGE_ROWS
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import ENOUGH, WINDOW, Finding, Rows, keys_below, level, newest, series, start
@@ -12,6 +13,8 @@ SCALES_APART = 10.0
 """Factor between the spreads of two objectives' rewards beyond which the smaller one is noise in the sum."""
 PAID_BY_LENGTH = 0.9
 """Rank correlation from which a reward function is one of length."""
+DIVIDED = next(name for name, row in ADVANTAGE_ROWS.items() if row.scale_free)
+"""The advantage to take where scales differ."""
 LEAKED_BADLY = 0.01
 """Share of the held-out prompts: one or two equals may be chance where texts are short."""
 
@@ -34,7 +37,7 @@ def reward_scales(rows: Rows, config: Config) -> Finding | None:
         "counts.",
         {"spreads": known, "large": large, "small": small},
         f"pay both on one scale, 0 to 1; or set objectives.{large}.weight to {_weight(known, large, small):.2g}; or "
-        "take an advantage that divides by the spread (algorithm.advantage='group_std')",
+        f"take an advantage that divides by the spread (algorithm.advantage='{DIVIDED}')",
     )
 
 

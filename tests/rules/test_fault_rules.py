@@ -75,7 +75,7 @@ def kl(value: float, k2: float) -> Row:
 
 def test_a_kl_that_is_far_from_half_the_squared_log_ratio_is_none() -> None:
     finding = found(rows({}, *[kl(4e-3, 5e-5)] * 3))["kl_estimator"]
-    assert finding.evidence == {"objective": F, "kl": 4e-3, "k2": 5e-5, "factor": pytest.approx(80)}
+    assert finding.evidence == {"objective": F, "kl": 4e-3, "half_squared": 5e-5, "factor": pytest.approx(80)}
     blind = found(rows({}, *[kl(1e-5, 1e-3)] * 3))["kl_estimator"]
     assert blind.evidence["factor"] == pytest.approx(0.01)
 
