@@ -204,7 +204,7 @@ def _report(commands: Any) -> None:
         "grpo-nb report runs/demo\ngrpo-nb report runs/demo --out demo.html",
     )
     _run(command)
-    command.add_argument("--out", metavar="FILE", help="where to write it; default: report.html in the run")
+    _out(command, "report.html")
     _json(command)
 
 
@@ -218,7 +218,7 @@ def _bundle(commands: Any) -> None:
         "grpo-nb bundle runs/demo\ngrpo-nb bundle runs/demo --out report.zip",
     )
     _run(command)
-    command.add_argument("--out", metavar="FILE", help="where to write it; default: bug-report.zip in the run")
+    _out(command, "bug-report.zip")
     _json(command)
 
 
@@ -348,6 +348,10 @@ def _accepting(command: ArgumentParser) -> None:
         metavar="KIND",
         help=f"go on though this has other content than the run was made with: {', '.join(KINDS)}; may be repeated",
     )
+
+
+def _out(command: ArgumentParser, usual: str) -> None:
+    command.add_argument("--out", metavar="FILE", help=f"where to write it; default: {usual} in the run")
 
 
 def _json(command: ArgumentParser) -> None:

@@ -14,7 +14,6 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from grpo_nb import __version__, fingerprint, presets
 from grpo_nb.config import Config
 from grpo_nb.doctor import diagnose
 from grpo_nb.doctor.errors import explain
-from grpo_nb.doctor.machine import environment
+from grpo_nb.doctor.machine import environment, installed_version
 from grpo_nb.doctor.redaction import SECRET_NAME, known_secrets, redacted
 from grpo_nb.run.run import Log, Run, RunError
 from grpo_nb.storage.files import write_atomically
@@ -143,7 +142,7 @@ def _machine() -> dict[str, Any]:
         "fingerprint": fingerprint.fingerprint(),
         "python": sys.version,
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
         "gpus": _gpus(),
         "checks": [asdict(check) for check in environment()],
         "variables": {name: value for name, value in shown.items() if name not in hidden},
@@ -161,13 +160,6 @@ def _gpus() -> list[dict[str, Any]]:
         {"name": p.name, "memory_gib": round(p.total_memory / 2**30, 1), "capability": f"{p.major}.{p.minor}"}
         for p in found
     ]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _key_names(config: Config) -> set[str]:

@@ -95,7 +95,7 @@ def _packages() -> Iterator[Check]:
     """The installed versions against pyproject.toml's ranges; absent extras are no fault."""
     good = []
     for requirement, optional in _project()[1]:
-        have = _version(requirement.name)
+        have = installed_version(requirement.name)
         if have is None and not optional:
             yield Check("packages", "error", f"{requirement.name} is missing", f"pip install '{requirement}'")
         elif have is not None and not requirement.specifier.contains(have, prereleases=True):
@@ -243,7 +243,8 @@ def _bare(requirement: Requirement) -> str:
     return f"{requirement.name}{requirement.specifier}"
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of a package; None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -276,6 +276,7 @@ def test_this_environment_has_no_error() -> None:
     assert {name for name in checks()} >= {"python", "kernel", "code", "packages", "torch", "device", "disk", "keys"}
     assert checks("error") == {}
     assert "torch" in checks()["packages"].found
+    assert checks()["python"].status == "ok", "a check that breaks is a warning, so no error shows it"
 
 
 def test_keys_are_told_to_be_there_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
