@@ -16,7 +16,7 @@ from grpo_nb import optim
 from grpo_nb.config.guards import OFF
 from grpo_nb.fault_lab.lab import Lab, Trial
 from grpo_nb.fault_lab.patching import around_backward, replaced
-from grpo_nb.fault_lab.records import Fault, Patient
+from grpo_nb.fault_lab.records import CLEAN, Fault, Patient
 from grpo_nb.fault_lab.updates import ratio_against_the_reference
 from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
@@ -72,15 +72,10 @@ def as_reported(patient: Patient) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _as_it_is(patient: Patient) -> Iterator[None]:
-    yield
-
-
 def compare(lab: Lab, seed: int = 0, rounds: int = ROUNDS, rate: float = RATE) -> dict[str, Course]:
     """Both runs, one after the other: `as reported`, and `defaults` at the same learning rate."""
     same = {"algorithm.learning_rate": rate, "run.steps": rounds}
-    runs = {"as reported": (as_reported, REPORTED), "defaults": (_as_it_is, {})}
+    runs = {"as reported": (as_reported, REPORTED), "defaults": (CLEAN.inject, {})}
     return {name: _course(lab, name, seed, inject, {**settings, **same}) for name, (inject, settings) in runs.items()}
 
 

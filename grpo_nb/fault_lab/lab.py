@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from grpo_nb.doctor import diagnose
 from grpo_nb.fault_lab.records import Fault, Outcome
+from grpo_nb.fault_lab.scoring import Altered
 from grpo_nb.policy.model import load_policy
 from grpo_nb.rewards.rubric import RewardFunction
 from grpo_nb.rules.finding import Finding
@@ -133,19 +134,17 @@ class Trial:
         return grpo(self.run, tasks=self.tasks, rewards=self.rewards, steps=steps)
 
 
-class Fewer:
+class Fewer(Altered):
     """A task with a part of its training examples; all else is its own."""
 
     def __init__(self, task: Task) -> None:
-        self._task, self.name = task, task.name
+        super().__init__(task, lambda split: _every(task, split))
 
     def __getattr__(self, name: str) -> Any:
         if name == "reads":  # its files speak for all of their examples
             raise AttributeError(name)
-        return getattr(self._task, name)
+        return super().__getattr__(name)
 
-    def examples(self, split: Literal["train", "test"]) -> list[Example]:
-        return self._task.examples(split)[:: EVERY if split == "train" else 1]
 
-    def score(self, example: Example, completion: str) -> Any:
-        return self._task.score(example, completion)
+def _every(task: Task, split: Literal["train", "test"]) -> list[Example]:
+    return task.examples(split)[:: EVERY if split == "train" else 1]

@@ -29,7 +29,7 @@ class Altered:
     def __init__(
         self,
         task: Task,
-        examples: Callable[[str], Examples] | None = None,
+        examples: Callable[[Literal["train", "test"]], Examples] | None = None,
         score: Callable[[Example, str], Score] | None = None,
     ) -> None:
         self._task, self._examples, self._score = task, examples, score
