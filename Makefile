@@ -71,6 +71,7 @@ check: $(DEV_READY)
 bench: $(PEER_READY) ## time a step by phase and beside TRL's, what the dashboard costs, and what a long run costs
 	$(BIN)/python -m grpo_nb.dev.bench --steps $(STEPS)
 	$(BIN)/python -m grpo_nb.dev.peer --size $(SIZE) --steps $(STEPS)
+	$(BIN)/python -m grpo_nb.dev.peer_sft --size $(SIZE) --steps $(STEPS)
 	$(BIN)/python -m grpo_nb.dev.live_bench
 	$(BIN)/python -m grpo_nb.dev.live_growth
 	$(BIN)/python -m grpo_nb.dev.growth_bench

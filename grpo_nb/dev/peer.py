@@ -76,7 +76,7 @@ def trl_settings(work: Work, device: torch.device, changes: Mapping[str, Any]) -
         "optim": "adamw_torch",
         "bf16": device.type == "cuda",
         "use_cpu": device.type == "cpu",
-        "gradient_checkpointing": False,
+        "activation_checkpointing": False,
         "disable_dropout": True,
         "logging_steps": 10_000,
         "save_strategy": "no",
@@ -178,8 +178,8 @@ class Race:
         seconds = now(self.device) - began
         self._exact = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)  # ours alone: between two of our steps it would slow the peer
-        phases = ("rollout", "score", "reference", "train")
-        return seconds, {name: float(row[keys.TIME.of(name)]) for name in phases}, int(row[keys.TOKENS])
+        phases = {name: row.get(keys.TIME.of(name)) for name in ("rollout", "score", "reference", "train")}
+        return seconds, {name: float(took) for name, took in phases.items() if took is not None}, int(row[keys.TOKENS])
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0

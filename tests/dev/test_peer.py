@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb.dev import peer, peer_work
+from grpo_nb.dev import peer, peer_sft, peer_work
 from grpo_nb.dev.bench import WARM_UP
 
 CPU = torch.device("cpu")
@@ -68,3 +68,22 @@ def test_a_race_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed (the extra 'parity')")
     assert peer.main(["--steps", "1", "--json", str(tmp_path / "race.json")]) == 0
     assert '"ours"' in (tmp_path / "race.json").read_text()
+
+
+def test_pairs_of_the_warm_up_are_as_long_as_the_work_says() -> None:
+    tokenizer, lengths = peer_work.words_tokenizer(TINY), set()
+    found = peer_sft.pairs(TINY)
+    assert len(found) == 8 * TINY.rows
+    for pair in found:
+        assert len(tokenizer(pair["prompt"])["input_ids"]) == TINY.prompt_tokens
+        both = tokenizer(pair["prompt"] + pair["completion"])["input_ids"]
+        assert tokenizer.unk_token_id not in both
+        lengths.add(len(both) + 1 - TINY.prompt_tokens)  # the end token
+    assert lengths == set(range(2, TINY.completion_tokens + 1))
+
+
+@pytest.mark.slow
+def test_a_race_of_the_warm_up(capsys: Any) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed (the extra 'parity')")
+    assert peer_sft.main(["--steps", "1"]) == 0
+    assert {"step", "first"} <= set(capsys.readouterr().out.split())
