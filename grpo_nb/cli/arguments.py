@@ -310,7 +310,7 @@ def _parser(make: Any, *names: str, **options: Any) -> Any:
 
 
 def _run(command: ArgumentParser) -> None:
-    command.add_argument("run", metavar="RUN", help="run directory")
+    command.add_argument("run", metavar="RUN", help="run directory, or the name of a run in the project's runs/")
 
 
 def _making(command: ArgumentParser) -> None:

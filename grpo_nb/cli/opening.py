@@ -9,10 +9,10 @@ from pathlib import Path
 
 from grpo_nb.cli.arguments import UsageError, changes, preset
 from grpo_nb.config import Config
-from grpo_nb.run import dependencies_file
+from grpo_nb.run import dependencies_file, places
 from grpo_nb.run.lock import LOCK
+from grpo_nb.run.places import CONFIG
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.run.settings import CONFIG
 
 MADE = frozenset({CONFIG, "knobs.json", dependencies_file.FILE, LOCK, "data"})
 """What a run folder holds before anything was done in it, beside the locks of its files."""
@@ -27,7 +27,7 @@ def open_run(arguments: Namespace, steps: int | None = None) -> Iterator[Run]:
     Raises:
         UsageError, RunError: as `_opened`.
     """
-    path = Path(arguments.run)
+    path = path_of(arguments.run)
     there = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     run = _opened(arguments, steps)
@@ -60,9 +60,9 @@ def refuse_missing(arguments: Namespace) -> None:
     """
     if not arguments.run.strip():
         raise UsageError("RUN is empty (an unset variable?); give the run directory, e.g. runs/demo")
-    path = Path(arguments.run)
+    path = path_of(arguments.run)
     if not (path / CONFIG).exists() and arguments.preset is None and not changes(arguments):
-        raise UsageError(f"{_missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
+        raise UsageError(f"{places.missing(path)}\nto make it, say how: grpo-nb train {path} --preset demo")
 
 
 def _opened(arguments: Namespace, steps: int | None) -> Run:
@@ -73,7 +73,7 @@ def _opened(arguments: Namespace, steps: int | None) -> Run:
         RunError: it cannot be made or read.
     """
     refuse_missing(arguments)
-    path, given = Path(arguments.run), changes(arguments)
+    path, given = path_of(arguments.run), changes(arguments)
     made = (path / CONFIG).exists()
     if not made and steps is not None and given.get("run.steps", steps) != steps:
         raise UsageError(
@@ -93,15 +93,25 @@ def _opened(arguments: Namespace, steps: int | None) -> Run:
     return run
 
 
-def existing_run(path: str) -> Run:
-    """The run in `path`.
+def existing_run(name: str) -> Run:
+    """The run of that name or path.
 
     Raises:
         UsageError: there is none.
     """
-    if not (Path(path) / "config.json").exists():
-        raise UsageError(_missing(Path(path)))
+    path = path_of(name)
+    if not (path / CONFIG).exists():
+        raise UsageError(places.missing(path))
     return Run.open(path)
+
+
+def path_of(name: str) -> Path:
+    """The folder of a run by its name or path; where there is none, the path as it is given.
+
+    Raises:
+        RunError: as `places.locate`.
+    """
+    return places.locate(name) or places.as_path(name)
 
 
 def settings_of(arguments: Namespace) -> Config:
@@ -115,12 +125,3 @@ def settings_of(arguments: Namespace) -> Config:
     if arguments.preset is not None:
         raise UsageError(f"RUN ({arguments.run}) and --preset both name settings; give one of them")
     return existing_run(arguments.run).config.replace(**changes(arguments))
-
-
-def _missing(path: Path) -> str:
-    """The run's own sentence on what is there instead."""
-    try:
-        Run.open(path)
-    except RunError as error:
-        return str(error)
-    return f"no run in {path}"

@@ -67,13 +67,15 @@ UNREAD = 32 << 20
 """Bytes of a log without an index that a quick diagnosis reads: a fraction of a second."""
 
 
-def diagnose(run: Run, *, quick: bool = False) -> list[Finding]:
+def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
     """Everything the rules find in a run's log, and what is wrong with its files; worst first.
 
     Args:
+        run: a Run, or its name or path.
         quick: leave out the search for damaged lines in a log whose index lacks more than UNREAD bytes, which a
             finding of its own names.
     """
+    run = Run.of(run)
     rows, events, status = run.stored("metrics"), run.stored("events"), run.status()
     found = hindsight.post_mortem(rows, run.config)
     found += _measured(run, rows)

@@ -79,7 +79,7 @@ for step in grpo(run, steps=3):
 """
 
 
-def bundle(run: Run, out: str | Path | None = None, error: BaseException | None = None) -> Path:
+def bundle(run: Run | str | Path, out: str | Path | None = None, error: BaseException | None = None) -> Path:
     """Write the zip of a bug report about `run`; it may be training meanwhile.
 
     Args:
@@ -89,6 +89,7 @@ def bundle(run: Run, out: str | Path | None = None, error: BaseException | None 
     Returns:
         The file.
     """
+    run = Run.of(run)
     path = Path(out or run.path / "bug-report.zip")
     write_atomically(path, _zipped(members(run, error)))
     return path

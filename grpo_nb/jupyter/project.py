@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.printable import one_line
+from grpo_nb.run import places
 from grpo_nb.run.listing import list_runs
+from grpo_nb.run.places import root
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.status import RunSummary
 from grpo_nb.storage.vocabulary import RunState
@@ -24,15 +26,13 @@ class NotReady(RunError):
         return [str(self)]
 
 
-def root(here: Path | None = None) -> Path:
-    """The nearest folder at or above `here` (the working directory) that has a pyproject.toml, else `here`."""
-    here = (here or Path.cwd()).resolve()
-    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file()), here)
-
-
 def run_path(name: str | Path) -> Path:
-    """Where the run `name` lives: `runs/<name>` in the project; an absolute path stays as it is."""
-    return Path(name) if Path(name).is_absolute() else root() / "runs" / name
+    """Where the run of that name or path lives; where there is none, `runs/<name>` in the project.
+
+    Raises:
+        RunError: as `places.locate`.
+    """
+    return places.locate(name) or root() / "runs" / places.as_path(name)
 
 
 def open_run(
@@ -42,7 +42,7 @@ def open_run(
     changes: Mapping[str, Any] | None = None,
     needs: Literal["sft", "grpo"] | None = None,
 ) -> Run:
-    """Open a notebook's run by name; with `preset`, make it from the preset and the dotted `changes`.
+    """Open a notebook's run by its name or path; with `preset`, make it from the preset and the dotted `changes`.
 
     Args:
         needs: what must be in it already: the result of `sft`, or steps of `grpo`.
@@ -55,8 +55,9 @@ def open_run(
     path = run_path(name)
     if preset is not None:
         return Run.open_or_create(path, _preset(preset), changes=changes)
-    if not (path / "config.json").is_file():
-        raise NotReady(f"there is no run in {path}: run notebook 01_load first, with RUN = {str(name)!r}")
+    if not (path / places.CONFIG).is_file():
+        there = places.missing(path if places.as_path(name).name == str(name) else name)
+        raise NotReady(f"{there}; to make it, run notebook 01_load first, with RUN = {str(name)!r}")
     run = Run.open(path)
     if needs == "sft" and not _finished(run):
         raise NotReady(f"SFT of run {run.name} is not finished: run notebook 02_sft first, with RUN = {str(name)!r}")

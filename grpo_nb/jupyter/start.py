@@ -34,7 +34,7 @@ def start(
     `session.wait_blocking()` raises it, and makes it the exit status. A notebook's kernel waits for nothing.
 
     Args:
-        run: a Run, or the path of one; made if it is missing where `config` is given.
+        run: a Run, or its name or path; made if it is missing where `config` is given.
         tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`.
         steps: stop after this many steps in total; None: the configuration's number.
         stage: `grpo`, or `sft` for the warm-up.
@@ -55,7 +55,7 @@ def start(
             raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{did_you_mean(str(value), known)}")
     accepted = accepted_kinds(accept_changed)
     if isinstance(run, str | Path):
-        run = Run.open(Path(run)) if config is None else Run.open_or_create(Path(run), config)
+        run = Run.open(run) if config is None else Run.open_or_create(run, config)
     job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps, accepted)
     refuse_if_live(run)
     if fresh:
@@ -69,7 +69,7 @@ def start(
 
 def attach(run: Run | str | Path) -> Session:
     """The session of a run that this kernel trains, else a view of its files: live elsewhere, finished or dead."""
-    run = Run.open(Path(run)) if isinstance(run, str | Path) else run
+    run = Run.of(run)
     found: Session | None = live_session(run.path)
     return found or Session(run)
 

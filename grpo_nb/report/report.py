@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,25 @@ class Report:
         return repr(self.table)
 
 
-def report(run: Run) -> Report:
-    """The dashboard's picture, and per objective the first and the newest numbers of the log."""
+def report(run: Run | str | Path) -> Report:
+    """The dashboard's picture, and per objective the first and the newest numbers of the log; of a Run, name or path.
+
+    Raises:
+        RunError: there is no such run.
+    """
+    run = Run.of(run)
     rows, status = run.stored("metrics"), run.status()
     caption = f"{run.name}: {status.state}, step {status.step} of {status.steps}"
     return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
 
 
-def page(run: Run) -> str:
-    """All that the files say as one HTML page, which needs neither kernel nor network."""
+def page(run: Run | str | Path) -> str:
+    """All that the files say as one HTML page, which needs neither kernel nor network; of a Run, its name or path.
+
+    Raises:
+        RunError: there is no such run.
+    """
+    run = Run.of(run)
     parts: dict[str, Callable[[], list[Any]]] = {
         "Training": lambda: [report(run)],
         "Findings": lambda: [tables.findings(diagnose(run, quick=True))],

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from grpo_nb.printable import clean_logger
+from grpo_nb.run.places import CONFIG, run_folders
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.run.settings import CONFIG, run_folders
 from grpo_nb.run.status import RunStatus, RunSummary, modified
 from grpo_nb.storage.vocabulary import RunState
 

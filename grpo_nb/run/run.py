@@ -27,11 +27,11 @@ from grpo_nb import presets
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
-from grpo_nb.run import dependencies_file, settings
+from grpo_nb.run import dependencies_file, places, settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knobs import Knobs, check_start
 from grpo_nb.run.lock import LOCK, RunLock
-from grpo_nb.run.settings import CONFIG
+from grpo_nb.run.places import CONFIG
 from grpo_nb.run.status import PAUSES, Milestones, modified, standing_of
 from grpo_nb.run.status import RunStatus as RunStatus
 from grpo_nb.storage import schema
@@ -107,7 +107,7 @@ class Run:
             ConfigError: a knob would start outside its bounds; nothing is written.
             RunError: there is a run, or what is left of one, or it cannot be written there.
         """
-        path = Path(path)
+        path = places.as_path(path)
         run = cls(path, config)
         check_start(config)
         with clear_errors("create the run", path):
@@ -131,12 +131,18 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """The run in `path`, to train or to watch.
+        """The run of that path or name, to train or to watch; `places.locate` says which it is.
 
         Raises:
             RunError: there is none, or its config.json is broken; the message says where and what.
         """
-        return cls(Path(path), settings.read(Path(path)))
+        folder = places.locate(path) or places.as_path(path)
+        return cls(folder, settings.read(folder))
+
+    @classmethod
+    def of(cls, run: "Run | str | Path") -> "Run":
+        """The run itself, or the one of that path or name, as `open`."""
+        return run if isinstance(run, Run) else cls.open(run)
 
     @classmethod
     def open_or_create(
@@ -164,7 +170,7 @@ class Run:
             RunLocked: other settings for a run that is being trained just now.
             ConfigError: an unknown name in `changes`, or a value that does not validate.
         """
-        path, changes = Path(path), dict(changes or {})
+        path, changes = places.locate(path) or places.as_path(path), dict(changes or {})
         with_steps = changes if steps is None else {**changes, "run.steps": steps}
         if not (path / CONFIG).exists():
             try:

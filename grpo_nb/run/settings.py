@@ -1,18 +1,16 @@
 """A run's settings are frozen once something was trained: every checkpoint keeps a copy to hold config.json to."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from grpo_nb.config import Config, ConfigError, JudgeConfig, parse
 from grpo_nb.config.guards import OFF, GuardsConfig
+from grpo_nb.run import places
 from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.run.places import CONFIG
 from grpo_nb.storage import former_names, safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
-from grpo_nb.suggest import close_matches
-
-CONFIG = "config.json"
 
 _LIMITS = ("budget_tokens", "budget_usd", "concurrency", "timeout_s", "retries", "deadline_s", "max_tokens")
 ADJUSTABLE = tuple(f".judge.{limit}" for limit in _LIMITS)
@@ -34,15 +32,6 @@ Differences = Mapping[str, tuple[Any, Any]]
 _FURTHER = "; to go further than run.steps, give the total to reach (steps=N, or --steps N)"
 
 
-def run_folders(root: str | Path) -> list[Path]:
-    """The folders in `root` that hold a run, or links to one; none where it cannot be read."""
-    try:
-        folders = [Path(entry.path) for entry in os.scandir(root) if _is_folder(entry)]
-    except OSError:
-        return []
-    return [folder for folder in folders if os.path.lexists(folder / CONFIG)]
-
-
 def read(path: Path) -> Config:
     """The settings of the run in folder `path`.
 
@@ -54,7 +43,7 @@ def read(path: Path) -> Config:
         try:
             text = safe_open.read(file, schema.LARGEST_CONFIG)
         except (FileNotFoundError, NotADirectoryError):
-            raise RunError(_no_run(path)) from None
+            raise RunError(places.missing(path)) from None
     try:
         return restored(from_json(text))
     except ConfigError as error:
@@ -170,21 +159,3 @@ def listed(differences: Differences, before: str = "was", after: str = "now") ->
 
 def _further(differences: Differences) -> str:
     return _FURTHER if "run.steps" in differences else ""
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one: a run may lie elsewhere."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _no_run(path: Path) -> str:
-    what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
-    neighbours = [folder.name for folder in run_folders(path.parent)]
-    close = close_matches(path.name, neighbours, count=1, cutoff=0.6)
-    hint = (
-        f"; did you mean '{path.parent / close[0]}'?" if close else f"; runs there: {', '.join(neighbours) or 'none'}"
-    )
-    return f"no run in {path}: it {what}{hint}"

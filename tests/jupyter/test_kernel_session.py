@@ -65,7 +65,7 @@ def test_every_verb_in_a_thread(kernel: Shared, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "made", "needs"),
     [
-        ("02_sft", "nothing", "there is no run in .*: run notebook 01_load first, with RUN = 'demo'"),
+        ("02_sft", "nothing", "no run in .*: .*; to make it, run notebook 01_load first, with RUN = 'demo'"),
         ("03_grpo", "the run", "SFT of run demo is not finished: run notebook 02_sft first, with RUN = 'demo'"),
         ("04_diagnostics", "the run", "run demo has no GRPO steps yet: run notebook 03_grpo first, with RUN = 'demo'"),
     ],

@@ -1,0 +1,104 @@
+"""Where runs live in a project, and which run a name or a path means."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo_nb.storage.safe_open import RunError
+from grpo_nb.suggest import close_matches
+
+CONFIG = "config.json"
+"""The file that makes a folder a run."""
+MOST_NAMED = 8
+"""Runs that an error lists."""
+
+
+def root(here: Path | None = None) -> Path:
+    """The nearest folder at or above `here` (the working directory) that has a pyproject.toml, else `here`."""
+    here = (here or Path.cwd()).resolve()
+    return next((folder for folder in (here, *here.parents) if (folder / "pyproject.toml").is_file()), here)
+
+
+def run_folders(root: str | Path) -> list[Path]:
+    """The folders in `root` that hold a run, or links to one; none where it cannot be read."""
+    try:
+        folders = [Path(entry.path) for entry in os.scandir(root) if _is_folder(entry)]
+    except OSError:
+        return []
+    return [folder for folder in folders if _holds_run(folder)]
+
+
+def as_path(name: str | Path) -> Path:
+    """A name or a path as a path, `~` put in full."""
+    return Path(os.path.expanduser(name))
+
+
+def locate(name: str | Path) -> Path | None:
+    """The folder of the run that a name or a path means; None where there is none.
+
+    A path means itself: absolute, with `~`, or relative to the working directory or else to the project. A name alone
+    (a string without a separator) also means `runs/<name>` of the project.
+
+    Raises:
+        RunError: the working directory and the project's runs each hold a run of that name.
+    """
+    given = as_path(name)
+    alone = isinstance(name, str) and given.name == name
+    if not alone and _holds_run(given):
+        return given
+    if given.is_absolute():
+        return None
+    project = root()
+    named = project / "runs" / given
+    found = [folder for folder in (given, named, *(() if alone else (project / given,))) if _holds_run(folder)]
+    if alone and len({os.path.realpath(folder) for folder in found}) > 1:
+        raise RunError(
+            f"'{name}' names two runs, {Path.cwd() / given} and {named}; give the path of one, e.g. "
+            f"{os.path.join(os.curdir, name)} or {os.path.relpath(named)}"
+        )
+    return found[0] if found else None
+
+
+def missing(name: str | Path) -> str:
+    """Says that there is no run of that name or path: what is found there, and which runs have names like it."""
+    path = as_path(name)
+    whole = next((folder for folder in list(path.parents)[:2] if _holds_run(folder)), None)
+    if whole is not None and path.exists():
+        return f"no run in {path}: it is a part of the run {whole}; give that folder"
+    inside = [folder.name for folder in run_folders(path)]
+    if inside:
+        return f"no run in {path}: it has no {CONFIG}, but holds runs; give one of them: {_listed(inside)}"
+    what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
+    return f"no run in {path}: it {what}{_hint(path)}"
+
+
+def _hint(path: Path) -> str:
+    near = {folder.name: folder for place in _neighbourhood(path) for folder in run_folders(place)}
+    if close := close_matches(path.name, near, count=1, cutoff=0.6):
+        return f"; did you mean '{near[close[0]]}'?"
+    if there := [folder.name for folder in run_folders(path.parent)]:
+        return f"; runs there: {_listed(there)}"
+    return f"; runs in {os.path.relpath(root() / 'runs')}: {_listed(list(near))}" if near else "; runs there: none"
+
+
+def _neighbourhood(path: Path) -> Iterator[Path]:
+    """Folders whose runs may be meant, the likeliest last."""
+    if not path.is_absolute():
+        yield root() / "runs"
+    yield path.parent
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED))
+
+
+def _holds_run(folder: Path) -> bool:
+    return os.path.lexists(folder / CONFIG)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or a link to one: a run may lie elsewhere."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
