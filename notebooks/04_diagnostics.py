@@ -44,8 +44,13 @@ print("grpo_nb", g.__version__)
 RUN = "demo"
 PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
+# %% [markdown]
+# `RUN` is a name below `runs/` or the path of a run's folder anywhere. The table has the settings that differ from the
+# defaults; below it, folded, are all of them.
+
 # %%
 run = project.open_run(RUN, needs="grpo")
+display(tables.changed_settings(run.config), tables.settings(run.config))
 g.attach(run).summary()
 
 # %% [markdown]
@@ -55,6 +60,12 @@ g.attach(run).summary()
 
 # %%
 report.report(run)
+
+# %% [markdown]
+# Every kind of metric in this run's log: unit, meaning, and what is healthy.
+
+# %%
+report.glossary(run)
 
 # %% [markdown]
 # ## Before and after

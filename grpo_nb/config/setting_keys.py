@@ -19,12 +19,23 @@ class Setting:
     meaning: str
     active: bool = True
     """Whether it has this value; else it is the default of a key in a group that is null, or in an item of a list."""
+    default: Any = None
+    """The default; None too where a value has to be given."""
 
     @property
     def text(self) -> str:
         """The value as `--set` takes it; in brackets where it is such a default."""
-        text = self.value if isinstance(self.value, str) else json.dumps(self.value, default=_plain)
-        return text if self.active else f"({text})"
+        return _text(self.value) if self.active else f"({_text(self.value)})"
+
+    @property
+    def default_text(self) -> str:
+        """The default as `--set` takes it."""
+        return _text(self.default)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the configuration has another value than the default."""
+        return self.active and bool(self.value != self.default)
 
 
 def settings(config: Settings) -> list[Setting]:
@@ -44,9 +55,11 @@ def _of_group(kind: type[Settings], group: Settings | None, prefix: str) -> Iter
                 yield from _of_group(type(member), member, f"{prefix}{name}.{key}.")
         else:
             meaning = " ".join((field.description or "").split())
-            yield Setting(f"{prefix}{name}", value, meaning, group is not None)
+            default = _default(field)
+            yield Setting(f"{prefix}{name}", value, meaning, group is not None, default)
             for key, member in members.items():
-                yield Setting(f"{prefix}{name}.{key}", member, meaning, group is not None)
+                usual = default.get(key) if isinstance(default, dict) else None
+                yield Setting(f"{prefix}{name}.{key}", member, meaning, group is not None, usual)
             if (inner := _inside(field.annotation)) is not None:
                 item = "[]" if isinstance(value, list | tuple) or group is None else ""
                 yield from _of_group(inner, None, f"{prefix}{name}{item}.")
@@ -61,6 +74,10 @@ def _inside(annotation: Any) -> type[Settings] | None:
 
 def _default(field: FieldInfo) -> Any:
     return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=_plain)
 
 
 def _plain(value: Settings) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from grpo_nb.dev import render
 from grpo_nb.doctor.known_errors import KNOWN
 from grpo_nb.fault_lab import matrix
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.healthy import HEALTHY
 from grpo_nb.report.markup import Markup, html
 
 
@@ -97,9 +98,11 @@ def _settings_page() -> str:
 
 
 def _metrics_page() -> str:
-    cells = [(f"`{k.name}`", k.unit, k.meaning, ", ".join(k.producers)) for k in keys.TABLE.values()]
+    cells = [
+        (f"`{k.name}`", k.unit, k.meaning, HEALTHY.get(k.name, ""), ", ".join(k.producers)) for k in keys.TABLE.values()
+    ]
     intro = "Keys of `metrics.jsonl` and `sft.jsonl`. A name in braces stands for each objective, label and so on."
-    return _page("Metrics", intro, ("key", "unit", "meaning", "computed in"), cells)
+    return _page("Metrics", intro, ("key", "unit", "meaning", "healthy, or what a change means", "computed in"), cells)
 
 
 def _page(title: str, intro: str, head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

@@ -86,7 +86,8 @@ def page(run: Run | str | Path) -> str:
         "Which checkpoint": lambda: [] if (found := pareto(run)).empty else [plots.pareto(found), front(found)],
         "Answers": lambda: [samples(run, objective=name) for name in run.config.objectives],
         "Events": lambda: [events(run)],
-        "Settings": lambda: [tables.settings(run.config)],
+        "Settings": lambda: [tables.changed_settings(run.config), tables.settings(run.config)],
+        "Metrics": lambda: [glossary(run)],
     }
     return str(html("report", name=run.name, parts={title: _section(make) for title, make in parts.items()}))
 
@@ -121,6 +122,11 @@ def picture(
 
 _MARKED = MILESTONES | {"knob"}
 """Kinds of the events that a picture shows."""
+
+
+def glossary(run: Run) -> Table:
+    """Unit, meaning and healthy range of every kind of metric that the run's logs hold, folded."""
+    return tables.glossary([*run.stored("metrics").keys, *run.stored("sft").keys])
 
 
 def first_and_last(rows: LogRows, objectives: Iterable[str], window: int = 5) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Tables for reading: wrapped, escaped, cut to a sane size; with a text form where there is no HTML."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,8 @@ from pandas.api.types import is_numeric_dtype
 
 from grpo_nb.config import Config, setting_keys
 from grpo_nb.evaluation.intervals import TOO_FEW
+from grpo_nb.metrics import keys
+from grpo_nb.metrics.healthy import HEALTHY
 from grpo_nb.policy.memory import Plan
 from grpo_nb.policy.memory_terms import PHASES, gib
 from grpo_nb.printable import one_line, printable
@@ -122,10 +124,26 @@ def findings(found: Sequence[Any]) -> Table:
 
 
 def settings(config: Config) -> Table:
-    """Every setting with its value and its sentence, folded."""
-    rows = [(setting.key, setting.text, setting.meaning) for setting in setting_keys.settings(config)]
-    frame = pd.DataFrame(rows, columns=["setting", "value", "what it is"])
+    """Every setting with its value, its default and its sentence, those that differ from the default first; folded."""
+    found = sorted(setting_keys.settings(config), key=lambda setting: not setting.changed)
+    rows = [(s.key, s.text, s.default_text if s.active else "", s.meaning) for s in found]
+    frame = pd.DataFrame(rows, columns=["setting", "value", "default", "what it is"])
     return Table(frame, f"all {len(frame)} settings", folded=True)
+
+
+def changed_settings(config: Config) -> Table:
+    """The settings that differ from the defaults, with the default of each."""
+    rows = [(s.key, s.text, s.default_text) for s in setting_keys.settings(config) if s.changed]
+    frame = pd.DataFrame(rows, columns=["setting", "value", "default"])
+    return Table(frame, f"{len(frame)} settings differ from the defaults" if rows else "all settings are the defaults")
+
+
+def glossary(logged: Iterable[str]) -> Table:
+    """Unit, meaning and healthy range of each family of metrics that these keys belong to, in the table's order."""
+    families = {row.name for key in logged if (row := keys.row_of(key)) is not None}
+    rows = [(k.name, k.unit, k.meaning, HEALTHY.get(k.name, "")) for k in keys.TABLE.values() if k.name in families]
+    frame = pd.DataFrame(rows, columns=["metric", "unit", "meaning", "healthy, or what a change means"])
+    return Table(frame, f"what {len(frame)} kinds of metrics mean" if rows else "no metrics in the log", folded=True)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_nb.dev import docs
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.healthy import HEALTHY
 from tests.conftest import ROOT
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
@@ -104,5 +105,8 @@ def test_what_a_page_would_fetch_is_seen(text: str) -> None:
 def test_every_metric_is_listed_with_its_unit_and_meaning() -> None:
     lines = docs.pages()["metrics"].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| `")]
-    wanted = [[f"`{row.name}`", row.unit, row.meaning, ", ".join(row.producers)] for row in keys.TABLE.values()]
+    wanted = [
+        [f"`{row.name}`", row.unit, row.meaning, HEALTHY[row.name], ", ".join(row.producers)]
+        for row in keys.TABLE.values()
+    ]
     assert [[cell.replace(r"\|", "|") for cell in row] for row in rows] == wanted

@@ -9,6 +9,8 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 
 from grpo_nb.dev import render
+from grpo_nb.metrics import keys
+from grpo_nb.report import report
 from grpo_nb.run.run import Run
 from tests.conftest import ROOT
 from tests.support import made_rows
@@ -57,6 +59,17 @@ def test_every_notebook_runs_and_its_page_needs_no_network(executed: tuple[Run, 
     assert names(pages["03_grpo"], "tiny", "done", 6)
     for name in ("03_grpo", "04_diagnostics"):
         assert "data:image/png;base64," in pages[name] and "<table" in pages[name]
+
+
+def test_the_glossary_explains_every_key_that_the_trainer_logs(executed: tuple[Run, dict[str, str]]) -> None:
+    run, pages = executed
+    rows = [*run.metric_rows(), *run.rows("sft")]
+    assert all(keys.row_of(key) for row in rows for key in row)
+    measured = {key for row in rows for key, value in row.items() if value is not None}
+    frame = report.glossary(run).frame
+    assert {row.name if (row := keys.row_of(key)) else key for key in measured} == {*frame["metric"]}
+    assert len(frame) > 40 and (frame["healthy, or what a change means"] != "").all()
+    assert all(name in pages["04_diagnostics"] for name in ("kl/{objective}", "grad/norm", "batch.group_size"))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from grpo_nb import presets
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.healthy import HEALTHY
 from grpo_nb.run.run import Run
 from tests.support.tokens import pattern
 
@@ -89,6 +90,11 @@ def test_a_row_is_complete_and_its_producers_use_it(row: keys.Key) -> None:
     for producer in row.producers:
         used = {node.attr for node in ast.walk(tree_of(producer)) if isinstance(node, ast.Attribute)}
         assert name in used, f"{producer} does not use keys.{name}"
+
+
+def test_every_row_says_what_is_healthy() -> None:
+    assert HEALTHY.keys() == keys.TABLE.keys()
+    assert all(text.endswith(".") for text in HEALTHY.values())
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,8 @@ def test_tables_show_markup_as_text(run: Run) -> None:
         report.report(run).table,
         tables.findings(diagnose(run)),
         tables.settings(run.config),
+        tables.changed_settings(run.config),
+        report.glossary(run),
         project.runs(run.path.parent),
         tables.key_values({MARKUP: MARKUP}, MARKUP),
         Table(pd.DataFrame({MARKUP: [MARKUP, [MARKUP], {MARKUP: 1}]}), MARKUP, folded=True),

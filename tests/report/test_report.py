@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from grpo_nb.report import report
+from grpo_nb.config import Config
+from grpo_nb.report import report, tables
 from grpo_nb.report.tables import Table
 from grpo_nb.run.run import Run
 from tests.support.stage import row
@@ -73,3 +74,23 @@ def test_dollars_in_a_table_are_dollars() -> None:
 
 def test_long_text_is_cut() -> None:
     assert len(Table(pd.DataFrame({"completion": ["x" * 10**6]}))._repr_html_()) < 2000
+
+
+def test_settings_that_differ_come_first_with_their_defaults(run: Run) -> None:
+    config = run.config.replace(**{"run.samples_per_step": 5, "model.lora_alpha": 32.0, "sft.data": None})
+    changed = tables.changed_settings(config).frame.set_index("setting")
+    assert changed.loc["run.samples_per_step"].tolist() == ["5", "8"]
+    assert changed.loc["objectives.fairness.task"].tolist() == ["bbq", "null"], "a value that has to be given"
+    assert not {"model.lora_alpha", "sft.data", "guards.rollback"} & {*changed.index}
+    every = tables.settings(config).frame
+    assert {*every["setting"][: len(changed)]} == {*changed.index} and len(every) > 2 * len(changed)
+    assert tables.changed_settings(Config()).frame["setting"].str.startswith("objectives.").all()
+
+
+def test_the_glossary_has_a_row_for_each_kind_that_is_logged(run: Run) -> None:
+    run.log_metrics({"step": 1, "kl/fairness": 0.1, "kl/hallucination": 0.1, "ratio/logp_difference_far": 0.0})
+    run.log_sft({"step": 1, "loss": 1.0})
+    frame = report.glossary(run).frame
+    assert [*frame["metric"]] == ["step", "loss", "ratio/logp_difference_far", "kl/{objective}"]
+    assert frame.iloc[3].tolist()[1] == "nats/token" and frame.iloc[:, 2:].map(len).gt(0).all(axis=None)
+    assert report.glossary(run).folded and "kl/{objective}" in report.page(run)
