@@ -59,4 +59,4 @@ def _flat(moments: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
 
 @torch.no_grad()
 def _copy(to: list[Tensor], tensors: list[Tensor]) -> None:
-    torch._foreach_copy_(to, tensors)
+    torch._foreach_copy_(to, tensors, non_blocking=True)  # in the stream's order, as are all readers of the copies

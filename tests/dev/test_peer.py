@@ -64,6 +64,7 @@ def test_without_trl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # TRL's own
 def test_a_race_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("trl", reason="TRL is not installed (the extra 'parity')")
     assert peer.main(["--steps", "1", "--json", str(tmp_path / "race.json")]) == 0
