@@ -36,28 +36,31 @@ class _Unwaited(ThreadPoolExecutor):
 
 
 class Background:
-    """Runs coroutines side by side from the moment they are started; `close` cancels those that still run."""
+    """Runs coroutines concurrently from the moment they are started; `close` cancels those that still run."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
+        self._closing: asyncio.Event
+        self._running: set[asyncio.Task[Any]] = set()
+        """What was started and has not ended."""
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Begin a coroutine; its result is waited for with `Future.result`."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running())
+        return asyncio.run_coroutine_threadsafe(self._run(coroutine), self._own_loop())
 
     def arrivals(self) -> Arrivals[Any]:
         """A way to hand things to a coroutine that was started here, or will be."""
-        return Arrivals(self._running())
+        return Arrivals(self._own_loop())
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel what still runs, wait for its clean-up, and end the thread."""
         if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
             self._thread = None
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
         if self._thread is None:
             ready = threading.Event()
             self._thread = threading.Thread(target=self._serve, args=(ready,), name="grpo_nb waits", daemon=True)
@@ -65,9 +68,31 @@ class Background:
             ready.wait()
         return self._loop
 
+    async def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._running.discard(task)
+
     def _serve(self, ready: threading.Event) -> None:
-        with asyncio.Runner() as runner:  # on leaving it cancels every task and waits for their clean-up
+        with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._loop.set_default_executor(_Unwaited(thread_name_prefix="grpo_nb names"))
-            ready.set()
-            self._loop.run_forever()
+            runner.run(self._until_closed(ready))
+
+    async def _until_closed(self, ready: threading.Event) -> None:
+        """Cancel what was started and let it cancel what it started itself.
+
+        A runner that is left cancels all tasks of its loop at once, also those of libraries that have not begun: a
+        connection attempt of anyio is then a coroutine that nobody awaits.
+        """
+        self._closing = asyncio.Event()
+        ready.set()
+        await self._closing.wait()
+        running = [*self._running]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

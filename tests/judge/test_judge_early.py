@@ -1,8 +1,12 @@
 """Completions are judged as they end: while others are drawn, with the same results as after all have been."""
 
 import asyncio
+import gc
+import importlib
 import json
+import socket
 import threading
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.policy.model import Policy
+from grpo_nb.rewards.background import Background
 from grpo_nb.rollout import EagerEngine, Ended, Engine, Request
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
@@ -170,3 +175,36 @@ def test_what_the_second_provider_knows_of_a_whole_group_the_first_is_not_asked(
         early(other, ["a", "b", "new"], order)
         assert sorted(parts_of(body)["ANSWER"] for body in first.bodies[asked[0] :]) == ["b", "new"]
         assert other.tally.cached == 1, "the first provider's own"
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_judge_that_is_given_up_while_it_connects_leaves_no_coroutine_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """The connection attempt is a task that has, or has not, begun when the loop is closed."""
+    anyio = importlib.import_module("anyio")  # what the client of a judge connects with
+    background, closed = Background(), threading.Event()
+    connect_tcp, closers = anyio.connect_tcp, list[threading.Thread]()
+
+    async def closing_meanwhile(*given: Any, **named: Any) -> Any:
+        if not closers:
+            queued, loop = threading.Event(), asyncio.get_running_loop()
+            call = loop.call_soon_threadsafe
+            monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *a, **k: (call(*a, **k), queued.set()))
+            closers.append(threading.Thread(target=lambda: (background.close(), closed.set())))
+            closers[0].start()
+            assert queued.wait(30)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        return await connect_tcp(*given, **named)
+
+    monkeypatch.setattr(anyio, "connect_tcp", closing_meanwhile)
+    with warnings.catch_warnings(record=True) as caught, socket.create_server(("127.0.0.1", 0)) as unanswering:
+        warnings.simplefilter("always")
+        function = judge(tmp_path, f"http://127.0.0.1:{unanswering.getsockname()[1]}/v1")
+        texts = ["a", "b", "c"]
+        columns = {name: [value] * 3 for name, value in example().columns.items()}
+        asked = background.start(function.as_they_end(one_by_one(texts, [0, 1, 2]), **columns))
+        assert closed.wait(60)
+        gc.collect()
+    assert asked.cancelled() and not [str(warning.message) for warning in caught]
