@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_nb.evaluation.intervals import PARTS, paired
+from grpo_nb.metrics.limits import LARGEST
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run, RunError
@@ -167,8 +168,9 @@ def is_of(row: Row, stage: Stage) -> bool:
 
 
 def draws(row: Row, metric: str) -> Draws:
-    """The bootstrap's values of a metric, nan where one could not be computed."""
-    return np.array(row["resamples"][metric], float)
+    """The bootstrap's values of a metric, nan where one could not be computed; the log may come from anyone."""
+    values: Draws = np.clip(np.array(row["resamples"][metric], float), -LARGEST, LARGEST)
+    return values
 
 
 def count(row: Mapping[str, Any], metric: str) -> int:

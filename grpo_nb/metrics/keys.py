@@ -10,8 +10,8 @@ from functools import cache, cached_property, lru_cache
 
 from grpo_nb.suggest import did_you_mean
 
-TEXT = "text"
-"""Unit of what is no number."""
+TEXT, SHARE = "text", "share"
+"""Unit of what is no number; unit of what is between 0 and 1."""
 
 _FIELD = re.compile(r"\{\w+\}")
 
@@ -82,7 +82,7 @@ def _difference(name: str, what: str, *producers: str) -> Difference:
     return Difference(
         _one(name, "nats", f"Mean |Δ log p| per token {what}.", *producers),
         _one(f"{name}_p99", "nats", f"99th percentile of |Δ log p| {what}.", *producers),
-        _one(f"{name}_far", "share", f"Tokens with |Δ log p| above 2, beyond any rounding, {what}.", *producers),
+        _one(f"{name}_far", SHARE, f"Tokens with |Δ log p| above 2, beyond any rounding, {what}.", *producers),
     )
 
 
@@ -115,9 +115,9 @@ LOSS = _one("loss", "", "Loss, mean over the step's updates; of SFT: nats per co
 LOSS_TERM = _family("loss/{term}", "", "Part of the loss: policy, kl, or entropy.", _METRICS)
 RATIO_MAX_DEVIATION = _one("ratio/max_deviation", "", "max |π_new / π_old - 1| at the first update.", _METRICS)
 RATIO_DIFFERENCE = _difference("ratio/logp_difference", "between policy and old policy at the first update", _METRICS)
-RATIO_CLAMPED = _one("ratio/clamped", "share", "Tokens whose log-ratio is beyond the clamp before exp.", _METRICS)
-CLIP_RATIO_LOW = _one("clip_ratio/low", "share", "Tokens clipped at the lower bound of the ratio.", _METRICS)
-CLIP_RATIO_HIGH = _one("clip_ratio/high", "share", "Tokens clipped at the upper bound of the ratio.", _METRICS)
+RATIO_CLAMPED = _one("ratio/clamped", SHARE, "Tokens whose log-ratio is beyond the clamp before exp.", _METRICS)
+CLIP_RATIO_LOW = _one("clip_ratio/low", SHARE, "Tokens clipped at the lower bound of the ratio.", _METRICS)
+CLIP_RATIO_HIGH = _one("clip_ratio/high", SHARE, "Tokens clipped at the upper bound of the ratio.", _METRICS)
 GRAD_NORM = _one("grad/norm", "", "Largest gradient norm of the step's updates, before clipping.", _METRICS, _SFT)
 GRAD_UPDATE = _one("grad/update", "", "Relative change of the weights, ||new - old|| / ||old||.", _METRICS, _SFT)
 GRAD_SKIPPED = _one("grad/skipped", "updates", "Updates that were skipped.", _METRICS)
@@ -143,7 +143,7 @@ OVERFLOW_DTYPE = _one("overflow/dtype", TEXT, "Number type of its output.", _OVE
 OVERFLOW_LARGEST = _one("overflow/largest", "", "Largest finite |x| that the layer was given.", _OVERFLOW)
 SAMPLER_DIFFERENCE = _difference("sampler_logp_difference", "between engine and training forward", _METRICS)
 IMPORTANCE_WEIGHT_MEAN = _one("importance_weight/mean", "", "Mean weight of the trained tokens.", _METRICS)
-IMPORTANCE_WEIGHT_ZERO = _one("importance_weight/zero", "share", "Trained tokens of weight 0.", _METRICS)
+IMPORTANCE_WEIGHT_ZERO = _one("importance_weight/zero", SHARE, "Trained tokens of weight 0.", _METRICS)
 
 # Each objective: rewards and answers
 
@@ -165,17 +165,17 @@ REWARD_PART_LENGTH = _family(
     "Rank correlation of one reward function with completion length, over the step's completions.",
     _METRICS,
 )
-SCORED = _family("scored/{objective}", "share", "Completions with a reward.", _METRICS)
+SCORED = _family("scored/{objective}", SHARE, "Completions with a reward.", _METRICS)
 UNSCORED_GROUPS = _family("unscored_groups/{objective}", "groups", "Groups left out: a reward is missing.", _METRICS)
 FRAC_REWARD_ZERO_STD = _family(
     "frac_reward_zero_std/{objective}",
-    "share",
+    SHARE,
     "Groups without signal, of those with all rewards: no completion has a trained token whose advantage is not 0.",
     _METRICS,
 )
 FRAC_ZERO_STD_EXPECTED = _family(
     "frac_reward_zero_std_expected/{objective}",
-    "share",
+    SHARE,
     "Groups that are expected to be all right or all wrong: mean of p^K + (1 - p)^K over the prompts, with the share p "
     "of right answers of each.",
     _METRICS,
@@ -184,25 +184,25 @@ BAD_ROWS = _family(
     "bad_rows/{objective}", "completions", "Completions left out of the loss: a log-prob is not finite.", _STEP
 )
 ADVANTAGE_CLIPPED = _family(
-    "advantage_clipped/{objective}", "share", "Trained completions cut by algorithm.advantage_clip.", _METRICS
+    "advantage_clipped/{objective}", SHARE, "Trained completions cut by algorithm.advantage_clip.", _METRICS
 )
-LABEL = _family("label/{objective}/{label}", "share", "Completions with this label.", _METRICS)
+LABEL = _family("label/{objective}/{label}", SHARE, "Completions with this label.", _METRICS)
 LABEL_ANSWERABLE = _family(
-    "label_answerable/{objective}/{label}", "share", "The same, of the items whose text answers the question.", _METRICS
+    "label_answerable/{objective}/{label}", SHARE, "The same, of the items whose text answers the question.", _METRICS
 )
 LABEL_UNANSWERABLE = _family(
-    "label_unanswerable/{objective}/{label}", "share", "The same, of the items whose text does not.", _METRICS
+    "label_unanswerable/{objective}/{label}", SHARE, "The same, of the items whose text does not.", _METRICS
 )
 TEMPLATE = _family(
-    "template/{objective}", "share", "Completions that are not right and the same text as another prompt's.", _TEXTS
+    "template/{objective}", SHARE, "Completions that are not right and the same text as another prompt's.", _TEXTS
 )
 EVASIVE = _family(
-    "evasive/{objective}", "share", "Completions that are not right and refuse or evade in so many words.", _TEXTS
+    "evasive/{objective}", SHARE, "Completions that are not right and refuse or evade in so many words.", _TEXTS
 )
 LENGTH_MEAN = _family("length/{objective}/mean", "tokens", "Mean completion length, stop token included.", _METRICS)
 LENGTH_P50 = _family("length/{objective}/p50", "tokens", "Median completion length.", _METRICS)
 LENGTH_P95 = _family("length/{objective}/p95", "tokens", "95th percentile of completion length.", _METRICS)
-TRUNCATION = _family("truncation/{objective}", "share", "Completions that hit the length cap.", _METRICS)
+TRUNCATION = _family("truncation/{objective}", SHARE, "Completions that hit the length cap.", _METRICS)
 EVAL = _family("eval/{objective}/{metric}", "", "Metric of the quick evaluation.", "training/quick_eval.py")
 USER = _family("user/{objective}/{name}", "", "What a reward function gave to `log_metric`.", "rewards/context.py")
 
@@ -213,7 +213,7 @@ KL_K1 = _family("kl_k1/{objective}", "nats/token", "The same by estimator k1, wh
 KL_K2 = _family(
     "kl_k2/{objective}", "nats/token", "The same as half of the squared log-ratio, whatever algorithm.kl is.", _METRICS
 )
-KL_CLAMPED = _family("kl_clamped/{objective}", "share", "Tokens whose log-ratio to the reference is clamped.", _METRICS)
+KL_CLAMPED = _family("kl_clamped/{objective}", SHARE, "Tokens whose log-ratio to the reference is clamped.", _METRICS)
 ENTROPY = _family("entropy/{objective}", "nats/token", "Entropy of the policy on its own completions.", _METRICS)
 BETA = _family("beta/{objective}", "", "Weight of the KL penalty in the step; also the name of its knob.", _STEP)
 BETA_MODE = _family("beta_mode/{objective}", TEXT, "Who sets beta: auto (its controller) or manual.", _STEP)
@@ -232,9 +232,7 @@ JUDGE_TIED = _family("judge/{objective}/tied_groups", "groups", "Groups of equal
 JUDGE_PROVIDER = _family(
     "judge/{objective}/provider/{provider}", "completions", "Completions judged by a provider.", _JUDGE
 )
-JUDGE_FIRST = _family(
-    "judge/{objective}/first_provider", "share", "Verdicts that came from the first provider.", _JUDGE
-)
+JUDGE_FIRST = _family("judge/{objective}/first_provider", SHARE, "Verdicts that came from the first provider.", _JUDGE)
 JUDGE_LOW = _family("judge/{objective}/low", "reward", "Lowest score given.", _JUDGE)
 JUDGE_HIGH = _family("judge/{objective}/high", "reward", "Highest score given.", _JUDGE)
 JUDGE_DISTINCT = _family("judge/{objective}/distinct_per_100", "", "Distinct scores per 100 verdicts.", _JUDGE)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 from grpo_nb.config import Config
-from grpo_nb.metrics import keys
+from grpo_nb.metrics import keys, limits
 from grpo_nb.printable import printable
 
 Row = Mapping[str, Any]
@@ -87,11 +87,16 @@ class Finding:
 
 
 def number(row: Row, key: str) -> float | None:
-    """The row's value as a float (it may be nan or inf); None where it was not measured."""
+    """The row's value as a float, within the key's limits, or nan or inf; None where it was not measured."""
     value = row.get(key)
+    if value is None:
+        return None
     if isinstance(value, str):
         return float(value) if value.lstrip("+-").lower() in ("nan", "inf", "infinity") else None
-    return None if value is None else float(value)
+    low, high = limits.of(key)
+    if not low <= value <= high and (isinstance(value, int) or math.isfinite(value)):
+        value = low if value < low else high
+    return float(value)
 
 
 def in_use(row: Row, key: str, setting: float) -> float:
@@ -133,7 +138,8 @@ def label_start(rows: Rows, objective: str, label: str, group: keys.Key = keys.L
 def _labelled(rows: Rows, objective: str, label: str, group: keys.Key) -> list[float]:
     prefix = group.below(objective)
     counted = [row for row in rows if any(row[key] is not None for key in keys_below(row, prefix))]
-    return [number(row, prefix + label) or 0.0 for row in counted]
+    shares = [number(row, prefix + label) or 0.0 for row in counted]
+    return [share for share in shares if math.isfinite(share)]
 
 
 def keys_below(row: Row, prefix: str) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def overflow(rows: Rows, config: Config) -> Finding | None:
 def bad_rows(rows: Rows, config: Config) -> Finding | None:
     """Completions left the loss because a log-prob of theirs is not finite."""
     counts = {name: number(rows[-1], keys.BAD_ROWS.of(name)) for name in config.objectives}
-    found = {name: int(count) for name, count in counts.items() if count}
+    found = {name: int(count) for name, count in counts.items() if count and math.isfinite(count)}
     if not found:
         return None
     return Finding(

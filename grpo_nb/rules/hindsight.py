@@ -15,7 +15,7 @@ from grpo_nb.losses.rounding import FAR_SHARE, HIGH_FLOOR, MEAN_FLOOR
 from grpo_nb.metrics import keys
 from grpo_nb.rules import Moment, MomentRule, canaries, health, numeric, updates
 from grpo_nb.rules.finding import FIRST_STEP, WINDOW, Finding
-from grpo_nb.rules.history import KEPT, History
+from grpo_nb.rules.history import KEPT, History, numbers
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
 
@@ -41,8 +41,8 @@ def post_mortem(rows: LogRows, config: Config) -> list[Finding]:
 
 
 def _where(rows: LogRows, key: str, suspicious: Callable[[Floats], NDArray[np.bool_]]) -> Places:
-    found = rows.numbers(key)
-    places: Places = found.at[suspicious(found.values)]
+    at, values = numbers(rows, key)
+    places: Places = at[suspicious(values)]
     return places
 
 
@@ -96,17 +96,17 @@ def _jumps(key: keys.Key) -> Suspects:
     def suspects(rows: LogRows, config: Config) -> Places:
         guards, places = config.guards, [np.zeros(0, np.int64)]
         for name in config.objectives:
-            found = rows.numbers(key.of(name))
-            if len(found.values) <= WINDOW:
+            at, values = numbers(rows, key.of(name))
+            if len(values) <= WINDOW:
                 continue
-            past = sliding_window_view(found.values, WINDOW)[:-1]
-            now, low, high = found.values[WINDOW:], np.nanmin(past, axis=1), np.nanmax(past, axis=1)
+            past = sliding_window_view(values, WINDOW)[:-1]
+            now, low, high = values[WINDOW:], np.nanmin(past, axis=1), np.nanmax(past, axis=1)
             if key is keys.TRUNCATION:
                 far = now - low >= (np.inf if guards.truncation_jump is None else guards.truncation_jump)
             else:
                 factor = guards.length_jump if key is keys.LENGTH_MEAN else guards.entropy_jump
                 far = (now >= (factor or np.inf) * low) | (high >= (factor or np.inf) * now)
-            places += [found.at[:WINDOW], found.at[WINDOW:][far]]
+            places += [at[:WINDOW], at[WINDOW:][far]]
         return np.concatenate(places)
 
     return suspects

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from grpo_nb.config import Config
-from grpo_nb.metrics import keys
+from grpo_nb.metrics import keys, limits
 from grpo_nb.rules.finding import BASELINE, Finding, Row, keys_below, number
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
@@ -287,11 +287,11 @@ class Past:
 
     def _shares(self, rows: LogRows) -> tuple[Places, Floats]:
         """Of right answers in the rows that have a label, as `_share`."""
-        values, right = np.full(len(rows), np.nan), rows.numbers(self._correct)
+        values, (at, right) = np.full(len(rows), np.nan), numbers(rows, self._correct)
         for key in rows.keys:
             if key.startswith(self._labels):
                 values[rows.numbers(key).at] = 0.0
-        values[right.at] = right.values
+        values[at] = right
         at = np.flatnonzero(np.isfinite(values))
         return at, values[at]
 
@@ -397,14 +397,18 @@ def _median(values: list[float]) -> float:
 
 
 def _measured(rows: LogRows, key: str) -> tuple[Places, Floats]:
-    """The finite numbers of a key, with the places of their rows."""
+    """The finite numbers of a key, within its bounds, with the places of their rows."""
+    at, values = numbers(rows, key)
+    finite = np.isfinite(values)
+    return at[finite], values[finite]
+
+
+def numbers(rows: LogRows, key: str) -> tuple[Places, Floats]:
+    """The places of the rows that have a number under a key, and what `finding.number` reads there."""
     found = rows.numbers(key)
-    finite = np.isfinite(found.values)
-    return found.at[finite], found.values[finite]
+    return found.at, limits.bounded(key, found.values)
 
 
 def _finite(row: Row, key: str) -> float | None:
-    value = row.get(key)
-    if type(value) is not float:
-        value = number(row, key)
+    value = number(row, key)
     return value if value is not None and math.isfinite(value) else None

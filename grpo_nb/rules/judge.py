@@ -75,15 +75,16 @@ def judge_budget(rows: Rows, config: Config, objective: str) -> Finding | None:
     over += [f"budget_usd={judge.budget_usd:g}"] if judge.budget_usd and spent >= judge.budget_usd else []
     if not over:
         return None
+    per_step = used / max(newest(rows), 1)
     return Finding(
         "judge_budget",
         "error",
         newest(rows),
         f"the judge of {objective} has used {used:.0f} tokens ({spent:.4g} dollars) and reached {' and '.join(over)}: "
         f"the run ends here, saved at step {newest(rows)}.",
-        {"objective": objective, "tokens": used, "usd": spent, "per_step": used / newest(rows)},
+        {"objective": objective, "tokens": used, "usd": spent, "per_step": per_step},
         f"raise objectives.{objective}.judge.{over[0].partition('=')[0]} in the run's config.json and start it again, "
-        f"or begin a run with a smaller batch or a cheaper model (now about {used / newest(rows):.0f} tokens a step)",
+        f"or begin a run with a smaller batch or a cheaper model (now about {per_step:.0f} tokens a step)",
         "end",
     )
 
