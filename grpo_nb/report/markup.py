@@ -9,12 +9,17 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup as Markup
 
+from grpo_nb.printable import printable
+
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content-Security-Policy of the pages: pictures inside them, styles, and nothing else: no script, no request."""
 
 
 def html(template: str, **values: object) -> Markup:
-    """The template `<template>.html` with the values in it, each escaped where it is no markup of another template."""
+    """The template `<template>.html` with the values in it.
+
+    A value that is no markup of another template is escaped, and its control characters are shown as escapes.
+    """
     return Markup(_template(template).render(values, policy=POLICY))
 
 
@@ -28,7 +33,12 @@ def _environment() -> Environment:
     return Environment(
         loader=PackageLoader("grpo_nb.report"),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _visible(value: object) -> object:
+    return value if isinstance(value, Markup) else printable(value)
