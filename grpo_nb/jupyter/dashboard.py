@@ -95,7 +95,7 @@ class Dashboard:
         if session.followed:  # its thread draws, and the cell need not wait for it
             self._refresh_words()
         else:
-            self.refresh(draw_now=True)
+            self._try_refresh(draw_now=True)
 
     def _parts(self) -> list[w.Widget]:
         """From top to foot: what grows and shrinks is below what the hand is on."""
@@ -145,6 +145,14 @@ class Dashboard:
             drawn = self._read, self.pages.value
             self._draw(drawn[1])
             self._drawn = drawn
+
+    def _try_refresh(self, draw_now: bool) -> None:
+        """`refresh`; a picture that fails ends neither the watching nor the opening, and never the training."""
+        try:
+            self.refresh(draw_now)
+        except Exception as error:
+            logger.exception("the dashboard of %s could not be drawn", self.session.run.name)
+            self.notify(f"the picture could not be drawn ({error}); training is not affected")
 
     def _refresh_words(self) -> RunState:
         """All but the picture and the samples; the session's state."""
@@ -197,11 +205,7 @@ class Dashboard:
             self._wake.clear()
             stood = self._standing()
             active = self.session.followed  # before drawing, so that the last picture has the last row
-            try:
-                self.refresh(draw_now=not (active or stood[0].is_active))
-            except Exception as error:  # a picture that fails must not end the watching, and never the training
-                logger.exception("the dashboard of %s could not be drawn", self.session.run.name)
-                self.notify(f"the picture could not be drawn ({error}); training is not affected")
+            self._try_refresh(draw_now=not (active or stood[0].is_active))
             if active or self.session.followed:
                 self._wake.wait(TICK_SECONDS)
             else:

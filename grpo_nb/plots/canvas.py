@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
-from grpo_nb.metrics import keys
+from grpo_nb.metrics import keys, limits
 from grpo_nb.plots.thinning import extremes
 from grpo_nb.printable import printable
 
@@ -33,6 +33,8 @@ DOTS, DASHES, SHORT_DASHES = (0, (1, 2)), (0, (4, 3)), (0, (4, 2))
 PAGE, STRIP = (12.6, 7.1), (12.6, 3.4)
 """Inches of a page of panels, and of a single row of them."""
 KEPT_DPI, KEPT_COLOURS = 72, 32
+DECADES = 20
+"""Powers of ten that a logarithmic axis has at most: what is smaller than its highest value by more is nothing."""
 LONG = 30
 """From so many steps on, the raw line steps back behind a smoothed one."""
 AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500)
@@ -140,11 +142,11 @@ def colours(objectives: Iterable[str]) -> dict[str, str]:
 
 
 def column(rows: pd.DataFrame, key: str) -> pd.Series:
-    """A key's finite values, nan elsewhere; all nan where no row has it."""
+    """A key's finite values within its limits, nan elsewhere; all nan where no row has it."""
     if key not in rows:
         return pd.Series(np.nan, index=rows.index, dtype=float)
     values = pd.to_numeric(rows[key], errors="coerce").astype(float)
-    return values.where(np.isfinite(values))
+    return values.where(np.isfinite(values)).clip(*limits.of(key))
 
 
 def status(rows: pd.DataFrame) -> pd.Series:
@@ -197,7 +199,8 @@ def percent_axis(axis: Axes, foot: float = -0.02) -> None:
 
 
 def log_axis(axis: Axes, low: float, high: float) -> None:
-    """A logarithmic y axis from `low` to `high` with plain numbers."""
+    """A logarithmic y axis from `low` to `high` with plain numbers, DECADES of them at most."""
+    low = max(low, high / 10**DECADES)
     axis.set_yscale("log")
     axis.set_ylim(low, high)
     fine = math.log10(high / low) < 3

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from grpo_nb.metrics import limits
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.frames import dense, frame, words
 from grpo_nb.storage.index.packing import Floats
@@ -89,7 +90,7 @@ class _Points:
         self, key: str, values: Floats, texts: Callable[[str], NDArray[np.object_]]
     ) -> Iterator[tuple[str, NDArray[Any]]]:
         """Mean, lowest and highest number of a key; its last text where it has texts only."""
-        values = np.where(np.isfinite(values), values, np.nan)[self._rows]
+        values = limits.bounded(key, np.where(np.isfinite(values), values, np.nan))[self._rows]
         if np.isnan(values).all():
             yield key, self._last(texts(key))
             return

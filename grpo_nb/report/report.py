@@ -19,7 +19,7 @@ from grpo_nb.evaluation.compare import Stage, three
 from grpo_nb.evaluation.compare import comparison as stages_compared
 from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
 from grpo_nb.evaluation.pareto import pareto
-from grpo_nb.metrics import keys
+from grpo_nb.metrics import keys, limits
 from grpo_nb.printable import clean_logger
 from grpo_nb.report import tables
 from grpo_nb.report.markup import Markup, html
@@ -134,8 +134,8 @@ def first_and_last(rows: LogRows, objectives: Iterable[str], window: int = 5) ->
     table = []
     for name in objectives:
         for title, key in _HEADLINES.items():
-            values = rows.numbers(key.of(name)).values
-            values = values[~np.isnan(values)]
+            values = limits.bounded(key.of(name), rows.numbers(key.of(name)).values)
+            values = values[np.isfinite(values)]
             if len(values):
                 first, last = values[:window].mean(), values[-window:].mean()
                 table.append({"objective": name, "mean of": title, "first steps": first, "last steps": last})
