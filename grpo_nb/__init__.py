@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from grpo_nb.jupyter.workers import release as release
     from grpo_nb.policy.memory import plan as plan
     from grpo_nb.policy.model import load_policy as load_policy
+    from grpo_nb.report.run_comparison import compare as compare
     from grpo_nb.run.run import Run as Run
     from grpo_nb.training.grpo import grpo as grpo
     from grpo_nb.training.sft import sft as sft
@@ -43,6 +44,7 @@ _HOME = {
     "Run": "run.run",
     "Score": "types",
     "attach": "jupyter.start",
+    "compare": "report.run_comparison",
     "diagnose": "doctor",
     "evaluate": "evaluation.evaluate",
     "grpo": "training.grpo",

@@ -42,6 +42,7 @@ print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
 RUN = "demo"
+OTHER = ""  # name or path of a run to compare with
 PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
 # %% [markdown]
@@ -77,6 +78,15 @@ report.comparison(run)
 
 # %%
 plots.before_after(report.stages_compared(run))
+
+# %% [markdown]
+# ## Beside another run
+# With `OTHER` set: the settings and versions that differ, each metric over the steps that both runs have, and the
+# findings of each. *Look at* a difference of means beside the spread over steps: a smaller one is noise.
+
+# %%
+if OTHER:
+    display(g.compare(project.open_run(OTHER), run))
 
 # %% [markdown]
 # ## Which checkpoint

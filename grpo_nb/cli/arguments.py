@@ -1,13 +1,13 @@
 """The command line: what it offers, and how settings are read from it."""
 
 import argparse
-import json
 import textwrap
 from argparse import ArgumentParser, Namespace
 from importlib import import_module
 from typing import Any
 
 from grpo_nb import __version__, presets
+from grpo_nb.cli import values
 from grpo_nb.config import Config
 from grpo_nb.printable import Clean
 from grpo_nb.run.dependencies_file import KINDS
@@ -54,7 +54,7 @@ def parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    looking = (_diagnose, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
+    looking = (_status, _samples, _diagnose, _compare, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
     for add in (_sft, _train, _tell, _eval, _score, *looking):
         add(verbs)
     return top
@@ -109,7 +109,10 @@ def _train(commands: Any) -> None:
     _run(command)
     _making(command)
     command.add_argument(
-        "--steps", type=_count, metavar="N", help="GRPO steps to reach in total; a new run keeps it as its run.steps"
+        "--steps",
+        type=values.count,
+        metavar="N",
+        help="GRPO steps to reach in total; a new run keeps it as its run.steps",
     )
     command.add_argument(
         "--debug", action="store_true", help="name the operation behind a nan or a CUDA error; several times slower"
@@ -130,7 +133,7 @@ def _tell(commands: Any) -> None:
     )
     _run(command)
     words = [command.label for command in Command]
-    command.add_argument("what", type=_order, metavar="WHAT", help=f"{', '.join(words)}, or KNOB=VALUE")
+    command.add_argument("what", type=values.order, metavar="WHAT", help=f"{', '.join(words)}, or KNOB=VALUE")
 
 
 def _eval(commands: Any) -> None:
@@ -146,13 +149,13 @@ def _eval(commands: Any) -> None:
     _run(command)
     _making(command)
     command.add_argument(
-        "--stage", type=_stage, metavar="STAGE", help="base, sft, latest or a step; default: the newest there is"
+        "--stage", type=values.stage, metavar="STAGE", help="base, sft, latest or a step; default: the newest there is"
     )
     command.add_argument("--split", choices=("test", "train"), default="test", help="default: test, the held-out one")
     command.add_argument(
         "--mode", choices=("greedy", "sample"), default="greedy", help="likeliest token (default), or as in training"
     )
-    command.add_argument("--limit", type=_count, metavar="N", help="examples per objective at most")
+    command.add_argument("--limit", type=values.count, metavar="N", help="examples per objective at most")
     command.add_argument("--compare", action="store_true", help="before and after, from what was evaluated already")
     command.add_argument(
         "--probe", action="store_true", help="40 general questions to base and stage: what training made it forget"
@@ -179,6 +182,49 @@ def _score(commands: Any) -> None:
     command.add_argument("--data", required=True, metavar="PATH", help="its file, folder, glob, or hub id")
     command.add_argument("--predictions", metavar="PATH", help="the answers; default: they lie in the data's own rows")
     command.add_argument("--field", required=True, metavar="NAME", help="name of the field that holds the answers")
+    _json(command)
+
+
+def _status(commands: Any) -> None:
+    command = _command(
+        commands,
+        "status",
+        "what a run is doing, and its newest numbers",
+        "State, step, who trains it, what ended it, and reward, KL, beta, length and truncation of the newest step.",
+        "grpo-nb status runs/demo\ngrpo-nb status demo --json",
+    )
+    _run(command)
+    _json(command)
+
+
+def _samples(commands: Any) -> None:
+    command = _command(
+        commands,
+        "samples",
+        "read what the model wrote",
+        "Prompt, completion, label, reward, advantage and stop reason, newest first; no answer comes twice.",
+        "grpo-nb samples runs/demo\ngrpo-nb samples runs/demo --step 40 -n 8 --objective fairness",
+    )
+    _run(command)
+    command.add_argument("--step", type=values.count, metavar="N", help="of this step; default: the newest of any")
+    command.add_argument(
+        "-n", type=values.count, default=4, metavar="K", dest="limit", help="at most so many (default: 4)"
+    )
+    command.add_argument("--objective", metavar="NAME", help="of this objective; default: of all")
+    _json(command)
+
+
+def _compare(commands: Any) -> None:
+    command = _command(
+        commands,
+        "compare",
+        "two runs side by side",
+        "Settings and versions that differ, each metric over the steps that both have (last, mean, standard deviation "
+        "over steps), and the findings of each. Either may still be training; lengths may differ.",
+        "grpo-nb compare runs/demo runs/other\ngrpo-nb compare demo ~/elsewhere/run --json",
+    )
+    command.add_argument("a", metavar="A", help="run directory, or name of a run")
+    command.add_argument("b", metavar="B", help="the other one")
     _json(command)
 
 
@@ -232,7 +278,7 @@ def _profile(commands: Any) -> None:
         "grpo-nb profile runs/demo\ngrpo-nb profile runs/demo --steps 1 --memory",
     )
     _run(command)
-    command.add_argument("--steps", type=_count, default=3, metavar="N", help="steps to measure (default: 3)")
+    command.add_argument("--steps", type=values.count, default=3, metavar="N", help="steps to measure (default: 3)")
     command.add_argument("--out", metavar="FILE", help="where to write the trace; default: trace.json.gz in the run")
     command.add_argument("--memory", action="store_true", help="live tensors by shape, the largest first")
     _json(command)
@@ -263,7 +309,9 @@ def _plan(commands: Any) -> None:
     command.add_argument("run", nargs="?", metavar="RUN", help="run directory whose settings to plan")
     _making(command)
     command.add_argument("--model", metavar="NAME", help="short for --set model.name=NAME")
-    command.add_argument("--gib", type=_gib, metavar="N", help="memory of the device in GiB (default: this machine's)")
+    command.add_argument(
+        "--gib", type=values.gib, metavar="N", help="memory of the device in GiB (default: this machine's)"
+    )
     _json(command)
 
 
@@ -321,11 +369,11 @@ def _making(command: ArgumentParser) -> None:
     group.add_argument(
         "--set",
         action="append",
-        type=setting,
+        type=values.setting,
         metavar="KEY=VALUE",
         help="change one, e.g. batch.group_size=4; VALUE is JSON or else text; may be repeated",
     )
-    group.add_argument("--seed", type=_seed, metavar="N", help="short for --set run.seed=N")
+    group.add_argument("--seed", type=values.seed, metavar="N", help="short for --set run.seed=N")
     group.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
@@ -356,60 +404,6 @@ def _out(command: ArgumentParser, usual: str) -> None:
 
 def _json(command: ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="the answer as JSON on standard output")
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """`KEY=VALUE` as a dotted name and its JSON value; what is no JSON is a string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise argparse.ArgumentTypeError(f"'{text}' is no setting; needs KEY=VALUE, e.g. batch.group_size=4")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError as error:
-        if value.startswith(("{", "[", '"')):
-            raise argparse.ArgumentTypeError(
-                f"'{text}' begins like JSON and is none: {error}; quote it for the shell, e.g. 'KEY={{\"a\": 1}}'"
-            ) from None
-        return key, value
-
-
-def _count(text: str) -> int:
-    return _whole(text, 1)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 0)
-
-
-def _whole(text: str, least: int) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"'{text}'; needs a whole number of {least} or more")
-    return int(text)
-
-
-def _order(text: str) -> str:
-    words = [command.label for command in Command]
-    if "=" not in text and text not in words:
-        raise argparse.ArgumentTypeError(f"'{text}'; needs one of {', '.join(words)}, or KNOB=VALUE")
-    return text
-
-
-def _stage(text: str) -> str | int:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if text not in ("base", "sft", "latest"):
-        raise argparse.ArgumentTypeError(f"'{text}'; needs base, sft, latest or the step of a checkpoint")
-    return text
-
-
-def _gib(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"'{text}'; needs the device's memory in GiB, e.g. 24")
-    return value
 
 
 def _indented(text: str) -> str:

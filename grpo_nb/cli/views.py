@@ -8,8 +8,9 @@ from pathlib import Path
 
 from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import existing_run, settings_of
-from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.config.setting_keys import settings
+from grpo_nb.metrics import keys
 from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
 from grpo_nb.run.run import Run
@@ -21,6 +22,67 @@ PROSE = 100
 """Columns of a table that is read, not cut."""
 REASON = 160
 """Characters of a reason in the table of runs."""
+
+
+def status_command(arguments: Namespace) -> int:
+    """What the run is doing, and the newest step's numbers."""
+    run = existing_run(arguments.run)
+    from grpo_nb.jupyter.start import attach
+
+    session, status = attach(run), run.status()
+    newest = next(run.newest_first("metrics"), {})
+    if arguments.json:
+        facts = {"run": str(run.path), "state": str(session.state), "step": session.step, "steps": session.steps}
+        owner = None if status.owner is None else str(status.owner)
+        error = None if session.error is None else str(session.error)
+        show_json(facts | {"owner": owner, "updated": status.updated, "error": error, "newest": newest})
+        return DONE
+    say(session.summary())
+    say(f"logs last grew {_time(status.updated)}; checkpoints: {one_line(run.checkpoints.steps() or 'none')}")
+    show(
+        [
+            {"objective": name} | {title: newest.get(key.of(name)) for title, key in _HEADLINES.items()}
+            for name in run.config.objectives
+        ]
+    )
+    return DONE
+
+
+_HEADLINES = {
+    "reward": keys.REWARD,
+    "KL": keys.KL,
+    "beta": keys.BETA,
+    "length": keys.LENGTH_MEAN,
+    "truncated": keys.TRUNCATION,
+}
+
+
+def samples_command(arguments: Namespace) -> int:
+    """What the model wrote."""
+    run = existing_run(arguments.run)
+    if arguments.objective not in (None, *run.config.objectives):
+        raise UsageError(f"--objective {arguments.objective}: the run has {', '.join(run.config.objectives)}")
+    from grpo_nb.report.report import samples  # after the check of the path: this import takes seconds
+
+    table = samples(run, objective=arguments.objective, step=arguments.step, limit=arguments.limit)
+    if arguments.json:
+        show_json({"run": str(run.path), "samples": rows_of(table.frame)})
+    else:
+        say(repr(table))
+    return DONE
+
+
+def compare_command(arguments: Namespace) -> int:
+    """Two runs side by side."""
+    runs = existing_run(arguments.a), existing_run(arguments.b)
+    from grpo_nb.report.run_comparison import compare  # after the check of the paths: this import takes seconds
+
+    found = compare(*runs)
+    if arguments.json:
+        show_json({"a": str(runs[0].path), "b": str(runs[1].path), **found.rows()})
+    else:
+        say(repr(found))
+    return DONE
 
 
 def diagnose_command(arguments: Namespace) -> int:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_nb import presets
-from grpo_nb.cli.arguments import setting
+from grpo_nb.cli.values import setting
 from grpo_nb.config import Config
 from grpo_nb.dev import bench
 from grpo_nb.metrics import keys

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from grpo_nb.cli.arguments import setting
+from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import PHASES, WARM_UP, machine
 from grpo_nb.dev.peer import GIB, now
 from grpo_nb.dev.peer_work import SIZES, Work, ours

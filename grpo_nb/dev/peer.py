@@ -24,7 +24,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from grpo_nb.cli.arguments import setting
+from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import WARM_UP, machine
 from grpo_nb.dev.peer_work import BETA, RANK, RATE, SIZES, Words, Work, lora_model, ours, taste, words_tokenizer
 from grpo_nb.metrics import keys

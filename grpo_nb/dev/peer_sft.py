@@ -22,7 +22,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from grpo_nb.cli.arguments import setting
+from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import WARM_UP, machine
 from grpo_nb.dev.peer import GIB, Race, now
 from grpo_nb.dev.peer_work import RANK, RATE, SIZES, Words, Work, lora_model, our_config, words_tokenizer

@@ -188,7 +188,7 @@ def test_report_is_one_page_that_needs_nothing_else(run: Run, capsys: pytest.Cap
     page = run.path / "report.html"
     assert (status, out) == (0, f"{page}\n")
     text = page.read_text()
-    titles = ["Training", "Findings", "Before and after", "Answers", "Events", "Settings"]
+    titles = ["Training", "Findings", "Before and after", "Answers", "Events", "Settings", "Metrics"]
     assert re.findall("<h2>(.*?)</h2>", text) == titles, "nothing was evaluated while training"
     assert 'src="data:image/png;base64,' in text and not re.search('(src|href)="http', text)
     assert "&lt;0.7&gt;" in text and names(text, "mine", "stopped", 1, 4)
@@ -304,3 +304,48 @@ def test_a_printed_table_has_each_column_and_each_cell(width: int) -> None:
 
 def _letters(*texts: str) -> list[str]:
     return sorted("".join("".join(texts).split()))
+
+
+# ---- status and samples
+
+
+def logged(run: Run) -> Run:
+    for step in (1, 2, 3):
+        run.log_metrics({"step": step, "reward/fairness/mean": step / 10, "kl/fairness": 0.02})
+        wrote = {
+            "step": step,
+            "objective": "fairness",
+            "prompt": "Who?",
+            "completion": f"A\x1b[2J{step}",
+            "reward": 1.0,
+        }
+        run.log_samples([wrote, wrote | {"objective": "hallucination", "completion": f"B{step}"}])
+    return run
+
+
+def test_status_says_where_a_run_stands(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = says(capsys, "status", run.path)
+    assert status == 0 and names(out, "mine", "new", 0, 4)
+    logged(run).log_event("failed", step=3, error="E: \x1b[31m no")
+    status, out, _ = says(capsys, "status", run.path)
+    assert status == 0 and names(out, "mine", "failed", 3, "fairness", 0.3, 0.02) and "\x1b" not in out
+    answer = json.loads(says(capsys, "status", run.path, "--json")[1])
+    assert [answer[key] for key in ("state", "step", "steps")] == ["failed", 3, 4]
+    assert answer["newest"]["reward/fairness/mean"] == 0.3 and names(answer["error"], "no")
+
+
+def test_samples_are_those_that_the_notebook_shows(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = says(capsys, "samples", logged(run).path)
+    assert status == 0 and names(out, "B3", "B2") and "B1" not in out and "\x1b" not in out
+    asked = ("--step", 1, "-n", 9, "--objective", "hallucination", "--json")
+    (row,) = json.loads(says(capsys, "samples", run.path, *asked)[1])["samples"]
+    assert (row["step"], row["completion"]) == (1, "B1")
+    assert says(capsys, "samples", run.path, "--step", 9)[0] == 0
+    status, _, err = says(capsys, "samples", run.path, "--objective", "fair")
+    assert status == 2 and names(err, "fairness", "hallucination")
+
+
+@pytest.mark.parametrize("verb", ["status", "samples"])
+def test_a_run_that_is_missing_is_one_line(verb: str, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = says(capsys, verb, run.path.parent / "mnie\x1b[2J")
+    assert (status, out) == (2, "") and err.count("\n") == 1 and "\x1b" not in err and names(err, "mine")

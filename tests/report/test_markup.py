@@ -211,6 +211,7 @@ def test_the_package_writes_no_markup_but_in_templates() -> None:
 
 
 COMMANDS = (["runs"], ["runs", "--json"], ["diagnose", "RUN"], ["diagnose", "RUN", "--json"], ["settings", "RUN"])
+COMMANDS += (["status", "RUN"], ["status", "RUN", "--json"], ["samples", "RUN"], ["compare", "RUN", "RUN"])
 COMMANDS += (["settings", "RUN", "--json"], ["tell", "RUN", "pause"], ["eval", "RUN", "--compare"])
 
 
