@@ -4,9 +4,9 @@ A diagnosis reads files only, so it can be made of a run that trains elsewhere, 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib import import_module
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
 from grpo_nb.rules import clock, hindsight, learning, regressions, sft
-from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, spans
+from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, named_in, spans
 from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
@@ -63,6 +63,8 @@ _BOUNDARIES = {"start", "resume", "checkpoint", "finding", "stopped", "done", "f
 """Kinds of events that every training has."""
 NEWEST = 32
 """Of these events that are read, whatever the length of the log."""
+NEWEST_SAMPLES = 200
+"""Rows of samples.jsonl in which the cause of a finding is looked for."""
 UNREAD = 32 << 20
 """Bytes of a log without an index that a quick diagnosis reads: a fraction of a second."""
 
@@ -78,10 +80,11 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
     run = Run.of(run)
     rows, events, status = run.stored("metrics"), run.stored("events"), run.status()
     found = hindsight.post_mortem(rows, run.config)
+    found = [_with_samples(run, finding) for finding in found]
     found += _measured(run, rows)
     losses = {event.get("step"): event for event in events.having("kind", {"sft_eval"})}  # the newest of each step
     found += sft.check(run.stored("sft"), [*losses.values()], run.config)
-    found += _ending(run, status, events)
+    found += _ending(run, status, events, {finding.rule for finding in found})
     found += _checkpoints(run, status)
     found += _settings(run)
     found += _logs(run, status, quick)
@@ -94,6 +97,13 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
     return rules.worst_first(found)
 
 
+def _with_samples(run: Run, finding: Finding) -> Finding:
+    """The finding with what the newest samples show of its cause."""
+    if finding.rule != learning.truncation.__name__:
+        return finding
+    return learning.with_ignored_stop(finding, islice(run.newest_first("samples"), NEWEST_SAMPLES))
+
+
 def _measured(run: Run, rows: Rows) -> list[Finding]:
     """What the evaluations say that the metrics do not."""
     evaluations = measurements(run)
@@ -104,8 +114,8 @@ def _measured(run: Run, rows: Rows) -> list[Finding]:
     return [finding for finding in asked if finding]
 
 
-def _ending(run: Run, status: RunStatus, events: LogRows) -> Iterator[Finding]:
-    """How training ended, where it did not end well."""
+def _ending(run: Run, status: RunStatus, events: LogRows, known: Set[str]) -> Iterator[Finding]:
+    """How training ended, where it did not end well; without the words of findings that are `known`."""
     where, newest = _progress(run, status)
     if status.state is RunState.DEAD:
         yield Finding(
@@ -121,14 +131,21 @@ def _ending(run: Run, status: RunStatus, events: LogRows) -> Iterator[Finding]:
     if status.state is RunState.FAILED and len(failures):
         failure = events[int(failures[-1])]
         text = str(failure.get("error", "an error that was not recorded"))
+        if (named := named_in(text)) and known >= {*named}:
+            told, advice = f"because of {' and '.join(named)}", f"read {' and '.join(named)} in this list"
+        else:
+            told, advice = f"with {text.rstrip('.')}", explain_text(text) or _CHANGE
         yield Finding(
             "failed",
             "error",
             status.step,
-            f"training ended with {text.rstrip('.')}, {where}.",
-            {"error": text, "checkpoint": newest},
-            (explain_text(text) or "change what the message names, then start it again: it resumes").rstrip("."),
+            f"training ended {told}, {where}.",
+            {"error": text, "checkpoint": newest, "rules": named},
+            advice.rstrip("."),
         )
+
+
+_CHANGE = "change what the message names, then start it again: it resumes"
 
 
 def _progress(run: Run, status: RunStatus) -> tuple[str, int]:

@@ -128,6 +128,9 @@ GRAD_NORM_TERM = _family(
 GRAD_CHECK = _one(
     "grad/check", "", "Step 1: ||accumulated - expected|| / ||expected|| of the first update's gradient.", _CHECK
 )
+GRAD_CHECK_RATIO = _one(
+    "grad/check_ratio", "", "Step 1: ||accumulated|| / ||expected|| of the first update's gradient.", _CHECK
+)
 GRAD_CHECK_ENTROPY = _one(
     "grad/check_entropy", "", "Step 1: rise of the entropy along its bonus's gradient, over the expected rise.", _CHECK
 )
@@ -213,7 +216,12 @@ KL_K1 = _family("kl_k1/{objective}", "nats/token", "The same by estimator k1, wh
 KL_K2 = _family(
     "kl_k2/{objective}", "nats/token", "The same as half of the squared log-ratio, whatever algorithm.kl is.", _METRICS
 )
-KL_CLAMPED = _family("kl_clamped/{objective}", SHARE, "Tokens whose log-ratio to the reference is clamped.", _METRICS)
+LOG_RATIO_CLAMPED = _family(
+    "log_ratio_clamped/{objective}",
+    SHARE,
+    "Tokens whose log-ratio to the reference is beyond algorithm.log_ratio_clamp, before exp.",
+    _METRICS,
+)
 ENTROPY = _family("entropy/{objective}", "nats/token", "Entropy of the policy on its own completions.", _METRICS)
 BETA = _family("beta/{objective}", "", "Weight of the KL penalty in the step; also the name of its knob.", _STEP)
 BETA_MODE = _family("beta_mode/{objective}", TEXT, "Who sets beta: auto (its controller) or manual.", _STEP)

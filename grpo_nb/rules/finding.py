@@ -5,6 +5,7 @@ and no rule fires on it.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,19 @@ class Finding:
         where = "" if self.step is None else f" at step {self.step}"
         advice = f" What to do: {self.advice}." if self.advice else ""
         return printable(f"{self.severity}: {self.rule}{where}: {self.message}{advice}")
+
+
+def named_in(text: str) -> list[str]:
+    """The rules whose findings a text quotes, as the error does that they ended a training with.
+
+    >>> named_in("TrainingError: error: step_one at step 1: the ratio is not 1.")
+    ['step_one']
+    """
+    return list(dict.fromkeys(_QUOTED.findall(text)))
+
+
+_QUOTED = re.compile(r"^(?:\w+: )?(?:info|warning|error): (\w+)(?: at step \d+)?: ", re.MULTILINE)
+"""The head of `str(finding)`, at the beginning of a line."""
 
 
 def number(row: Row, key: str) -> float | None:

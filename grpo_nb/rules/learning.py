@@ -4,12 +4,14 @@ Asked through rules.py; each judges a stretch of rows at its end.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import change
 from grpo_nb.metrics import keys
+from grpo_nb.rules import causes
 from grpo_nb.rules.finding import (
     ENOUGH,
     WINDOW,
@@ -26,6 +28,8 @@ from grpo_nb.rules.signal import SOLVED, mostly_dead
 
 TRUNCATED, TRUNCATED_BADLY = 0.15, 0.5
 """A truncated answer is mostly judged wrong whatever it knew: from 15% on the reward measures the cap as well."""
+IGNORED_STOP = 0.5
+"""Share of the cut completions that hold one special token from which it is taken for a stop token."""
 COLLAPSED_LENGTH, LENGTH_FACTOR = 2, 3
 """Median length in tokens, terminator included, and how many times longer answers were at the start."""
 ENTROPY_FACTOR, LOW_ENTROPY = 0.1, 0.05
@@ -57,6 +61,23 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
         f"raise sampling.max_completion_length from {cap} to {2 * cap}"
         + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
         + ("" if config.algorithm.mask_truncated else "; algorithm.mask_truncated=true leaves them out of the loss"),
+    )
+
+
+def with_ignored_stop(finding: Finding, samples: Iterable[Mapping[str, Any]]) -> Finding:
+    """A finding of `truncation`, where samples of the run show that completions pass over a stop token."""
+    found, cut = causes.ignored_stops(samples, str(finding.evidence["objective"]))
+    if not found or max(found.values()) <= IGNORED_STOP * cut:
+        return finding
+    token = max(found, key=lambda text: found[text])
+    return replace(
+        finding,
+        message=f"{finding.message} {found[token]} of the {cut} logged completions that were cut hold '{token}' before "
+        "the cap, and were continued after it.",
+        evidence={**finding.evidence, "ignored_stop": token, "holding_it": found[token], "cut_samples": cut},
+        advice=f"if '{token}' ends an answer of this model, make it a stop token: see eos_token_id in the model's "
+        "generation_config.json, and the stop_token_ids that 01_load shows and a custom engine must obey; a longer cap "
+        "would not help",
     )
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.optim import gradient_refused
-from grpo_nb.rules import numeric
+from grpo_nb.rules import causes, numeric
 from grpo_nb.rules.finding import FIRST_STEP, WINDOW, Finding, Row, Rows, newest, number, rate_of, series
 
 SKIPS_TO_STOP = 3
@@ -135,14 +135,16 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
     faint = _faint(row, config) if frozen else {}
     broken = bool(frozen or gap or _beyond(row, {key: limit for key, (_, limit) in limits.items()}))
     wrong = _wrong_at_start(values, gap, frozen) + [f"{key} is {spread:.3g}" for key, spread in faint.items()]
+    open_ = causes.of_start(row, [*values, *gap, *([keys.GRAD_UPDATE] if frozen else [])])
     return Finding(
         "step_one",
         "error" if broken else "warning",
         FIRST_STEP,
         f"what must hold before the first update does not: {'; '.join(wrong)}.",
         {"values": {**values, **{k: v for k, (v, _) in gap.items()}, keys.GRAD_UPDATE: number(row, keys.GRAD_UPDATE)}}
-        | faint,
-        _SCALE_ADVICE if faint else _START_ADVICE[broken],
+        | faint
+        | ({"causes": open_} if broken and not faint else {}),
+        _SCALE_ADVICE if faint else causes.start_advice(open_) if broken else _ROUNDING_ADVICE,
         "stop" if broken else "warn",
     )
 
@@ -153,16 +155,15 @@ def ratio_broken(rows: Rows, config: Config) -> Finding | None:
     gap = {} if row["step"] == FIRST_STEP else numeric.beyond_rounding(row, keys.RATIO_DIFFERENCE)
     if not gap:
         return None
-    largest = number(row, keys.RATIO_MAX_DEVIATION)
+    largest, open_ = number(row, keys.RATIO_MAX_DEVIATION), causes.of_ratio(rows, config)
     return Finding(
         "ratio_broken",
         "error",
         newest(rows),
         f"before any weight of the step moves the ratio must be 1: {'; '.join(_wrong_at_start({}, gap, False))}. The "
         "ratio clips and weighs by a distance that this step did not make.",
-        {"values": {key: found for key, (found, _) in gap.items()}, keys.RATIO_MAX_DEVIATION: largest},
-        "see that old log-probs are those of the policy that sampled this step's completions, not of the reference and "
-        "not of an earlier step, and that no optimizer step comes between two micro-batches of one update",
+        {"values": {key: found for key, (found, _) in gap.items()}, keys.RATIO_MAX_DEVIATION: largest, "causes": open_},
+        causes.ratio_advice(open_),
         "stop",
     )
 
@@ -175,9 +176,11 @@ def gradient_wrong(rows: Rows, config: Config) -> Finding | None:
     if row["step"] != FIRST_STEP or not (lost or turned):
         return None
     wrong, advice = [], []
+    ratio, size = number(row, keys.GRAD_CHECK_RATIO), None
     if lost:
-        wrong.append(f"the accumulated gradient differs from the sum of its micro-batches by {apart:.2g} of its norm")
-        advice.append("every backward pass must add to .grad, and zero_grad and step come once an update")
+        size = None if ratio is None else causes.of_gradient(ratio)
+        wrong.append(_apart(apart, ratio, size))
+        advice.append(_GRADIENT_ADVICE if size is None else causes.gradient_advice(size))
     if turned:
         wrong.append(f"the entropy bonus moves the entropy by {rise:.2g} of what it should (1 is right)")
         advice.append("the loss must subtract entropy_coef x entropy, so that its gradient raises the entropy")
@@ -186,21 +189,27 @@ def gradient_wrong(rows: Rows, config: Config) -> Finding | None:
         "error",
         FIRST_STEP,
         f"{' and '.join(wrong)}: the weights are moved by something else than the loss.",
-        {"apart": apart, "entropy_rise": rise},
+        {"apart": apart, "entropy_rise": rise, "ratio": ratio, "direction": size},
         "; ".join(advice),
         "stop",
     )
 
 
+def _apart(apart: float | None, ratio: float | None, size: str | None) -> str:
+    what = f"the accumulated gradient differs from the sum of its micro-batches by {apart:.2g} of its norm"
+    if size is None:
+        return what
+    words = {"smaller": "too small", "larger": "too large", "turned": "about as large, in another direction"}
+    return f"{what}: it is {words[size]} ({ratio:.3g} times that norm)"
+
+
+_GRADIENT_ADVICE = "every backward pass must add to .grad, and zero_grad and step come once an update"
+"""Where the log does not have the gradient's size."""
 _SCALE_ADVICE = (
     "scale the rewards, so that right and wrong answers differ by about 1: advantages are as small as the rewards' "
     "spread where that is far below 1e-4, and the updates are lost in rounding"
 )
-_START_ADVICE = {
-    False: "nothing if the model runs in half precision: this is its rounding",
-    True: "see that log-probs are taken in eval mode, at the sampling temperature, from the weights that sampled; that "
-    "the reference is the policy GRPO started from, and that trainable parameters reach the optimizer",
-}
+_ROUNDING_ADVICE = "nothing if the model runs in half precision: this is its rounding"
 
 
 def _wrong_at_start(values: Mapping[str, float], gap: Mapping[str, tuple[float, float]], frozen: bool) -> list[str]:

@@ -22,6 +22,7 @@ METRICS: Mapping[str, str] = {
     "dead_groups/{objective}": keys.FRAC_REWARD_ZERO_STD.name,
     "label_told/{objective}/{label}": keys.LABEL_ANSWERABLE.name,
     "label_untold/{objective}/{label}": keys.LABEL_UNANSWERABLE.name,
+    "kl_clamped/{objective}": keys.LOG_RATIO_CLAMPED.name,
     "clip/low": keys.CLIP_RATIO_LOW,
     "clip/high": keys.CLIP_RATIO_HIGH,
     "ratio/max_dev": keys.RATIO_MAX_DEVIATION,

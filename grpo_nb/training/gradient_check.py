@@ -44,14 +44,20 @@ def expected_gradient(policy: Policy, batch: Experience, plan: StepPlan) -> Grad
 
 
 def compared(policy: Policy, batch: Experience, plan: StepPlan, expected: Mapping[str, Tensor]) -> Row:
-    """The step's metrics: ||accumulated - expected|| / ||expected||, and the entropy's rise over the expected one."""
+    """The step's metrics: ||accumulated - expected|| and ||accumulated||, over ||expected||; rise of the entropy over
+    the expected rise.
+    """
     if not expected:
         return {}
     parameters, norm = policy.parameters_by_name(), global_norm(list(expected.values()))
     present = {name: parameters[name].grad for name in expected}
     apart = [gradient if (own := present[name]) is None else own - gradient for name, gradient in expected.items()]
     known = 0 < norm < math.inf  # what is not finite is left out by a guard of its own
-    row: Row = {keys.GRAD_CHECK: global_norm(apart) / norm if known else None}
+    accumulated = [gradient for gradient in present.values() if gradient is not None]
+    row: Row = {
+        keys.GRAD_CHECK: global_norm(apart) / norm if known else None,
+        keys.GRAD_CHECK_RATIO: global_norm(accumulated) / norm if known else None,
+    }
     if plan.algorithm.entropy_coef > 0:
         row[keys.GRAD_CHECK_ENTROPY] = _entropy_rise(policy, batch, plan)
     return row

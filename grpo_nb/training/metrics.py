@@ -215,7 +215,7 @@ def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row
     rows = batch.kept_rows(objective)
     mask = batch.mask()[rows]
     values: dict[keys.Key, Tensor | float | None]
-    values = dict.fromkeys((keys.KL, keys.KL_K1, keys.KL_K2, keys.KL_CLAMPED, keys.ENTROPY))
+    values = dict.fromkeys((keys.KL, keys.KL_K1, keys.KL_K2, keys.LOG_RATIO_CLAMPED, keys.ENTROPY))
     if not mask.any():  # no group was scored, or every answer is masked as truncated
         return {key.of(objective): None for key in values}
     values[keys.ENTROPY] = losses.masked_mean(batch.entropy[rows], mask)
@@ -224,7 +224,7 @@ def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row
         new, reference = batch.logprobs_old[rows], batch.logprobs_reference[rows]
         values[keys.KL_K1] = losses.masked_mean(losses.kl_k1(new, reference, log_ratio_clamp, mask), mask)
         values[keys.KL_K2] = losses.masked_mean(losses.kl_k2(new, reference, log_ratio_clamp, mask), mask)
-        values[keys.KL_CLAMPED] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
+        values[keys.LOG_RATIO_CLAMPED] = losses.clamped_share(new, reference, mask, log_ratio_clamp)
     return {key.of(objective): None if value is None else float(value) for key, value in values.items()}
 
 

@@ -175,6 +175,18 @@ def test_a_failure_is_explained(run: Run) -> None:
     assert "failed" not in serious(run)
 
 
+def test_a_failure_that_a_rule_caused_names_it_and_does_not_repeat_it(run: Run) -> None:
+    run.log_metrics({"step": 61, "status": "rolled_back", "rollback/in_a_row": 9, "lr": 1e-3})
+    (ended,) = [f for f in diagnose(run) if f.rule == "repeated_rollbacks"]
+    run.log_event("failed", step=61, error=f"TrainingError: {ended}")
+    (finding,) = [f for f in diagnose(run) if f.rule == "failed"]
+    assert finding.evidence["rules"] == ["repeated_rollbacks"] and names(finding.message, "repeated_rollbacks", 61)
+    assert ended.message not in finding.message and ended.advice not in finding.advice
+    run.log_event("failed", step=61, error="TrainingError: error: of_another_log at step 3: gone. 4711")
+    (finding,) = [f for f in diagnose(run) if f.rule == "failed"]
+    assert names(finding.message, "of_another_log", 4711), "no finding of the list says it"
+
+
 def test_other_code_on_resume_is_a_remark(run: Run) -> None:
     run.log_event("resume", step=20, fingerprint="a")
     assert "code_changed" not in [f.rule for f in diagnose(run)]

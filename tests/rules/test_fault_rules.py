@@ -6,6 +6,7 @@ import pytest
 
 from grpo_nb import presets, rules
 from grpo_nb.config import Config
+from grpo_nb.rules import causes, learning
 from grpo_nb.rules.clock import clock_set_back
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.rewards import evaluation_leaked
@@ -37,6 +38,23 @@ def test_a_gradient_that_its_micro_batches_do_not_add_up_to_stops_the_run(apart:
     assert names(finding.advice, ".grad", "zero_grad") and not names(finding.advice, "entropy_coef")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "direction", "named", "left_out"),
+    [
+        (0.25, "smaller", ".grad", "micro-batches"),
+        (2.0, "larger", "zero_grad", ".grad"),
+        (1.0, "turned", "step", ".grad"),
+    ],
+)
+def test_a_wrong_gradient_is_too_small_too_large_or_turned(
+    ratio: float, direction: str, named: str, left_out: str
+) -> None:
+    finding = found(rows({"grad/check": 0.7, "grad/check_ratio": ratio}))["gradient_wrong"]
+    assert (finding.evidence["ratio"], finding.evidence["direction"]) == (ratio, direction)
+    assert names(finding.message, f"{ratio:.3g}", 0.7)
+    assert names(finding.advice, named) and not names(finding.advice, left_out)
+
+
 def test_an_entropy_bonus_that_lowers_the_entropy_stops_the_run() -> None:
     finding = found(rows({"grad/check": 1e-7, "grad/check_entropy": -0.98}))["gradient_wrong"]
     assert finding.evidence["entropy_rise"] == -0.98 and names(finding.message, "-0.98")
@@ -64,6 +82,74 @@ def test_a_ratio_of_1_to_rounding_is_no_finding(gap: float) -> None:
 
 def test_at_step_1_the_ratio_is_left_to_the_first_step_s_own_rule() -> None:
     assert found(rows({"ratio/logp_difference": 0.01})).keys() & {"ratio_broken", "step_one"} == {"step_one"}
+
+
+AGREES = {"ratio/logp_difference": 0.0, "grad/update": 1e-4}
+FAR = {"ratio/logp_difference": 0.0066}
+NEAR_REFERENCE = {f"kl_k2/{name}": 1e-9 for name in (F, H)}
+AT_REFERENCE = {f"kl_k2/{name}": 0.01 for name in (F, H)}
+OTHER_SAMPLER = {"sampler_logp_difference": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "open_"),
+    [
+        (AGREES, FAR | AT_REFERENCE, ["reference"]),
+        (AGREES, FAR | OTHER_SAMPLER | NEAR_REFERENCE, ["earlier_step"]),
+        (AGREES, FAR | OTHER_SAMPLER, ["reference", "earlier_step"]),
+        ({"grad/update": 0.0}, FAR | NEAR_REFERENCE, ["optimizer_step"]),
+        (AGREES, FAR | NEAR_REFERENCE, ["reference", "earlier_step", "optimizer_step"]),
+    ],
+)
+def test_of_a_broken_ratio_only_the_causes_that_are_left_are_named(first: Row, then: Row, open_: list[str]) -> None:
+    """In the last row every cause is excluded, so one of the numbers is wrong too."""
+    finding = found(rows(first, then))["ratio_broken"]
+    assert finding.evidence["causes"] == open_ and finding.advice == causes.ratio_advice(open_)
+
+
+@pytest.mark.parametrize(
+    ("change", "open_"),
+    [
+        ({"kl/fairness": 0.5}, ["reference"]),
+        ({"grad/update": 0.0}, ["optimizer"]),
+        ({"grad/update": 0.0, "rounding": 8e-3}, ["optimizer", "half_precision"]),
+        ({"ratio/logp_difference": 0.5}, ["optimizer_step", "eval_mode"]),
+        ({"ratio/logp_difference": 0.5, "grad/check": 1e-6}, ["eval_mode"]),
+        ({"ratio/logp_difference": 0.5, "temperature": 0.7, "grad/check": 1e-6}, ["eval_mode", "temperature"]),
+        ({"ratio/logp_difference": 0.5, "grad/check": 1e-6, **OTHER_SAMPLER}, ["eval_mode", "weights"]),
+    ],
+)
+def test_of_a_wrong_first_step_only_the_causes_that_are_left_are_named(change: Row, open_: list[str]) -> None:
+    finding = found(rows(change))["step_one"]
+    assert finding.evidence["causes"] == open_ and finding.advice == causes.start_advice(open_)
+
+
+def cut(*texts: str, reason: str = "length") -> Row:
+    shown = "".join(text for text in texts if not text.startswith("<"))
+    return {"objective": F, "stop_reason": reason, "token_texts": [*texts], "completion": shown}
+
+
+@pytest.mark.parametrize(
+    ("samples", "token"),
+    [
+        ([cut("a", "<|end|>", "b")] * 3 + [cut("a", "b")], "<|end|>"),
+        ([cut("a", "<|end|>", "b"), cut("a", "b")], None),
+        ([cut("<think>", "a")] * 3, None),
+        ([cut("a", "<|end|>", reason="stop")] * 3, None),
+        ([cut("a", " b ")] * 3, None),
+        ([cut("a") | {"completion": None}, {"objective": F}, cut("a") | {"token_texts": [1, None]}], None),
+        ([], None),
+    ],
+)
+def test_a_stop_token_inside_cut_completions_is_named(samples: list[Row], token: str | None) -> None:
+    finding = found(ill(lambda row: {f"truncation/{F}": 0.98}))["truncation"]
+    told = learning.with_ignored_stop(finding, samples)
+    assert told.evidence.get("ignored_stop") == token
+    if token is None:
+        assert told == finding
+    else:
+        assert names(told.message, token, 3, 4) and names(told.advice, token, "eos_token_id")
+        assert not names(told.advice, "sampling.max_completion_length")
 
 
 # KL and sampler

@@ -33,6 +33,7 @@ METRICS = {
     "dead_groups/fairness": "frac_reward_zero_std/fairness",
     "label_told/fairness/correct": "label_answerable/fairness/correct",
     "label_untold/fairness/correct": "label_unanswerable/fairness/correct",
+    "kl_clamped/fairness": "log_ratio_clamped/fairness",
     "clip/low": "clip_ratio/low",
     "clip/high": "clip_ratio/high",
     "ratio/max_dev": "ratio/max_deviation",

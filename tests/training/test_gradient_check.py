@@ -18,7 +18,7 @@ from tests.support import tiny_models
 from tests.support.made_experience import made_experience, made_plan
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
 
-APART, RISE = "grad/check", "grad/check_entropy"
+APART, RATIO, RISE = "grad/check", "grad/check_ratio", "grad/check_entropy"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def checked(policy: Policy, plan: StepPlan, batch: Experience | None = None) -> 
 @pytest.mark.parametrize("name", ["dapo", "grpo", "gspo", "cispo", "reinforce_pp"])
 def test_a_right_gradient_is_apart_by_rounding(policy: Policy, name: str, micro_batch: int) -> None:
     row = checked(policy, made_plan({"name": name}, step=1, micro_batch=micro_batch))
-    assert row[APART] < 1e-5 and RISE not in row
+    assert row[APART] < 1e-5 and row[RATIO] == pytest.approx(1, abs=1e-5) and RISE not in row
 
 
 def test_a_gradient_that_is_overwritten_is_apart_by_what_is_lost(
@@ -52,7 +52,15 @@ def test_a_gradient_that_is_overwritten_is_apart_by_what_is_lost(
         backward(loss, *given, **named)
 
     monkeypatch.setattr(Tensor, "backward", alone)
-    assert checked(policy, made_plan(step=1, micro_batch=2))[APART] > 0.1
+    row = checked(policy, made_plan(step=1, micro_batch=2))
+    assert row[APART] > 0.1 and 0 < row[RATIO] < 0.9
+
+
+def test_a_gradient_that_is_counted_twice_is_twice_as_large(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    backward: Any = Tensor.backward
+    monkeypatch.setattr(Tensor, "backward", lambda loss, *given, **named: backward(2 * loss, *given, **named))
+    row = checked(policy, made_plan(step=1, micro_batch=2))
+    assert row[RATIO] == pytest.approx(2, abs=1e-4) and row[APART] == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -84,6 +92,7 @@ def test_the_check_changes_no_bit_of_the_run(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trainer.gradient_check, "expected_gradient", lambda *given: {})  # type: ignore[attr-defined]
     without = tiny_run(tmp_path, "without", **settings)
     expected = rows(list(grpo(without, rewards=REWARDS, tasks=small_tasks())))
-    assert [row | {APART: 0, RISE: 0} for row in expected] == [row | {APART: 0, RISE: 0} for row in (first, second)]
+    same = {APART: 0, RATIO: 0, RISE: 0}
+    assert [row | same for row in expected] == [row | same for row in (first, second)]
     a, b = weights(with_it), weights(without)
     assert all(torch.equal(a[name], b[name]) for name in a)
