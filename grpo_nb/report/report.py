@@ -25,8 +25,11 @@ from grpo_nb.report import tables
 from grpo_nb.report.markup import Markup, html
 from grpo_nb.report.tables import Table, cell, format_value, interval
 from grpo_nb.rollout import choose
+from grpo_nb.rules.finding import named_in
+from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run
 from grpo_nb.run.status import MILESTONES
+from grpo_nb.storage.digests import SHORT
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.frames import narrowed
 from grpo_nb.tasks import SPLITS, Task, load_tasks, selfcheck
@@ -372,9 +375,28 @@ def _text(value: Prompt | Any) -> Any:
 
 
 def _details(event: Mapping[str, Any]) -> str:
-    """An event's own sentence, else its values."""
+    """An event's own sentence, else its values; of content that a run depends on, only what is new or changed."""
     if sentence := event.get("message"):
         return str(sentence)
+    entries = event.get("entries")
+    if event.get("kind") == "dependencies" and isinstance(entries, Mapping):
+        return f"{len(entries)} noted: {', '.join(entries)}"
+    old, new = event.get("old"), event.get("new")
+    if event.get("kind") == CHANGE and isinstance(old, Mapping) and isinstance(new, Mapping):
+        changed = (f"{name} {_fact(name, old)} is now {_fact(name, new)}" for name in _differing(old, new))
+        return f"{event.get('key')}: {', '.join(changed)}"
+    if named := named_in(str(event.get("error") or "")):
+        return f"because of {' and '.join(named)}"
     known = {"kind", "step", "time", "traceback"}
     pairs = ((key, value) for key, value in event.items() if key not in known and value is not None)
     return ", ".join(f"{key} {format_value(value, key)}" for key, value in pairs)
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
+
+
+def _fact(name: str, facts: Mapping[str, Any]) -> str:
+    """A digest as refusals show it; anything else as it is."""
+    text = format_value(facts.get(name)) or "missing"
+    return text[:SHORT] if name == "digest" else text

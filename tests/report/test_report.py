@@ -7,9 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from grpo_nb import presets
 from grpo_nb.config import Config
 from grpo_nb.report import report, tables
 from grpo_nb.report.tables import Table
+from grpo_nb.rules.finding import Finding
+from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run
 from tests.support.stage import row
 from tests.support.tiny import tiny_run
@@ -94,3 +97,23 @@ def test_the_glossary_has_a_row_for_each_kind_that_is_logged(run: Run) -> None:
     assert [*frame["metric"]] == ["step", "loss", "ratio/logp_difference_far", "kl/{objective}"]
     assert frame.iloc[3].tolist()[1] == "nats/token" and frame.iloc[:, 2:].map(len).gt(0).all(axis=None)
     assert report.glossary(run).folded and "kl/{objective}" in report.page(run)
+
+
+def test_an_event_about_content_names_what_is_new_or_changed(tmp_path: Path) -> None:
+    run, digests = Run.create(tmp_path / "content", presets.demo()), ["a" * 64, "b" * 64]
+    entries = {key: {"digest": digests[0], "source": "x" * 500} for key in ("data/fairness train", "tokenizer")}
+    run.log_event("dependencies", step=0, adopted=False, started="2026", entries=entries)
+    old, new = ({"digest": digest, "source": "the-same-file"} for digest in digests)
+    run.log_event(CHANGE, step=1, dependency="data", key="data/fairness train", old=old, new=new)
+    changed, noted = report.events(run).frame["what"]
+    assert names(noted, 2, *entries) and len(noted) < 80
+    assert names(changed, "data/fairness train", "a" * 12, "b" * 12) and "the-same-file" not in changed
+
+
+def test_an_event_of_a_failure_names_the_rule_that_the_log_has_already(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "ended", presets.demo())
+    finding = Finding("step_one", "error", 1, "a-long-story", {}, "an-advice", "stop")
+    run.log_event("failed", step=1, error=f"TrainingError: {finding}")
+    run.log_event("failed", step=1, error="OSError: 4711")
+    other, ended = report.events(run).frame["what"]
+    assert names(ended, "step_one") and "a-long-story" not in ended and names(other, "OSError", 4711)
