@@ -154,6 +154,10 @@ class Grpo(loop.Stage):
         guards.check_ends(self.state)
         guards.watch_sources(self.state)
 
+    def finish(self) -> None:
+        if any(row.get(keys.STATUS) == "rolled_back" for row in self.state.history[-1:]):  # else the goal is reached
+            guards.check_ends(self.state)
+
     def serve(self, knobs: KnobSnapshot) -> None:
         super().serve(knobs)
         if Command.EVALUATE in knobs.orders:

@@ -16,6 +16,7 @@ from grpo_nb.policy import distance
 from grpo_nb.policy.model import Policy
 from grpo_nb.rules import health
 from grpo_nb.run.run import Run
+from grpo_nb.storage.vocabulary import RunState
 from grpo_nb.training import rollback, state
 from grpo_nb.training.grpo import TrainingError, grpo
 from grpo_nb.training.recovery import Recovery
@@ -134,6 +135,16 @@ def test_three_in_a_row_end_the_run_saved_and_it_can_be_resumed(tmp_path: Path) 
     with pytest.raises(TrainingError, match=pattern("repeated_rollbacks", 4)):
         list(grpo(run, **GIVEN))
     assert [event["in_a_row"] for event in events(run, "rollback")] == [1, 2, 3, 4]
+
+
+def test_the_third_in_a_row_ends_the_run_at_its_last_step_too(tmp_path: Path) -> None:
+    limits = {"guards__rollback_kl": 1e-9, "guards__rollbacks_to_stop": 2, "algorithm__learning_rate": 1e-3}
+    run = tiny_run(tmp_path, **FAR | limits | {"run__steps": 2})
+    with pytest.raises(TrainingError, match=pattern("repeated_rollbacks", 2)):
+        list(grpo(run, **GIVEN))
+    assert run.status().state is RunState.FAILED and run.checkpoints.steps()[-1] == 2
+    assert not events(run, "done") and len(events(run, "failed")) == 1
+    assert list(grpo(run, **GIVEN)) == [] and run.status().state is RunState.DONE
 
 
 def test_a_guard_that_never_acts_changes_no_bit(tmp_path: Path) -> None:
