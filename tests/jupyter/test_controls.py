@@ -113,6 +113,18 @@ def test_learning_rate_in_use_is_told_without_its_warm_up(tmp_path: Path, said: 
     assert run.knobs["learning_rate"].value == 1e-5
 
 
+def test_learning_rate_that_a_guard_halved_is_shown_beside_the_requested_one(controls: Controls) -> None:
+    control, row = controls.knobs["learning_rate"], {"step": 9, "lr": 7.5e-5, "lr/requested": 3e-4}
+    control.entry.value = 3e-4
+    controls.follow(RunState.RUNNING, row)
+    assert names(control.label.value, "<b>0.0003</b>", "0.25") and not names(control.label.value, "requested")
+    controls.follow(RunState.RUNNING, row | {"lr": 3e-4})
+    assert names(control.label.value, "<b>0.0003</b>") and not names(control.label.value, "0.25")
+    control.entry.value = 1e-4
+    controls.follow(RunState.RUNNING, row)
+    assert names(control.label.value, "requested", "<b>0.0001</b>", 0.0003, 0.25)
+
+
 def test_name_of_who_turned_a_knob_is_data(controls: Controls, run: Run) -> None:
     run.knobs["temperature"].set(0.8, by="<img>")
     controls.follow(RunState.RUNNING, {"temperature": 0.8})
