@@ -115,6 +115,12 @@ class AdapterReference:
     def __init__(self, model: PeftModel, trainable: Mapping[str, Parameter]) -> None:
         self.model = model
         self.trained = model.active_adapters[0]
+        if REFERENCE in model.peft_config:
+            raise ModelError(
+                f"this model has an adapter named '{REFERENCE}' already, of another Policy around it or of its own. "
+                "The frozen reference needs that name. Pass the Policy that trained this model before, or load the "
+                "model again"
+            )
         settings: Any = copy.deepcopy(model.peft_config[self.trained])
         settings.inference_mode, settings.lora_dropout = True, 0.0
         settings.init_lora_weights = True  # other ways (PiSSA, OLoRA) would change the base weights once more

@@ -28,6 +28,7 @@ from grpo_nb.policy.eval_mode import as_it_came, evaluating, silence
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.origins import Origin
+from grpo_nb.policy.ownership import ownership
 from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.policy.source import ModelError, Source, locate
 from grpo_nb.policy.tokenization import TokenizerAdapter
@@ -108,6 +109,8 @@ class Policy:
         self.agrees: set[str] = set()
         """What it has found to agree; policies that it loads from the same files share this."""
         self._reference: adapters.Reference | None = None
+        self.ownership = ownership(anatomy.plain(model))
+        """The training that the model belongs to."""
         self.torn = ""
         """The update that was broken off and left the weights between two steps; empty where they are whole."""
         self._adapter: str | None = None
@@ -189,7 +192,7 @@ class Policy:
         Raises:
             ModelError: lists of different lengths, an empty prompt, or a row beyond the context.
         """
-        _check_rows(prompt_ids_B, completion_ids_B, self.context)
+        packing.check_rows(prompt_ids_B, completion_ids_B, self.context)
         left, right = max(map(len, prompt_ids_B)), max(map(len, completion_ids_B))
         ids = torch.full((len(prompt_ids_B), left + right), self.pad_id, dtype=torch.long)
         attention = torch.zeros_like(ids)
@@ -209,14 +212,14 @@ class Policy:
         Raises:
             ModelError: an empty prompt, or a completion that with its prompt is beyond the context.
         """
-        _check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
+        packing.check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
         return packing.pack(prompt_ids, completion_ids, prompt_of, self.pad_id).to(self.device)
 
     def group(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
     ) -> GroupedBatch:
         """The same for policies that `llama_layers` serve, with the same errors; see `grouped.group`."""
-        _check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
+        packing.check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
         return grouped.group(prompt_ids, completion_ids, prompt_of, self.pad_id)
 
     def logprobs(
@@ -234,7 +237,12 @@ class Policy:
 
     @contextlib.contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Eval mode without gradients inside the block; every flag of the model is as before after it."""
+        """Eval mode without gradients inside the block; every flag of the model is as before after it.
+
+        Raises:
+            PolicyTaken: another thread trains it and is within a step.
+        """
+        self.ownership.refuse_reading()
         with torch.no_grad(), evaluating(self.model):
             yield
 
@@ -274,8 +282,9 @@ class Policy:
         """Make these weights the reference.
 
         Raises:
-            ModelError: names, shapes or types differ from the trainable parameters'.
+            ModelError: names, shapes or types differ from the trainable parameters', or an open training owns it.
         """
+        self.ownership.refuse_writing()
         if self._reference is None:
             self._reference = self._new_reference()
         adapters.restore(self._reference.state(), self.trained_of(state), "the reference state")
@@ -301,7 +310,12 @@ class Policy:
     # weights
 
     def settle(self) -> None:
-        """Compute as the policy again, where an interrupt broke off the way back from `as_reference`."""
+        """Compute as the policy again, where an interrupt broke off the way back from `as_reference`.
+
+        Raises:
+            PolicyTaken: another thread trains it and is within a step.
+        """
+        self.ownership.refuse_reading()
         self._adapter = None
         if self._reference is not None:
             self._reference.settle()
@@ -327,8 +341,9 @@ class Policy:
         """Write weights that `state` returned back in place, bit for bit.
 
         Raises:
-            ModelError: names, shapes or types differ; nothing is written then.
+            ModelError: names, shapes or types differ, or an open training owns it; nothing is written then.
         """
+        self.ownership.refuse_writing()
         self.settle()
         adapters.restore(self.parameters_by_name(), self.trained_of(state), "the saved state")
         self.torn = ""
@@ -432,13 +447,3 @@ def _save(model: PreTrainedModel | PeftModel, folder: str) -> None:
         adapter_files.save(model, folder)
     else:
         model.save_pretrained(folder)
-
-
-def _check_rows(prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]], context: int) -> None:
-    if len(prompt_ids_B) != len(completion_ids_B) or not prompt_ids_B:
-        raise ModelError(f"{len(prompt_ids_B)} prompts for {len(completion_ids_B)} completions; needs one for each")
-    if not all(map(len, prompt_ids_B)):
-        raise ModelError("a prompt without tokens: the first completion token needs one to follow")
-    longest = max(len(p) + len(c) for p, c in zip(prompt_ids_B, completion_ids_B, strict=True))
-    if longest > context:
-        raise ModelError(f"a row of {longest} tokens; the model's context is {context}: shorten prompts or completions")

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_nb.policy.source import ModelError
+
 Ids = Sequence[int]
 
 MASKED = 1.5
@@ -137,3 +139,18 @@ def window(config: Any) -> int | None:
     """
     sizes = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     return min((size for size in sizes if size), default=None)
+
+
+def check_rows(prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]], context: int) -> None:
+    """Refuse rows that cannot be scored.
+
+    Raises:
+        ModelError: lists of different lengths, an empty prompt, or a row beyond the context.
+    """
+    if len(prompt_ids_B) != len(completion_ids_B) or not prompt_ids_B:
+        raise ModelError(f"{len(prompt_ids_B)} prompts for {len(completion_ids_B)} completions; needs one for each")
+    if not all(map(len, prompt_ids_B)):
+        raise ModelError("a prompt without tokens: the first completion token needs one to follow")
+    longest = max(len(p) + len(c) for p, c in zip(prompt_ids_B, completion_ids_B, strict=True))
+    if longest > context:
+        raise ModelError(f"a row of {longest} tokens; the model's context is {context}: shorten prompts or completions")

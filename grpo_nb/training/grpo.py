@@ -69,11 +69,13 @@ def grpo(
     `tasks` and `rewards` give an objective, by name, a task of your own or extra reward functions with TRL's
     signature `f(prompts, completions, **columns) -> list[float | None]`; on resuming, give the same again.
     `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
-    `engine` takes the place of `rollout.engine`.
+    `engine` takes the place of `rollout.engine`. A `policy` that is given belongs to this training until the generator
+    ends or is closed.
     A checkpoint is saved every `run.checkpoint_every` steps and when the generator ends or is closed.
 
     Raises:
         ConfigError, RunError, ModelError, DataError: before any work.
+        PolicyTaken: `policy` belongs to another training, which is still open; before any work.
         DependencyChanged: what the run depends on changed, and was not accepted; before any work.
         TrainingError: an invariant of the first step fails, three updates in a row were refused or undone, or a judge
             fails on everything or has used up its budget (the run is then saved).
@@ -84,7 +86,7 @@ def grpo(
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request(Command.RUN)  # before the model loads: what is asked meanwhile is not forgotten
-        state = resume.prepare(run, goal, resume.Given(policy, tasks, rewards, engine, accept_changed))
+        state = resume.prepare(run, goal, resume.Given(policy, tasks, rewards, engine, accept_changed), lock)
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (

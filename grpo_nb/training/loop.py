@@ -2,6 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from grpo_nb.policy.model import Policy
@@ -91,6 +93,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
 
     Raises:
         RunLocked: another trainer took the run over; nothing was written since.
+        PolicyTaken: another training claimed the policy; nothing was written since.
         TrainingError: the weights are not finite at a step boundary; the newest checkpoint stays.
     """
     at = stage.progress
@@ -99,6 +102,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
         at.run.doing("")
         while at.step < at.goal:
             lock.check()
+            stage.policy.ownership.check(lock)
             stage.check()
             knobs = _obey(stage)
             if knobs.command is Command.STOP:
@@ -107,7 +111,8 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             stats = stage.advance()
             if stage.save_every and at.step % stage.save_every == 0:
                 save(stage)
-            yield stats
+            with _lent(stage.policy, lock):
+                yield stats
         else:
             stage.finish()
             at.run.doing("")
@@ -117,13 +122,25 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             _log(stage, "failed", error=f"{type(error).__name__}: {error}")
         raise
     finally:
-        stage.policy.settle()
-        if not lock.mine():
+        owned = stage.policy.ownership.is_of(lock)
+        if owned:
+            stage.policy.settle()
+        if not (owned and lock.mine()):
             _log_lost(stage)
         elif at.mid_update:
             at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
         elif _unsaved(stage):
             _save_at_last(stage)
+
+
+@contextmanager
+def _lent(policy: Policy, lock: RunLock) -> Iterator[None]:
+    """Between two steps: others may read the policy inside the block; the date of its prompts stays the run's own."""
+    date = policy.tokenization.date
+    with policy.ownership.at_rest(lock):
+        yield
+    if policy.ownership.is_of(lock):
+        policy.set_date(date)
 
 
 def save(stage: Stage) -> None:
@@ -175,9 +192,9 @@ def _log_lost(stage: Stage) -> None:
     """Log whether the newest step boundary is saved, once nothing more may be written."""
     at = stage.progress
     if at.saved < at.step:
-        logger.error("%s was not saved at step %d: its lock is no longer held here", at.run.name, at.step)
+        logger.error("%s was not saved at step %d: its lock or policy is no longer its own", at.run.name, at.step)
     else:
-        logger.warning("%s is saved at step %d; its lock is no longer held here", at.run.name, at.step)
+        logger.warning("%s is saved at step %d; its lock or policy is no longer its own", at.run.name, at.step)
 
 
 def _obey(stage: Stage) -> KnobSnapshot:

@@ -15,6 +15,7 @@ from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knob_file import KnobSnapshot
+from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
@@ -39,12 +40,13 @@ class Given:
     """Kinds of content that may be other than the run was made with."""
 
 
-def prepare(run: Run, goal: int, given: Given) -> TrainState:
+def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     """Load or resume: the policy, its reference, the optimizer, each objective's data and beta.
 
     Raises:
         ConfigError: a missing solver, too little data, a prompt or completion that does not fit; before any work.
         ModelError: a policy given was left within an update, and there is no checkpoint to restore it from.
+        PolicyTaken: a policy given belongs to another training, which is still open.
         RunError: the run's checkpoints do not fit its model or its settings.
         DependencyChanged: data, weights or another thing it depends on is not what it was made with.
     """
@@ -54,6 +56,7 @@ def prepare(run: Run, goal: int, given: Given) -> TrainState:
     run.doing("reading the tasks")
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
     policy = given.policy or loaded(run)
+    policy.ownership.claim(lock)
     policy.settle()
     policy.set_date(run.started)
     run.doing("comparing data and weights with those that the run was made with")

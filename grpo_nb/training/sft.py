@@ -57,10 +57,12 @@ def sft(
 
     The loss is the mean over completion tokens of the whole batch, terminator included, prompt excluded.
     `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
+    A policy that is given belongs to this training until the generator ends or is closed.
     Loss on held-out pairs before and after goes to events.jsonl as `sft_eval`.
 
     Raises:
         ConfigError, ModelError, DataError: before any work.
+        PolicyTaken: `policy` belongs to another training, which is still open; before any work.
         DependencyChanged: what the run depends on changed, and was not accepted; before any work.
         RunError: GRPO has begun in this run, so its reference must not change any more.
         TrainingError: a completion to learn has no stop token at its end, or three updates in a row were refused.
@@ -78,6 +80,7 @@ def sft(
         run.knobs.request(Command.RUN)
         newest = resume.newest_whole(run, run.sft_checkpoints)
         policy = policy or resume.loaded(run)
+        policy.ownership.claim(lock)
         policy.settle()
         policy.set_date(run.started)
         run.doing("checking the model, the tasks and their prompts")

@@ -190,3 +190,12 @@ def test_lora_keeps_one_copy_of_the_base(tmp_path: Path) -> None:
     learner.freeze_reference()
     adapter = sum(p.numel() for p in learner.parameters_by_name().values())
     assert sum(p.numel() for p in learner.model.parameters()) == before + adapter
+
+
+def test_a_second_policy_around_a_model_that_has_a_reference_is_one_error(tmp_path: Path) -> None:
+    first = tiny.lora(tmp_path / "base")
+    first.freeze_reference()
+    second = Policy(first.model, first.tokenizer)
+    with pytest.raises(ModelError, match=pattern("reference")):
+        second.freeze_reference()
+    first.freeze_reference()
