@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -102,12 +102,23 @@ def evaluate(
         pool = examples_of(run, objective, task, split, limit)
         with _progress(objective, len(pool)) as progress:
             drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
-            texts = ask(learner, pool, run.config.sampling, drawing, drawn, progress).scored_texts
+            watch = Watch(progress, fewer_rows(run, step, objective))
+            texts = ask(learner, pool, run.config.sampling, drawing, drawn, watch).scored_texts
         row = {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
         row |= measured(run, objective, task, pool, texts)
         run.log_evaluation(row)
         tables.append(tidy(row))
     return pd.concat(tables, ignore_index=True)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is called while answers are drawn."""
+
+    ended: Callable[[Sequence[Ended]], None] | None = None
+    """With each answer once; see `Request.ended`."""
+    fewer: Callable[[int, Exception], None] | None = None
+    """With how many are drawn at a time from here on, and the error, where the memory was full."""
 
 
 def ask(
@@ -116,30 +127,43 @@ def ask(
     sampling: SamplingConfig,
     engine: Engine,
     uniforms: Tensor | None = None,
-    ended: Callable[[Sequence[Ended]], None] | None = None,
+    watch: Watch | None = None,
 ) -> Rollouts:
     """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest.
 
-    Where the device's memory is full, half as many are drawn at a time.
+    Where the device's memory is full, half as many are drawn at a time, down to one; `watch` hears of it.
 
     Raises:
         OutOfMemoryError: there is no room for one.
     """
     check_model(policy, draws=isinstance(engine, EagerEngine))
-    prompts = [policy.encode(example.prompt) for example in examples]
-    request = Request(prompts, 1, sampling, uniforms, uniforms is None, ended)
+    watch, prompts = watch or Watch(), [policy.encode(example.prompt) for example in examples]
+    request = Request(prompts, 1, sampling, uniforms, uniforms is None, watch.ended)
     at_once = min(len(prompts), getattr(engine, "max_rows", len(prompts)))
     while True:
         try:
             with policy.eval_mode():
                 return engine.generate(policy, replace(request, rows_at_once=at_once))
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             if at_once <= 1:
                 raise
             at_once //= 2
+            if watch.fewer is not None:
+                watch.fewer(at_once, error)
             logger.warning("memory was full while answers were drawn: %d at a time now", at_once)
             if release := getattr(engine, "release", None):
                 release()
+
+
+def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception], None]:
+    """Logs as `evaluation_out_of_memory` that an evaluation of `run` draws fewer answers at a time."""
+
+    def log(rows: int, error: Exception) -> None:
+        found = str(error).partition("\n")[0]
+        now = f"rows_at_once={rows}"
+        run.log_event("evaluation_out_of_memory", step=step, objective=objective, now=now, error=found)
+
+    return log
 
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:

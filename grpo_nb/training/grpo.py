@@ -179,6 +179,8 @@ class Grpo(loop.Stage):
                 explain_no_scores(self.state)
                 raise
             except (memory_ladder.RolloutMemoryError, torch.OutOfMemoryError) as error:
+                if self.state.settled:
+                    raise
                 rollback.take_back(self.state)
                 retry.with_less(error)
 
@@ -339,9 +341,14 @@ def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Ro
     """Check, move the betas, log: after this the step exists."""
     if row[keys.STATUS] != "rolled_back":
         commands.move_betas(state, plan, batch.kl)
-    state.run.log_samples(samples.sample_rows(state, plan.step, batch))
+    drawn = memory_ladder.spared(
+        lambda: samples.sample_rows(state, plan.step, batch),
+        lambda error: state.run.log_event("samples_not_logged", step=plan.step, error=error),
+    )
+    state.run.log_samples(drawn or [])
     state.run.log_metrics(row)
     _tell_dropped(state, plan.step)
     guards.watch(state, row)
-    state.step, state.mid_update, state.weights_moved, state.policy.torn = plan.step, False, False, ""
+    state.step, state.mid_update, state.weights_moved, state.settled = plan.step, False, False, False
+    state.policy.torn = ""
     return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
+import torch
+
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
@@ -13,6 +15,7 @@ from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import Command
+from grpo_nb.training import memory_ladder
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Steps, StepStats
 
@@ -144,19 +147,28 @@ def _lent(policy: Policy, lock: RunLock) -> Iterator[None]:
 
 
 def save(stage: Stage) -> None:
-    """Write a checkpoint of this step boundary.
+    """Write a checkpoint of this step boundary; where the device's memory is full, once more when it is freed.
 
     Raises:
         TrainingError: a weight or an optimizer moment is not finite; nothing was written.
     """
     try:
-        stage.store()
+        _store(stage)
     except NotFinite as error:
         _log(stage, "checkpoint_refused", reason=str(error), resumes_from=stage.progress.saved)
         raise TrainingError(
             f"{error}. These weights cannot be trained further. Resume from step {stage.progress.saved} with a lower "
             "learning rate, and look for code that writes into the weights outside the optimizer"
         ) from error
+
+
+def _store(stage: Stage) -> None:
+    try:
+        stage.store()
+    except torch.OutOfMemoryError as error:
+        at = stage.progress
+        memory_ladder.freed_for_less(at.run, at.step, "the checkpoint once more", error, stage.prefix)
+        stage.store()
 
 
 def done(stage: Stage, command: Command, knobs: KnobSnapshot) -> None:

@@ -1,21 +1,25 @@
 """When the device's memory is full: free what can be freed, take half as much at a time, and do the step again.
 
 The effective batch stays, so the gradient is the same to rounding. What is halved stays so for the rest of the run and
-on resuming: the step that could not be done is the step boundary at which the bits change.
+on resuming: the step that could not be done is the step boundary at which the bits change. A step whose updates are
+settled is never done again: what comes after them takes less at a time by itself, or is left out and logged.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
-from grpo_nb.losses import Moments
 from grpo_nb.printable import Clean, clean_logger
 from grpo_nb.run.run import Run
+from grpo_nb.training.snapshot import Controllers
 from grpo_nb.training.state import TrainState, forget_gradients
 
 logger = clean_logger(__name__)
+
+T = TypeVar("T")
 
 
 class RolloutMemoryError(Clean, RuntimeError):
@@ -32,11 +36,12 @@ def drawing() -> Iterator[None]:
 
 
 class Retry:
-    """What a step began with, as far as it writes into it before the weights move."""
+    """What a step began with, as far as it writes into it before its row is logged, but for weights and optimizer."""
 
     def __init__(self, state: TrainState) -> None:
         self.state = state
-        self.moments: dict[str, Moments] = {name: o.moments for name, o in state.objectives.items()}
+        self.recovery = state.recovery
+        self.controllers: Controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
 
     def with_less(self, error: RolloutMemoryError | torch.OutOfMemoryError) -> None:
         """Make the state what it was before the step, with half as much at a time from here on.
@@ -49,12 +54,27 @@ class Retry:
             raise error
         (name, now), before = less, state.numerics
         state.numerics, state.mid_update = before.model_copy(update={name: now}), False
-        for objective, moments in self.moments.items():
-            state.objectives[objective].moments = moments
+        state.recovery = self.recovery
+        for objective, (beta, moments) in self.controllers.items():
+            state.objectives[objective].beta, state.objectives[objective].moments = beta, moments
         forget_gradients(state.policy)
         if release := getattr(state.engine, "release", None):
             release()
         freed_for_less(state.run, state.step + 1, f"{name}={now}", error)
+
+
+def spared(work: Callable[[], T], failed: Callable[[str], object]) -> T | None:
+    """What `work` gives; None where the memory is full, which `failed` logs.
+
+    For work that comes after a step is settled: a lack of memory in it neither undoes the step nor ends the run.
+    """
+    try:
+        return work()
+    except torch.OutOfMemoryError as error:
+        found = first_line(error)
+    free()
+    failed(found)
+    return None
 
 
 def halved(state: TrainState, in_rollout: bool) -> tuple[str, int] | None:
@@ -80,9 +100,17 @@ def micro_rows(state: TrainState) -> int:
 
 def freed_for_less(run: Run, step: int, setting: str, error: Exception, stage: str = "") -> None:
     """Give back what torch keeps for later, and log what is less from here on."""
+    free()
+    run.log_event(f"{stage}out_of_memory", step=step, now=setting, error=first_line(error))
+    logger.warning("memory was full in step %d: now %s (%s)", step, setting, first_line(error))
+
+
+def free() -> None:
+    """Give back what nothing refers to any more, and what torch keeps for later."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    found = str(error).partition("\n")[0]
-    run.log_event(f"{stage}out_of_memory", step=step, now=setting, error=found)
-    logger.warning("memory was full in step %d: %s from here on (%s)", step, setting, found)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,11 +1,13 @@
 """The guard that looks for an overflow: only where numbers are not finite and all weights are."""
 
 import math
+from collections.abc import Callable
 
 from grpo_nb.metrics import keys
 from grpo_nb.policy import overflow
 from grpo_nb.policy.overflow import Overflow
 from grpo_nb.rules import health
+from grpo_nb.training import memory_ladder
 from grpo_nb.training.metrics import Row
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import TrainState, draw_prompts
@@ -16,7 +18,14 @@ MOST_ROWS = 8
 
 
 def overflow_row(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
-    """The first layer with an output that is not finite, where loss, gradient or a completion's log-probs are not."""
+    """The first layer with an output that is not finite, where loss, gradient or a completion's log-probs are not.
+
+    Nothing where the memory is full, which is logged.
+    """
+    return memory_ladder.spared(lambda: _overflow_row(state, plan, batch, row), _failed(state)) or {}
+
+
+def _overflow_row(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
     suspicious = batch.bad or not all(_finite(row.get(key)) for key in (keys.LOSS, keys.GRAD_NORM))
     if not state.config.guards.find_overflow or not suspicious or not _weights_finite(state):
         return {}
@@ -30,6 +39,10 @@ def overflow_row(state: TrainState, plan: StepPlan, batch: Experience, row: Row)
 
 def explain_no_scores(state: TrainState) -> None:
     """Log the first layer that overflows on the next step's prompts, from which an engine could draw nothing."""
+    memory_ladder.spared(lambda: _explain_no_scores(state), _failed(state))
+
+
+def _explain_no_scores(state: TrainState) -> None:
     if not state.config.guards.find_overflow or not _weights_finite(state):
         return
     prompts = [state.encode(drawn.objective, drawn.example) for drawn in draw_prompts(state, state.step + 1)]
@@ -50,6 +63,10 @@ def told(state: TrainState, found: Overflow | None) -> Row:
         keys.OVERFLOW_DTYPE: found.dtype,
         keys.OVERFLOW_LARGEST: found.largest if math.isfinite(found.largest) else None,
     }
+
+
+def _failed(state: TrainState) -> Callable[[str], None]:
+    return lambda error: state.run.log_event("overflow_not_measured", step=state.step + 1, error=error)
 
 
 def _weights_finite(state: TrainState) -> bool:

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import Logged, Row
-from grpo_nb.evaluation.evaluate import APART, ask, cluster_of, examples_of, measured, ordered, quick_clusters
+from grpo_nb.evaluation.evaluate import (
+    APART,
+    Watch,
+    ask,
+    cluster_of,
+    examples_of,
+    fewer_rows,
+    measured,
+    ordered,
+    quick_clusters,
+)
 from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
@@ -19,7 +29,7 @@ from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import read_examples
-from grpo_nb.training import metrics
+from grpo_nb.training import memory_ladder, metrics
 from grpo_nb.training.guards import log_and_raise
 from grpo_nb.training.objectives import Objective
 from grpo_nb.training.state import TrainState
@@ -64,17 +74,32 @@ def begin(state: TrainState) -> None:
 def measure(state: TrainState, step: int) -> metrics.Row:
     """Evaluate the policy as it is after `step`; what the step's row has of it: all metrics that have a value.
 
-    Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`.
+    Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`,
+    once all are measured. Where memory is full, fewer answers are drawn at a time (see `ask`); where there is no room
+    for one, nothing is measured after this step and the log has `evaluation_failed`: the step itself stands.
     """
     row: metrics.Row = {}
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
     dependencies.watch(state.run, step, state.policy, tasks, state.replaced)
-    for name, objective in state.objectives.items():
-        found = _logged(state, name, step) or _measured(state, objective, step)
-        for metric, numbers in found["metrics"].items():
+    found = {name: logged for name in state.objectives if (logged := _logged(state, name, step)) is not None}
+    missing = [objective for name, objective in state.objectives.items() if name not in found]
+    new = memory_ladder.spared(
+        lambda: [_measured(state, objective, step) for objective in missing],
+        lambda error: _failed(state.run, step, error),
+    )
+    for result in new or []:
+        state.run.log_evaluation(result)
+        found[result["objective"]] = result
+    for name, result in found.items():
+        for metric, numbers in result["metrics"].items():
             if math.isfinite(numbers["value"]):
                 row[keys.EVAL.of(name, metric)] = numbers["value"]
     return row
+
+
+def _failed(run: Run, step: int, error: str) -> None:
+    run.log_event("evaluation_failed", step=step, mode=MODE, error=error)
+    logger.warning("no quick evaluation after step %d: there is no memory to draw one answer (%s)", step, error)
 
 
 def pool(run: Run, objective: Objective) -> list[Example]:
@@ -122,11 +147,10 @@ def _pool(state: TrainState, name: str) -> list[Example]:
 
 def _measured(state: TrainState, objective: Objective, step: int) -> Row:
     run, task, examples = state.run, objective.rubric.task, _pool(state, objective.name)
-    texts = ask(state.policy, examples, run.config.sampling, state.engine).scored_texts
+    watch = Watch(fewer=fewer_rows(run, step, objective.name))
+    texts = ask(state.policy, examples, run.config.sampling, state.engine, watch=watch).scored_texts
     row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE, APART: True}
-    row |= measured(run, objective.name, task, examples, texts)
-    run.log_evaluation(row)
-    return row
+    return row | measured(run, objective.name, task, examples, texts)
 
 
 def _logged(state: TrainState, objective: str, step: int) -> Row | None:

@@ -14,9 +14,11 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rules import health
 from grpo_nb.rules.finding import Finding, Rows, number, series
+from grpo_nb.training import memory_ladder
 from grpo_nb.training.metrics import Row
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.recovery import Recovery
+from grpo_nb.training.snapshot import Snapshot
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Experience
 
@@ -30,9 +32,17 @@ was found healthy, and no KL of the step, all of its tokens, is above NEAR of th
 
 
 def remember(state: TrainState) -> None:
-    """Keep the state of this step boundary, which is known to be good."""
-    if state.config.guards.rollback:
-        controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
+    """Keep the state of this step boundary, which is known to be good; on the host where the device has no room."""
+    if not state.config.guards.rollback:
+        return
+    controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
+    try:
+        state.snapshot.take(state.policy.parameters_by_name(), state.optimizer, controllers)
+    except torch.OutOfMemoryError as error:
+        if state.snapshot.on_host:
+            raise
+        state.snapshot = Snapshot(on_host=True)
+        memory_ladder.freed_for_less(state.run, state.step + 1, "guards.snapshot=host", error)
         state.snapshot.take(state.policy.parameters_by_name(), state.optimizer, controllers)
 
 
@@ -48,7 +58,7 @@ def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Ro
     elif row[keys.STATUS] in ("ok", "clipped"):
         state.recovery = before.went_well(guards.recovery_steps)
         _log_return(state, plan, before)
-    now = state.recovery
+    now, state.settled = state.recovery, True
     return {
         **measured,
         keys.LR_REQUESTED: plan.learning_rate / before.factor,
@@ -83,12 +93,12 @@ def take_back(state: TrainState) -> None:
 
 def _probed(state: TrainState, plan: StepPlan, batch: Experience) -> Row:
     """What `probe` measures; where memory is full nothing, since looking must not end a run."""
-    try:
-        return probe(state.policy, plan, batch)
-    except torch.OutOfMemoryError as error:
-        state.run.log_event("health_not_measured", step=plan.step, reason=str(error).partition("\n")[0])
+
+    def failed(reason: str) -> None:
+        state.run.log_event("health_not_measured", step=plan.step, reason=reason)
         logger.warning("step %d: memory was full while the KL after its updates was measured", plan.step)
-        return {}
+
+    return memory_ladder.spared(lambda: probe(state.policy, plan, batch), failed) or {}
 
 
 def probe(policy: Policy, plan: StepPlan, batch: Experience) -> Row:

@@ -242,16 +242,23 @@ class Sft(loop.Stage):
             self._measure()
 
     def _measure(self) -> None:
+        """Log the loss on held-out pairs; where memory is full on fewer at a time, and else not at all."""
         run, step = self.progress.run, self.progress.step
-        if self.held_out:
-            run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
-            loss = evaluate_loss(
-                self.policy,
-                self.held_out,
-                self.numerics.micro_batch_of(run.config.sft.micro_batch),
-                self.numerics,
-            )
-            run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
+        micro = min(self.numerics.micro_batch_of(run.config.sft.micro_batch), len(self.held_out))
+        if not self.held_out:
+            return
+        run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
+        while True:
+            try:
+                loss = evaluate_loss(self.policy, self.held_out, micro, self.numerics)
+                break
+            except torch.OutOfMemoryError as error:
+                if micro == 1:
+                    run.log_event("sft_evaluation_failed", step=step, error=memory_ladder.first_line(error))
+                    return
+                micro //= 2
+                memory_ladder.freed_for_less(run, step, f"micro_batch={micro}", error, "sft_evaluation_")
+        run.log_event("sft_eval", step=step, loss=loss, n=len(self.held_out))
 
 
 @dataclass(frozen=True)

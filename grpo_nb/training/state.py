@@ -57,6 +57,8 @@ class TrainState:
     """The weights are between two step boundaries, so they must not be saved."""
     weights_moved: bool = False
     """An optimizer step of the unfinished step was taken."""
+    settled: bool = False
+    """The updates of the unfinished step are kept or undone, and counted in `recovery`: it is not done again."""
     numerics: Numerics = field(default_factory=Numerics)
     """How it computes: decided when the run starts, since it changes bits, and kept from then on."""
     recovery: Recovery = field(default_factory=Recovery)

@@ -1,6 +1,8 @@
 """A device whose memory is full: the step is done again with less at a time, and the run goes on."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,13 @@ import torch
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run
+from grpo_nb.training import gradients, rollback
+from grpo_nb.training import sft as sft_module
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.memory_ladder import RolloutMemoryError
+from grpo_nb.training.recovery import Recovery
 from grpo_nb.training.sft import sft
+from grpo_nb.training.state import TrainState
 from grpo_nb.types import Rollouts
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
 
@@ -161,3 +167,179 @@ def test_sft_takes_less_at_a_time_and_keeps_to_it(tmp_path: Path, monkeypatch: p
         (1, "micro_batch=8"),
         (1, "micro_batch=4"),
     ]
+
+
+# ---- what comes after a step is settled does not do it again
+
+
+class Evaluating(EagerEngine):
+    """Where it draws greedily, it has room for `most(call)` answers at a time."""
+
+    def __init__(self, most: Callable[[int], int] = lambda call: 4) -> None:
+        super().__init__()
+        self.most, self.asked, self.drawn = most, list[int | None](), 0
+
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        if not request.greedy:
+            self.drawn += 1
+            return super().generate(policy, request)
+        self.asked.append(request.rows_at_once)
+        if (request.rows_at_once or request.rows) > self.most(len(self.asked)):
+            raise full(request.rows)
+        return super().generate(policy, request)
+
+
+def recoveries(run: Run) -> list[int]:
+    """Healthy steps that were counted, by checkpoint."""
+    return [run.checkpoints.load(step).state("recovery")["recovery"]["healthy"] for step in run.checkpoints.steps()]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_healthy_step_counts() -> Iterator[None]:
+    """Else a run that never halved its rate counts none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recovery, "went_well", lambda self, steps: replace(self, healthy=self.healthy + 1))
+        yield
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Any]]]:
+    """Two steps with room for everything."""
+    run = begun(tmp_path_factory.mktemp("calm"), "calm")
+    return run, rows(list(grpo(run, engine=Evaluating(), **given())))
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_an_evaluation_without_room_leaves_the_step_as_it_is(
+    room: int, calm: tuple[Run, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """No room for the second objective's answers at all, or for one at a time."""
+    run = begun(tmp_path, "full", run__quick_eval_every=1, run__quick_eval_examples=4)
+    engine = Evaluating(lambda call: room if call in (4, 5, 6) else 4)  # calls 1 to 3: step 0, and the first of step 1
+    found = rows(list(grpo(run, engine=engine, **given())))
+    assert [{k: v for k, v in row.items() if not k.startswith("eval/")} for row in found] == calm[1]
+    assert engine.drawn == 2, "each step is done once"
+    assert recoveries(run) == [0, 1, 2] and same_weights(run, calm[0])
+    assert not events(run, "out_of_memory")
+    fewer = [(e["step"], e["objective"], e["now"]) for e in events(run, "evaluation_out_of_memory")]
+    assert fewer == [(1, "hallucination", "rows_at_once=2"), (1, "hallucination", "rows_at_once=1")]
+    evaluated = [(row["step"], row["objective"]) for row in run.rows("evaluations")]
+    both = [(step, name) for step in (0, 1, 2) for name in ("fairness", "hallucination")]
+    assert evaluated == [place for place in both if room or place[0] != 1]
+    assert [e["step"] for e in events(run, "evaluation_failed")] == ([] if room else [1])
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, target: str, calls: Collection[int]) -> list[int]:
+    """The memory is full in these calls of a function, counted from 1; all that were made."""
+    module, _, name = target.rpartition(".")
+    plain, made = getattr(sys.modules[f"grpo_nb.{module}"], name), list[int]()
+
+    def crowded(*args: Any, **named: Any) -> Any:
+        made.append(len(made) + 1)
+        if made[-1] in calls:
+            raise full(1)
+        return plain(*args, **named)
+
+    monkeypatch.setattr(f"grpo_nb.{target}", crowded)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("target", "event"),
+    [
+        ("training.samples._row", "samples_not_logged"),
+        ("training.rollback.probe", "health_not_measured"),
+        ("training.overflow_report._overflow_row", "overflow_not_measured"),
+    ],
+)
+def test_what_only_looks_at_a_settled_step_is_left_out(
+    target: str,
+    event: str,
+    calm: tuple[Run, list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = begun(tmp_path, "full")
+    failing(monkeypatch, target, {1})
+    steps = list(grpo(run, engine=Evaluating(), **given()))
+    assert [e["step"] for e in events(run, event)] == [1] and not events(run, "out_of_memory")
+    assert [s.step for s in steps] == [1, 2] == [row["step"] for row in run.metric_rows()]
+    assert recoveries(run) == [0, 1, 2] and same_weights(run, calm[0])
+
+
+def test_a_settled_step_whose_row_cannot_be_made_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(tmp_path, "full")
+    failing(monkeypatch, "training.commands.move_betas", {1})
+    with pytest.raises(torch.OutOfMemoryError):
+        list(grpo(run, **given()))
+    assert not events(run, "out_of_memory") and events(run, "torn") and not list(run.metric_rows())
+
+
+def test_what_a_step_counts_before_it_is_settled_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is full in a step that has counted itself and moved a beta, and whose weights have not moved."""
+    run, plain = begun(tmp_path, "full"), rollback.remember
+
+    def counted(state: TrainState) -> None:
+        plain(state)
+        if not crowded:
+            monkeypatch.setattr("grpo_nb.training.grpo.measure", halfway(state))
+
+    def halfway(state: TrainState) -> Callable[..., Any]:
+        def measure(*given: Any) -> Any:
+            monkeypatch.setattr("grpo_nb.training.grpo.measure", whole)
+            state.recovery = state.recovery.went_well(1)
+            state.objectives["fairness"].beta = replace(state.objectives["fairness"].beta, value=99.0)
+            crowded.append(1)
+            raise full(1)
+
+        return measure
+
+    crowded: list[int] = []
+    whole = gradients.measure
+    monkeypatch.setattr(rollback, "remember", counted)
+    steps = list(grpo(run, **given()))
+    assert crowded and recoveries(run) == [0, 1, 2]
+    assert steps[0].metrics["beta/fairness"] == run.config.objectives["fairness"].beta
+
+
+def test_a_checkpoint_is_written_once_the_memory_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begun(tmp_path, "full")
+    failing(monkeypatch, "training.state.state_dict", {2})  # the first is step 0's
+    assert len(list(grpo(run, **given()))) == 2 and run.checkpoints.steps() == [0, 1, 2]
+    assert [e["step"] for e in events(run, "out_of_memory")] == [1]
+
+
+def test_a_snapshot_that_the_device_has_no_room_for_is_kept_by_the_host(
+    calm: tuple[Run, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(tmp_path, "full", guards__snapshot="device")
+    failing(monkeypatch, "training.snapshot._copy", {1})
+    list(grpo(run, engine=Evaluating(), **given()))
+    assert [(e["step"], e["now"]) for e in events(run, "out_of_memory")] == [(1, "guards.snapshot=host")]
+    assert same_weights(run, calm[0])
+
+
+@pytest.mark.parametrize("room", [0, 2])
+def test_the_loss_of_sft_is_measured_on_fewer_pairs_at_a_time_or_not_at_all(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, plain, held = tiny_run(tmp_path, "full", sft__steps=1), tiny_run(tmp_path, "plain", sft__steps=1), []
+    list(sft(plain))
+    whole = sft_module.evaluate_loss
+
+    def measured(policy: Policy, pairs: Any, micro_batch: int, numerics: Any = None) -> float:
+        held.append(micro_batch)
+        if micro_batch > room:
+            raise full(micro_batch)
+        return whole(policy, pairs, micro_batch, numerics)
+
+    monkeypatch.setattr(sft_module, "evaluate_loss", measured)
+    assert len(list(sft(run))) == 1 and events(run, "sft_done") and not events(run, "sft_out_of_memory")
+    losses, expected = ([e["loss"] for e in events(r, "sft_eval")] for r in (run, plain))
+    assert losses == (pytest.approx(expected, rel=1e-5) if room else [])
+    assert [e["step"] for e in events(run, "sft_evaluation_failed")] == ([] if room else [0, 1])
+    assert held[:4] == [16, 8, 4, 2] and len(events(run, "sft_evaluation_out_of_memory")) == (6 if room else 8)

@@ -119,24 +119,25 @@ def test_rows_past_the_checkpoint_are_moved_aside_and_measured_again_to_the_same
     assert (run.path / "evaluations.discarded.jsonl").read_text().count("\n") == 2
 
 
-def test_a_start_that_was_killed_between_two_objectives_measures_the_rest(
+def test_a_start_that_was_killed_between_two_rows_measures_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tiny_run(tmp_path, **ON), quick_eval.ask
-    calls: list[int] = []
+    run, honest, write = tiny_run(tmp_path, **ON), quick_eval.ask, Run.log_evaluation
+    asked: list[int] = []
 
-    def killed(*arguments: Any) -> Rollouts:
-        calls.append(1)
-        if len(calls) == 2:
+    def killed(self: Run, row: Any) -> None:
+        if row["objective"] == H:
             raise KeyboardInterrupt
-        return honest(*arguments)
+        write(self, row)
 
-    monkeypatch.setattr(quick_eval, "ask", killed)
+    monkeypatch.setattr(quick_eval, "ask", lambda *given, **named: asked.append(1) or honest(*given, **named))
+    monkeypatch.setattr(Run, "log_evaluation", killed)
     with pytest.raises(KeyboardInterrupt):
         next(grpo(run))
-    assert logged(run) == [(0, F)]
+    assert logged(run) == [(0, F)] and len(asked) == 2
+    monkeypatch.setattr(Run, "log_evaluation", write)
     next(grpo(run))
-    assert logged(run) == [(0, F), (0, H)] and len(calls) == 3
+    assert logged(run) == [(0, F), (0, H)] and len(asked) == 3
 
 
 def test_off_it_does_nothing(tmp_path: Path) -> None:
