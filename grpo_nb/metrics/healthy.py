@@ -25,6 +25,8 @@ HEALTHY: Mapping[str, str] = {
     keys.RATIO_CLAMPED: "0; above it, tokens have no gradient because their ratio exploded.",
     keys.CLIP_RATIO_LOW: "0 on-policy; a few percent off-policy. Far above it, lower the learning rate.",
     keys.CLIP_RATIO_HIGH: "0 on-policy; a few percent off-policy. Rising means that likely tokens are held back.",
+    keys.CLIP_RATIO_LOW_OF.name: "0 at the first update, then rises from pass to pass; late passes may learn little.",
+    keys.CLIP_RATIO_HIGH_OF.name: "As below; where later passes are mostly clipped, lower batch.num_iterations.",
     keys.GRAD_NORM: "Near the run's own median; one spike is clipped, many of them are too high a rate.",
     keys.GRAD_UPDATE: "About 1e-5 to 1e-3; 0 is a policy that does not learn.",
     keys.GRAD_SKIPPED: "0; more means updates that were not finite or too large.",

@@ -118,6 +118,10 @@ RATIO_DIFFERENCE = _difference("ratio/logp_difference", "between policy and old 
 RATIO_CLAMPED = _one("ratio/clamped", SHARE, "Tokens whose log-ratio is beyond the clamp before exp.", _METRICS)
 CLIP_RATIO_LOW = _one("clip_ratio/low", SHARE, "Tokens clipped at the lower bound of the ratio.", _METRICS)
 CLIP_RATIO_HIGH = _one("clip_ratio/high", SHARE, "Tokens clipped at the upper bound of the ratio.", _METRICS)
+CLIP_RATIO_LOW_OF = _family(
+    "clip_ratio/low/{pass}", "share", "The same in one pass over the rollouts, from 1, of several.", _METRICS
+)
+CLIP_RATIO_HIGH_OF = _family("clip_ratio/high/{pass}", "share", "As clip_ratio/low/{pass}, above.", _METRICS)
 GRAD_NORM = _one("grad/norm", "", "Largest gradient norm of the step's updates, before clipping.", _METRICS, _SFT)
 GRAD_UPDATE = _one("grad/update", "", "Relative change of the weights, ||new - old|| / ||old||.", _METRICS, _SFT)
 GRAD_SKIPPED = _one("grad/skipped", "updates", "Updates that were skipped.", _METRICS)

@@ -279,7 +279,7 @@ def apply(state: TrainState, plan: StepPlan) -> optim.Update:
 
 def step_row(state: TrainState, plan: StepPlan, batch: Experience, updates: metrics.Updates) -> metrics.Row:
     """The step's row of metrics.jsonl."""
-    row: metrics.Row = {keys.STEP: plan.step} | metrics.update_row(updates, batch.scored)
+    row: metrics.Row = {keys.STEP: plan.step} | metrics.update_row(updates, batch.scored, plan.epochs)
     for name in state.objectives:
         row |= _objective_row(state, plan, batch, name)
     row |= {

@@ -73,8 +73,10 @@ def memory_mib(device: torch.device) -> float | None:
         return None
 
 
-def update_row(updates: Updates, scored: bool = False) -> Row:
+def update_row(updates: Updates, scored: bool = False, passes: int = 1) -> Row:
     """Loss, ratio, clipping and gradient over the step's optimizer updates; the ratio is the first update's.
+
+    Of several `passes` over the rollouts, each with as many updates, the clipping of each pass too.
 
     The status is `skipped` where no update was applied, `empty` where none had anything to learn from: without any
     update too, where groups were `scored` and all of them left out as free of signal.
@@ -93,6 +95,7 @@ def update_row(updates: Updates, scored: bool = False) -> Row:
         keys.RATIO_MAX_DEVIATION: first.ratio_deviation,
         **difference_row(keys.RATIO_DIFFERENCE, torch.cat(first.log_ratios) if first.log_ratios else None),
         **_token_shares([g for g, _ in updates]),
+        **(_shares_by_pass([g for g, _ in updates], passes) if passes > 1 else {}),
         keys.GRAD_NORM: max((u.norm for _, u in updates), key=lambda n: (not math.isfinite(n), n)),
         keys.GRAD_UPDATE: sum(u.moved for _, u in updates),
         keys.GRAD_COSINE: min(cosines) if cosines else None,
@@ -102,11 +105,27 @@ def update_row(updates: Updates, scored: bool = False) -> Row:
 
 def _token_shares(gradients: Sequence[GradientStats]) -> Row:
     tokens = max(sum(g.tokens for g in gradients), 1)
+    low, high = _clipped(gradients)
     return {
         keys.RATIO_CLAMPED: sum(g.clamped for g in gradients) / tokens,
-        keys.CLIP_RATIO_LOW: sum(g.clipped_low for g in gradients) / tokens,
-        keys.CLIP_RATIO_HIGH: sum(g.clipped_high for g in gradients) / tokens,
+        keys.CLIP_RATIO_LOW: low,
+        keys.CLIP_RATIO_HIGH: high,
     }
+
+
+def _shares_by_pass(gradients: Sequence[GradientStats], passes: int) -> Row:
+    each = -(-len(gradients) // passes)
+    row: Row = {}
+    for number, start in enumerate(range(0, len(gradients), each), 1):
+        low, high = _clipped(gradients[start : start + each])
+        row |= {keys.CLIP_RATIO_LOW_OF.of(str(number)): low, keys.CLIP_RATIO_HIGH_OF.of(str(number)): high}
+    return row
+
+
+def _clipped(gradients: Sequence[GradientStats]) -> tuple[float, float]:
+    """Shares of tokens that the clip holds, below and above."""
+    tokens = max(sum(g.tokens for g in gradients), 1)
+    return sum(g.clipped_low for g in gradients) / tokens, sum(g.clipped_high for g in gradients) / tokens
 
 
 def _status_of_all(statuses: Sequence[str]) -> str:

@@ -217,6 +217,18 @@ def test_a_step_is_skipped_when_none_of_its_updates_was_applied(statuses: list[s
     assert (row["status"], row["grad/skipped"]) == (status, skipped)
 
 
+def test_clipping_is_logged_for_each_pass(tmp_path: Path) -> None:
+    """Two updates a pass: only the first of all is on-policy, and the row's share is the passes' mean."""
+    changes = {"algorithm__learning_rate": 3e-3, "batch__mini_batch": 8, "batch__micro_batch": 4}
+    row = rows(list(grpo(tiny_run(tmp_path, batch__num_iterations=3, run__steps=1, **changes))))[0]
+    for side in ("low", "high"):
+        shares = [row[f"clip_ratio/{side}/{number}"] for number in (1, 2, 3)]
+        assert row[f"clip_ratio/{side}"] == pytest.approx(sum(shares) / 3) and f"clip_ratio/{side}/4" not in row
+    assert row["clip_ratio/low/1"] + row["clip_ratio/high/1"] < row["clip_ratio/low/3"] + row["clip_ratio/high/3"]
+    first = metrics.update_row([update("ok")] * 2)
+    assert not [key for key in first if key.startswith(("clip_ratio/low/", "clip_ratio/high/"))]
+
+
 def test_an_outlier_a_step_is_logged_and_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the updates are applied: three such steps are no run in which nothing is learnt."""
     own, calls = optim.apply, []
