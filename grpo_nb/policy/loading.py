@@ -170,8 +170,14 @@ def _warn_half(wanted: str, device: torch.device, full: bool) -> None:
         logger.warning("bfloat16 is emulated or slow on %s; float32 is usually faster there", device)
     if wanted == "bfloat16" and full:
         logger.warning("full training in bfloat16 loses updates below 0.4%% of a weight; float32 or lora keeps them")
-    if wanted == "float16":
-        logger.warning("float16 overflows above 65504; prefer bfloat16 or float32 where memory allows")
+    if wanted == "float16" and _native_bfloat16(device):
+        logger.warning(
+            "model.dtype='float16' on %s, which computes in bfloat16 as fast: float16 overflows above 65504, and a nan "
+            "follows; set model.dtype to 'bfloat16' or 'auto'",
+            device,
+        )
+    elif wanted == "float16":
+        logger.warning("float16 overflows above 65504; prefer float32 where memory allows")
 
 
 def _read_settings(source: Source) -> PreTrainedConfig | None:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from grpo_nb.config import ModelConfig
+from grpo_nb.policy import loading
 from grpo_nb.policy.model import ModelError, load_policy
 from tests.support import tiny_models as tiny
 from tests.support.tokens import names, pattern
@@ -207,3 +208,17 @@ def test_auto_trains_small_models_in_full_and_large_ones_by_lora(
     assert load_policy(config).full
     monkeypatch.setattr("grpo_nb.policy.model.FULL_BELOW", 1000)
     assert not load_policy(config).full
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_float16_of_a_lora_is_warned_of_where_the_gpu_has_bfloat16(
+    native: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "_native_bfloat16", lambda device: native)
+    device = torch.device("cuda:0")
+    assert loading.pick_dtype("float16", device, full=False) is torch.float16
+    assert names(caplog.text, "float16", 65504) and names(caplog.text, "'bfloat16'", "cuda:0") is native
+    caplog.clear()
+    assert loading.pick_dtype("bfloat16", device, full=False) is torch.bfloat16
+    assert loading.pick_dtype("auto", device, full=False) is (torch.bfloat16 if native else torch.float32)
+    assert "float16 overflows" not in caplog.text
