@@ -85,6 +85,8 @@ class RunConfig(Settings):
     # advanced
     keep_checkpoints: Count = 3
     """The newest so many are kept; besides them step 0, and what quick evaluation finds best."""
+    checkpoints_gib: Positive | None = None
+    """Most disk for the checkpoints together, in GiB: older ones go earlier; the newest, step 0 and the best stay."""
     deterministic: bool | Literal["auto"] = "auto"
     """Only algorithms that give the same bits each time; `auto`: on CPU."""
     samples_per_step: Annotated[int, Field(ge=0)] = 8
@@ -159,6 +161,7 @@ class Config(Settings):
         notes = [note for name, o in self.objectives.items() for note in o.unused_settings(f"objectives.{name}")]
         if self.algorithm.combine != "sum" and len(self.objectives) == 1:
             notes.append(f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives")
+        notes += self._fights()
         run = self.run
         if run.quick_eval_every % run.checkpoint_every:
             notes.append(
@@ -170,6 +173,20 @@ class Config(Settings):
             *self.algorithm.unused_settings(self.batch.on_policy),
             *self.shaping.unused_settings(self.algorithm.row),
         ]
+
+    def _fights(self) -> Iterator[str]:
+        """Changed settings that undo or outlast others."""
+        steps, warmup, limit = self.run.steps, self.algorithm.warmup_steps, self.guards.rollback_kl
+        if warmup >= steps > 0:
+            yield f"algorithm.warmup_steps={warmup} is not over at run.steps={steps}: the rate never reaches its peak"
+        if self.run.quick_eval_every > steps > 0:
+            yield f"run.quick_eval_every={self.run.quick_eval_every} is more than run.steps={steps}: none is made"
+        bands = {o.kl_band[1]: name for name, o in self.objectives.items() if o.kl_band and o.controlled}
+        if self.guards.rollback and limit is not None and bands and limit <= (highest := max(bands)):
+            yield (
+                f"guards.rollback_kl={limit:g} undoes steps that objectives.{bands[highest]}.kl_band, up to "
+                f"{highest:g}, allows; raise it well above the band"
+            )
 
     def replace(self, **changes: Any) -> "Config":
         """A copy with dotted settings changed: `config.replace(**{"run.steps": 10, "batch.group_size": 4})`.

@@ -210,8 +210,8 @@ class Checkpoints:
                 _seal(staging, step)
                 return self._publish(staging, step)
 
-    def prune(self, keep: int, always: tuple[int, ...] = (0,)) -> list[int]:
-        """Delete all but the newest `keep`; the deleted steps.
+    def prune(self, keep: int, always: tuple[int, ...] = (0,), most_gib: float | None = None) -> list[int]:
+        """Delete all but the newest `keep`, and of those the oldest where they take more disk; the deleted steps.
 
         What never goes: the newest that verifies, and the steps in `always` (0 is where a run started from:
         its reference). Incomplete folders do not count, and go once a newer one verifies; so do folders that
@@ -224,10 +224,29 @@ class Checkpoints:
         older = [Checkpoint(s, p) for s, p in sorted(self._folders().items(), reverse=True) if s < newest.step]
         whole = [c for c in older if c.problem(hashes=False) is None and c.step not in always]
         kept = {c.step for c in whole[: max(keep - 1, 0)]} | {*always}
+        if most_gib is not None:
+            kept = self._fitting(newest, [c for c in older if c.step in kept], always, most_gib * 2**30)
         gone = [c for c in older if c.step not in kept]
         for path in [c.path for c in gone] + self._discarded_up_to(newest.step):
             self._remove(path)
         return sorted(c.step for c in gone)
+
+    def _fitting(self, newest: Checkpoint, older: list[Checkpoint], always: tuple[int, ...], most: float) -> set[int]:
+        """Steps that stay of `older`, newest first: those in `always`, and others while all fit in `most` bytes."""
+        taken = _size(newest.path) + sum(_size(c.path) for c in older if c.step in always)
+        if taken > most:
+            logger.warning(
+                "the checkpoints that always stay take %.2f GiB in %s, run.checkpoints_gib allows %.2f; raise it",
+                taken / 2**30, self.folder, most / 2**30,
+            )  # fmt: skip
+        kept = {*always}
+        for checkpoint in older:
+            if checkpoint.step not in always:
+                taken += _size(checkpoint.path)
+                if taken > most:
+                    break
+                kept.add(checkpoint.step)
+        return kept
 
     def discard_after(self, step: int) -> list[int]:
         """Set the checkpoints past `step` aside, as `discarded-000060`: a run that goes back leaves them behind.
@@ -295,9 +314,8 @@ class Checkpoints:
 
     def _size_of_newest(self) -> int:
         """Bytes of the last one, which also counts what its `files` callback wrote; 0 where there is none."""
-        for _, path in sorted(self._folders().items(), reverse=True)[:1]:
-            return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
-        return 0
+        newest = max(self._folders().items(), default=None)
+        return 0 if newest is None else _size(newest[1])
 
     @contextmanager
     def _staging(self, step: int) -> Iterator[Path]:
@@ -325,6 +343,11 @@ class Checkpoints:
         with clear_errors("delete", path):
             path.rename(doomed)
             _delete(doomed)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in it."""
+    return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _delete(path: Path) -> None:

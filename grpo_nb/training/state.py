@@ -124,7 +124,7 @@ def save(state: TrainState) -> Path:
         _save_origin(state)
     path = checkpoints.save(state.step, state_dict(state.policy, state.optimizer), stored)
     always = (0, *pareto.steps_to_keep(state.run, state.quick.rows()))
-    checkpoints.prune(state.config.run.keep_checkpoints, always)
+    checkpoints.prune(state.config.run.keep_checkpoints, always, state.config.run.checkpoints_gib)
     state.quick.slim(checkpoints.steps())
     state.run.log_event("checkpoint", step=state.step, path=path.name)
     state.saved = state.step

@@ -496,3 +496,15 @@ def test_kill_9_while_saving_over_and_over(tmp_path: Path) -> None:
             assert whole.tensors("policy")["w"].unique().tolist() == [whole.state()["value"]]
     save(folder, 8)
     assert hidden(folder) == []
+
+
+def test_checkpoints_stay_within_a_limit_of_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each takes a little more than 4 MiB: of five, step 0, the newest and one more fit into 13 MiB."""
+    store = Checkpoints(tmp_path / "checkpoints")
+    for step in (0, 10, 20, 30, 40):
+        store.save(step, {"policy": {"w": torch.zeros(1 << 20)}}, {"step": step})
+    assert store.prune(9, most_gib=1.0) == []
+    assert store.prune(9, most_gib=13 / 2**10) == [10, 20] and store.steps() == [0, 30, 40]
+    assert not caplog.records
+    assert store.prune(9, (0, 30), most_gib=1 / 2**10) == [] and names(caplog.text, "run.checkpoints_gib", 0.01)
+    assert store.prune(9, most_gib=1 / 2**10) == [30] and store.steps() == [0, 40]
