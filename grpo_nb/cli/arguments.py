@@ -292,8 +292,14 @@ def _runs(commands: Any) -> None:
 
 def _doctor(commands: Any) -> None:
     command = _command(
-        commands, "doctor", "check this machine: Python, PyTorch, GPU, memory, disk", "Exit status 1 if a check fails."
+        commands,
+        "doctor",
+        "check this machine, or with --lint the settings in a file",
+        "Python, PyTorch, GPU, memory, disk; exit status 1 if a check fails. With --lint: settings in a notebook, a "
+        "script, a config.json or a run that are refused, do nothing, or undo each other; the file is not run.",
+        "grpo-nb doctor\ngrpo-nb doctor --lint notebooks/01_load.ipynb",
     )
+    command.add_argument("--lint", metavar="FILE", help="look at the settings in this file in place of the machine")
     _json(command)
 
 

@@ -194,8 +194,18 @@ def runs_command(arguments: Namespace) -> int:
 
 
 def doctor_command(arguments: Namespace) -> int:
-    """Checks of this machine; 1 if one fails."""
-    from grpo_nb.doctor import environment
+    """Checks of this machine, or of the settings in a file; 1 if one fails."""
+    from grpo_nb.doctor import environment, lint
+
+    if arguments.lint is not None:
+        found = lint(arguments.lint)
+        if arguments.json:
+            show_json({"file": arguments.lint, "findings": [asdict(finding) for finding in found]})
+        else:
+            for finding in found:
+                say(one_line(finding))
+            say(f"{arguments.lint}: {len(found)} finding(s)")
+        return FAILED if found else DONE
 
     rows = [asdict(check) for check in environment()]
     if arguments.json:

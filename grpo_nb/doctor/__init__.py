@@ -35,10 +35,12 @@ __all__ = [
     "Check",
     "Finding",
     "bundle",
+    "check_loss",
     "debug_mode",
     "diagnose",
     "environment",
     "explain",
+    "lint",
     "memory_snapshot",
     "profile",
 ]
@@ -46,10 +48,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from grpo_nb.doctor.bug_report import bundle as bundle
+    from grpo_nb.doctor.loss_check import check_loss as check_loss
     from grpo_nb.doctor.profiling import memory_snapshot as memory_snapshot
     from grpo_nb.doctor.profiling import profile as profile
+    from grpo_nb.doctor.settings_lint import lint as lint
 
-_LATER = {"bundle": "bug_report", "memory_snapshot": "profiling", "profile": "profiling"}
+_LATER = {
+    "bundle": "bug_report",
+    "check_loss": "loss_check",
+    "lint": "settings_lint",
+    "memory_snapshot": "profiling",
+    "profile": "profiling",
+}
 """What trains or packs, loaded when it is first used: a diagnosis needs none of it."""
 
 
