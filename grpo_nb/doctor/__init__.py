@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from grpo_nb import rules
-from grpo_nb.doctor import resumes
+from grpo_nb.doctor import resumes, settings_lint
 from grpo_nb.doctor.debugging import debug_mode
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
@@ -97,6 +97,7 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
     found += _ending(run, status, events, {finding.rule for finding in found})
     found += _checkpoints(run, status)
     found += _settings(run)
+    found += settings_lint.idle(run.config, "info")
     found += _logs(run, status, quick)
     found += _holes(run)
     found += _knobs(run)

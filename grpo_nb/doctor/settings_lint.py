@@ -7,13 +7,14 @@ the preset that they change.
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.rules import worst_first
-from grpo_nb.rules.finding import Finding
+from grpo_nb.rules.finding import Finding, Severity
 from grpo_nb.run import places
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.settings import restored
@@ -34,10 +35,10 @@ def lint(source: Config | Run | str | Path) -> list[Finding]:
         RunError: there is no such file or run, or it is too large.
     """
     if isinstance(source, Config | Run):
-        return [*_idle(source if isinstance(source, Config) else source.config)]
+        return [*idle(source if isinstance(source, Config) else source.config)]
     path = places.as_path(source)
     if not path.is_file():
-        return [*_idle(Run.open(source).config)]
+        return [*idle(Run.open(source).config)]
     text = safe_open.read(path.resolve(), LARGEST).decode("utf-8", errors="replace")
     if path.suffix == ".json":
         return worst_first([*_of_tree(text)])
@@ -45,18 +46,23 @@ def lint(source: Config | Run | str | Path) -> list[Finding]:
     return worst_first([*_of_code(cells)])
 
 
-def _idle(config: Config, where: str = "", known: Config | None = None) -> Iterator[Finding]:
-    before = set() if known is None else {*known.unused_settings()}
+def idle(config: Config, severity: Severity = "warning") -> Iterator[Finding]:
+    """A finding for each setting that does nothing, or undoes another, beside the others."""
     for note in config.unused_settings():
-        if note not in before:
-            yield Finding(
-                "idle_setting", "warning", None, f"{where}{note}.", {}, "leave it out, or set what it needs", "none"
-            )
+        yield Finding("idle_setting", severity, None, f"{note}.", {}, "leave it out, or set what it needs", "none")
+
+
+def _idle_in(where: str, config: Config, base: Config) -> Iterator[Finding]:
+    """Those that the changes of `base` bring, each with its place."""
+    before = {*base.unused_settings()}
+    for finding in idle(config):
+        if finding.message.removesuffix(".") not in before:
+            yield replace(finding, message=f"{where}{finding.message}")
 
 
 def _of_tree(text: str) -> Iterator[Finding]:
     try:
-        yield from _idle(restored(json.loads(text)))
+        yield from idle(restored(json.loads(text)))
     except (ConfigError, ValueError, RecursionError) as error:
         yield _refused("", error)
 
@@ -69,7 +75,7 @@ def _of_code(cells: list[tuple[str, str]]) -> Iterator[Finding]:
             if isinstance(node, ast.Dict) and (changes := _literal_settings(node)):
                 where = f"{name}, line {node.lineno}: "
                 try:
-                    yield from _idle(base.replace(**changes), where, base)
+                    yield from _idle_in(where, base.replace(**changes), base)
                 except ConfigError as error:
                     yield _refused(where, error)
 

@@ -42,6 +42,8 @@ def test_a_run_and_its_file_are_looked_at(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, algorithm__clip_low=0.1)
     for source in (run, run.path, str(run.path), run.path / "config.json"):
         assert rules(doctor.lint(source)) == ["idle_setting"]
+    (note,) = [finding for finding in doctor.diagnose(run) if finding.rule == "idle_setting"]
+    assert note.severity == "info" and names(note.message, "algorithm.clip_low")
     (tmp_path / "other.json").write_text(json.dumps({"run": {"step": 1}}))
     assert rules(doctor.lint(tmp_path / "other.json")) == ["setting_refused"]
     with pytest.raises(RunError):

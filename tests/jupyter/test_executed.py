@@ -96,7 +96,8 @@ def test_diagnostics_need_no_model_and_a_notebook_before_its_predecessor_says_wh
     parts = [("04_diagnostics", log), ("03_grpo", new)]
     books = [nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name, _ in parts]
     first, second = (
-        render.with_parameters(b, {"RUN": str(run.path)}) for b, (_, run) in zip(books, parts, strict=True)
+        render.with_parameters(b, {"RUN": str(run.path)} | ({"OTHER": str(log.path)} if run is log else {}))
+        for b, (_, run) in zip(books, parts, strict=True)
     )
     first.cells += second.cells
     nbformat.write(first, tmp_path / "both.ipynb")
@@ -106,4 +107,5 @@ def test_diagnostics_need_no_model_and_a_notebook_before_its_predecessor_says_wh
     assert "KeyError" not in str(caught.value)
     page = (tmp_path / "both.html").read_text(encoding="utf-8")
     assert not log.checkpoints.steps()
+    assert "(2): last" in page, "beside another run"
     assert page.count("data:image/png;base64,") >= 3 and "max_completion_length" in page, "plots, and a finding"
