@@ -142,7 +142,7 @@ def profile(
         with closing(trained):
             for _ in range(WARM_UP):
                 next(trained)
-            with torch.profiler.profile(activities=_activities(), record_shapes=True) as profiler:
+            with torch.profiler.profile(activities=_activities(), record_shapes=True, acc_events=True) as profiler:
                 for _ in range(steps):
                     next(trained)
             memory = memory_snapshot()

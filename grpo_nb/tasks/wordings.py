@@ -215,6 +215,7 @@ REFUSALS = (
 _SHORT = {"can't": "cannot", "won't": "will not", "shan't": "shall not", "can not": "cannot"}
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
 _APOSTROPHES = dict.fromkeys(map(ord, "\u2018\u2019\u201b\u02bc\u0060\u00b4"), "'")
+_PLAIN = _DASHES | _APOSTROPHES
 
 
 def words_of(table: tuple[str, ...]) -> re.Pattern[str]:
@@ -224,7 +225,7 @@ def words_of(table: tuple[str, ...]) -> re.Pattern[str]:
 
 def plain(text: str) -> str:
     """One form for each apostrophe and dash, compatible characters as one; letter case stays."""
-    return unicodedata.normalize("NFKC", text).translate(_DASHES | _APOSTROPHES)
+    return unicodedata.normalize("NFKC", text).translate(_PLAIN)
 
 
 def folded(text: str) -> str:
@@ -233,8 +234,9 @@ def folded(text: str) -> str:
     >>> folded("Luc\u00eda can\u2019t, it isn\u2019t")
     'lucia cannot, it is not'
     """
-    text = unicodedata.normalize("NFKD", plain(text).lower())
-    text = "".join(character for character in text if not unicodedata.combining(character))
+    text = plain(text).lower()
+    if not text.isascii():
+        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     for short, long in _SHORT.items():
         text = re.sub(rf"\b{short}\b", long, text)
     return re.sub(r"(\w)n't\b", r"\1 not", text)

@@ -279,3 +279,12 @@ def test_smollm2_from_gguf(smollm2: Policy, tmp_path: Path) -> None:
     again = load_policy(ModelConfig(name=str(tmp_path), device="cpu"))
     with again.eval_mode():
         assert torch.equal(again.logprobs(again.collate([ids], [target])).logprobs[0], alone)
+
+
+def test_eval_mode_reaches_every_module_and_leaves_each_as_it_was(either: Policy) -> None:
+    modules = list(either.model.modules())
+    for place, module in enumerate(modules):
+        module.training = place % 3 > 0
+    with either.eval_mode():
+        assert not any(module.training for module in modules)
+    assert [module.training for module in modules] == [place % 3 > 0 for place in range(len(modules))]
