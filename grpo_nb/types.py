@@ -5,6 +5,7 @@ Ragged things are plain Python lists, one entry a prompt (P) or a completion (B 
 the K completions of prompt p are rows p*K ... p*K + K - 1). Rectangular things are tensors.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -124,6 +125,10 @@ class Rollouts:
 
     def objective(self, row: int) -> str:
         return self.prompts[self.prompt_of(row)].objective
+
+    def not_finite(self) -> list[int]:
+        """Completions with a log-prob of the sampler that is not finite."""
+        return [i for i, values in enumerate(self.logprobs) if not all(map(math.isfinite, values))]
 
     def rows_of(self, objective: str) -> list[int]:
         """Every completion of one objective."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as w
 
-from grpo_nb.fault_lab.catalogue import FAULTS
+from grpo_nb.fault_lab.catalogue import ALL, FAULTS
 from grpo_nb.fault_lab.lab import Lab, Trial
 from grpo_nb.fault_lab.records import CLEAN, Fault
 from grpo_nb.jupyter.session import Session, Summary
@@ -17,7 +17,6 @@ from grpo_nb.report.tables import Table, findings
 from grpo_nb.run.run import RunError
 
 POLL_SECONDS = 0.05
-ALL = {**FAULTS, CLEAN.id: CLEAN}
 
 
 class Bench:

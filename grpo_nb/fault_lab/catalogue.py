@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from grpo_nb.algorithms import ADVANTAGE_ROWS
 from grpo_nb.fault_lab import sampling, scoring, storing, updates
-from grpo_nb.fault_lab.records import Fault
+from grpo_nb.fault_lab.records import CLEAN, Fault
 
 COOL = {"sampling.temperature": 0.7}
 LORA = {"model.train": "lora", "algorithm.learning_rate": 1e-3}
@@ -233,3 +233,5 @@ def _by_id() -> dict[str, Fault]:
 
 FAULTS: Mapping[str, Fault] = _by_id()
 """Every fault by its id, in the order of the matrix."""
+ALL: Mapping[str, Fault] = {CLEAN.id: CLEAN, **FAULTS}
+"""The same after the run without a fault."""

@@ -10,7 +10,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from grpo_nb import presets
-from grpo_nb.fault_lab.catalogue import FAULTS
+from grpo_nb.fault_lab.catalogue import ALL, FAULTS
 from grpo_nb.fault_lab.lab import Lab
 from grpo_nb.fault_lab.records import CLEAN, Fault, Outcome
 from grpo_nb.report.tables import Table
@@ -27,7 +27,6 @@ from grpo_nb.training.sft import sft
 
 RECORD = Path(__file__).with_name("matrix.json")
 COMMAND = "python -m grpo_nb.fault_lab.matrix --out grpo_nb/fault_lab/matrix.json"
-ALL: Mapping[str, Fault] = {CLEAN.id: CLEAN, **FAULTS}
 SEEDS = (0, 1, 2)
 
 

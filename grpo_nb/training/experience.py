@@ -1,6 +1,5 @@
 """What a step learns from: completions compared with their groups, as tensors that no longer change."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -61,7 +60,8 @@ def _bad_rows(rollouts: Rollouts, measured: Measured, most: float | None) -> lis
     `most` of all."""
     if most is None:
         return []
-    fine = torch.tensor([all(map(math.isfinite, values)) for values in rollouts.logprobs])
+    fine = torch.ones(len(rollouts.completion_ids), dtype=torch.bool)
+    fine[rollouts.not_finite()] = False
     inside = token_mask(torch.tensor([len(ids) for ids in rollouts.completion_ids]), blank(rollouts).logprobs.shape[1])
     for table in (None if measured.old is None else measured.old.logprobs, measured.reference):
         if table is not None:

@@ -46,7 +46,7 @@ def check_rollouts(rollouts: object, stop_token_ids: Sequence[int], most_bad: fl
                 f"completion {i} ({len(ids)} ids, stop reason '{reason}') does not end with its first terminator; "
                 f"the engine must cut there and keep it (terminators: {sorted(ends)})"
             )
-    bad = {i for i, values in enumerate(rollouts.logprobs) if not all(map(math.isfinite, values))}
+    bad = {*rollouts.not_finite()}
     forgiven = bad if most_bad is not None and len(bad) <= most_bad * len(rollouts.logprobs) else set()
     for i, ids in enumerate(rollouts.completion_ids):
         values = [v for v in rollouts.logprobs[i] if i not in forgiven or math.isfinite(v)]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from grpo_nb import fingerprint, judge, losses, optim
 from grpo_nb.fault_lab import CLEAN, FAULTS, Fault, Lab, Outcome, bench, matrix
+from grpo_nb.fault_lab.catalogue import ALL
 from grpo_nb.fault_lab.lab import SIZE
 from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.rollout import eager
@@ -93,7 +94,7 @@ def test_without_an_sft_result_there_is_no_lab(tmp_path: Path) -> None:
 
 def test_every_fault_was_measured_with_three_seeds_and_caught_within_its_bound() -> None:
     outcomes = matrix.recorded()
-    assert sorted((o.fault, o.seed) for o in outcomes) == sorted((name, s) for name in matrix.ALL for s in matrix.SEEDS)
+    assert sorted((o.fault, o.seed) for o in outcomes) == sorted((name, s) for name in ALL for s in matrix.SEEDS)
     for outcome in outcomes:
         if outcome.fault == CLEAN.id:
             assert outcome.alarms == [] and outcome.steps == CLEAN.within
@@ -104,9 +105,9 @@ def test_every_fault_was_measured_with_three_seeds_and_caught_within_its_bound()
 
 def test_the_matrix_has_a_row_a_fault_and_a_column_a_rule() -> None:
     table, page = matrix.confusion(matrix.recorded()), matrix.markdown()
-    assert table["fault"].tolist() == [*matrix.ALL]
+    assert table["fault"].tolist() == [*ALL]
     assert {name for fault in FAULTS.values() for name in fault.caught_by} <= {*table.columns}
-    assert all(f"| {name} |" in page for name in matrix.ALL) and matrix.COMMAND in page
+    assert all(f"| {name} |" in page for name in ALL) and matrix.COMMAND in page
     assert set(table.iloc[0, 1:]) == {""}
 
 
@@ -123,7 +124,7 @@ def test_a_fault_that_nothing_found_is_shown_as_such() -> None:
 
 def test_the_menu_lists_every_fault_and_the_run_without_one(lab: Lab) -> None:
     workbench = bench.Bench(lab, "nan_gradient")
-    assert [value for _, value in workbench.menu.options] == [*FAULTS, CLEAN.id]
+    assert [value for _, value in workbench.menu.options] == [*ALL]
     assert workbench.fault is FAULTS["nan_gradient"]
     workbench.menu.value = CLEAN.id
     assert workbench.fault is CLEAN
