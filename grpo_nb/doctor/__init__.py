@@ -105,6 +105,7 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
     found += _leaks(events)
     found += _clock(events)
     found += resumes.inexact(run)
+    found += resumes.new_moments(run)
     return rules.worst_first(found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import Finding, Row
+from grpo_nb.run.dependencies_file import CHANGE, OPTIMIZER
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 
@@ -20,6 +21,28 @@ MOST_KEYS = 5
 """Keys that a finding shows."""
 
 
+def new_moments(run: Run) -> Iterator[Finding]:
+    """Resumes that began the optimizer's moments anew, since their checkpoint had none."""
+    for event in _accepted(run):
+        step = int(event.get("step") or 0)
+        yield Finding(
+            "moments_restarted",
+            "info",
+            step,
+            f"the checkpoint of step {step} had no {OPTIMIZER}.safetensors, which was accepted: Adam's moments began "
+            "anew, so the steps after it differ from those of an uninterrupted run. For about ten steps each update "
+            "follows its own gradient alone, and may be larger than usual.",
+            {"dependency": OPTIMIZER},
+            f"nothing, if reward and {keys.KL.below()}* continue as before; else resume from there with a lower "
+            "learning_rate for the first ten steps. Keep a copy of the file: with it a resume is exact",
+        )
+
+
+def _accepted(run: Run) -> Iterator[Mapping[str, Any]]:
+    accepted = run.stored("events").having("kind", {CHANGE})
+    return (event for event in accepted if event.get("dependency") == OPTIMIZER)
+
+
 def inexact(run: Run) -> Iterator[Finding]:
     """Compare the first step after each resume with what it was before: what lies in metrics.discarded.jsonl."""
     if not (run.path / "metrics.discarded.jsonl").is_file():
@@ -27,6 +50,8 @@ def inexact(run: Run) -> Iterator[Finding]:
     before = {int(row["step"]): row for row in Journal(run.path / "metrics.discarded.jsonl").forwards()}
     starts = [*run.stored("events").having("kind", {"start", "resume"})]
     resumed = {int(e.get("step") or 0): (was, e) for was, e in pairwise(starts)}
+    for event in _accepted(run):  # `new_moments` explains those
+        resumed.pop(int(event.get("step") or 0), None)
     for row in run.oldest_first("metrics"):
         step = int(row["step"])
         if step - 1 not in resumed or step not in before:

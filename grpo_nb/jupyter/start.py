@@ -42,7 +42,7 @@ def start(
             again with `attach`); `foreground`, where the cell waits. None: a thread, or the foreground in a kernel
             that would not serve a thread.
         accept_changed: kinds of content that may be other than the run was made with (`data`, `weights`, `tokenizer`,
-            `template`, `prompt`, `generation`), at this one start; each change is logged.
+            `template`, `prompt`, `generation`, `optimizer`), at this one start; each change is logged.
         fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
 
     Raises:

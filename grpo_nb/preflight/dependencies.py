@@ -3,7 +3,7 @@
 Kinds: `data` (files and examples), `weights` (of the base model and of an adapter that it started from), `tokenizer`,
 `template` (the chat template), `prompt` (how a task and a judge word what they ask, and by which version of its rules a
 task judges), `generation` (the model's generation_config). Where one is found changed, the run is
-refused until the change is accepted by its kind's name.
+refused until the change is accepted by its kind's name. `optimizer` is accepted in the same way, by `training.resume`.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

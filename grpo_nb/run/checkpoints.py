@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,14 +103,19 @@ class Checkpoint:
         """The first tensor that holds a NaN or an infinity, and how many; None where all are finite."""
         return next((found for name in self.names() if (found := _not_finite(name, self.tensors(name)))), None)
 
-    def problem(self, *, hashes: bool = True) -> str | None:
-        """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256."""
+    def problem(self, *, hashes: bool = True, dispensable: Collection[str] = ()) -> str | None:
+        """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256.
+
+        Args:
+            dispensable: sets of tensors whose file may be missing, e.g. `{"optimizer"}`.
+        """
         try:
             safe_open.refuse_linked(self.path)
             manifest = documents.manifest(safe_open.read(self.path / MANIFEST, schema.LARGEST_MANIFEST))
             if (found := (manifest["format"], manifest["step"])) != (FORMAT, self.step):
                 return f"its manifest has format and step {found}, needs {(FORMAT, self.step)}"
-            files = manifest["files"].items()
+            spared = {name for name in map(_file_of, dispensable) if not os.path.lexists(self.path / name)}
+            files = [(name, entry) for name, entry in manifest["files"].items() if name not in spared]
             problems = (_mismatch(self.path, name, entry["bytes"], entry["sha256"], hashes) for name, entry in files)
             return next((problem for problem in problems if problem), None)
         except FileNotFoundError as error:
@@ -143,15 +148,18 @@ class Checkpoints:
         """Steps of the folders that are named like a checkpoint, ascending; verified or not."""
         return sorted(self._folders())
 
-    def latest(self, *, finite: bool = False) -> tuple[Checkpoint | None, list[Damaged]]:
+    def latest(
+        self, *, finite: bool = False, dispensable: Collection[str] = ()
+    ) -> tuple[Checkpoint | None, list[Damaged]]:
         """The newest checkpoint that verifies, and the newer ones that do not, with the reason.
 
-        With `finite`, one whose numbers are not finite counts as damaged; that reads every tensor.
+        With `finite`, one whose numbers are not finite counts as damaged; that reads every tensor. The files of the
+        sets in `dispensable` may be missing.
         """
         damaged: list[Damaged] = []
         for step, path in sorted(self._folders().items(), reverse=True):
             checkpoint = Checkpoint(step, path)
-            reason = checkpoint.problem() or (checkpoint.not_finite() if finite else None)
+            reason = checkpoint.problem(dispensable=dispensable) or (checkpoint.not_finite() if finite else None)
             if reason is None:
                 return checkpoint, damaged
             damaged.append(Damaged(path, reason))
@@ -162,8 +170,8 @@ class Checkpoints:
         path = self._folders().get(step)
         return path is not None and Checkpoint(step, path).problem(hashes=False) is None
 
-    def load(self, step: int) -> Checkpoint:
-        """The checkpoint of `step`, verified.
+    def load(self, step: int, *, dispensable: Collection[str] = ()) -> Checkpoint:
+        """The checkpoint of `step`, verified; the files of the sets in `dispensable` may be missing.
 
         Raises:
             RunError: there is none, or it is damaged.
@@ -172,7 +180,7 @@ class Checkpoints:
         if path is None:
             raise RunError(f"no checkpoint of step {step} in {self.folder}; there are {self.steps() or 'none'}")
         checkpoint = Checkpoint(step, path)
-        if (reason := checkpoint.problem()) is not None:
+        if (reason := checkpoint.problem(dispensable=dispensable)) is not None:
             raise RunError(f"checkpoint {path} is damaged: {reason}; take another of {self.steps()}")
         return checkpoint
 
@@ -343,6 +351,10 @@ class Checkpoints:
         with clear_errors("delete", path):
             path.rename(doomed)
             _delete(doomed)
+
+
+def _file_of(name: str) -> str:
+    return f"{name}{SUFFIX}"
 
 
 def _size(folder: Path) -> int:

@@ -12,7 +12,9 @@ from grpo_nb.storage.digests import Entry
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
 from grpo_nb.suggest import did_you_mean
 
-KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation")
+OPTIMIZER = "optimizer"
+"""Adam's moments in a checkpoint: accepted as changed, a resume may begin them anew where their file is missing."""
+KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation", OPTIMIZER)
 FILE = "dependencies.json"
 CHANGE = "dependency_accepted"
 """Kind of the event that a change of what the run depends on was accepted; `dependency` says of what kind."""

@@ -14,6 +14,7 @@ from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
+from grpo_nb.run.dependencies_file import CHANGE, OPTIMIZER
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
@@ -51,7 +52,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
         DependencyChanged: data, weights or another thing it depends on is not what it was made with.
     """
     dependencies.accepted_kinds(given.accept_changed)
-    config, (newest, warm) = run.config, _saved(run)
+    config, (newest, warm) = run.config, _saved(run, given.accept_changed)
     requirements.check_combiner(config)
     run.doing("reading the tasks")
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
@@ -97,25 +98,54 @@ def _choices(
     return numerics.resume(run, policy, numerics.stored(run, newest.state()), given)
 
 
-def newest_whole(run: Run, checkpoints: Checkpoints) -> Checkpoint | None:
+def newest_whole(run: Run, checkpoints: Checkpoints, accept_changed: Collection[str]) -> Checkpoint | None:
     """The newest checkpoint that verifies, made with the run's settings; newer ones that do not verify are logged.
+
+    Where `accept_changed` has `optimizer`, one that lacks the optimizer's moments is taken as well, which is logged.
 
     Raises:
         RunError: config.json was edited after it was made.
+        DependencyChanged: it lacks the moments, and that was not accepted.
     """
     checkpoints.sweep()
-    newest, damaged = checkpoints.latest(finite=True)
+    dispensable = {OPTIMIZER} & dependencies.accepted_kinds(accept_changed)
+    newest, damaged = checkpoints.latest(finite=True, dispensable=dispensable)
+    if newest is None or (OPTIMIZER not in newest.names() and not dispensable):
+        _refuse_thinned(run, checkpoints)
     for path, reason in damaged:
         run.log_event("checkpoint_damaged", path=path.name, reason=reason)
         logger.warning("checkpoint %s is damaged (%s): an older one is used", path.name, reason)
     if newest is not None:
         settings.refuse_edited(run.path, run.config, newest)
+        if OPTIMIZER not in newest.names():
+            _log_new_moments(run, newest)
     return newest
 
 
-def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
+def _refuse_thinned(run: Run, checkpoints: Checkpoints) -> None:
+    """Refuse a run whose checkpoints lack the optimizer's moments alone."""
+    thinned, _ = checkpoints.latest(finite=True, dispensable={OPTIMIZER})
+    if thinned is not None and OPTIMIZER not in thinned.names():
+        raise dependencies.DependencyChanged(
+            f"{thinned.path} has no {OPTIMIZER}.safetensors, and no other checkpoint can be resumed exactly: without "
+            "Adam's moments the next steps differ from those of an uninterrupted run. Restore the file from a copy, or "
+            f'begin the moments anew, which is logged: in Python accept_changed={{"{OPTIMIZER}"}}, on the '
+            f"command line --accept-changed {OPTIMIZER}",
+            [OPTIMIZER],
+        )
+
+
+def _log_new_moments(run: Run, newest: Checkpoint) -> None:
+    message = f"{newest.path.name} lacks {OPTIMIZER}.safetensors: Adam's moments begin anew after step {newest.step}"
+    run.log_event(
+        CHANGE, step=newest.step, dependency=OPTIMIZER, key=f"{OPTIMIZER}/{newest.path.name}", message=message
+    )
+    logger.warning("accepted: %s", message)
+
+
+def _saved(run: Run, accept_changed: Collection[str]) -> tuple[Checkpoint | None, Checkpoint | None]:
     """Where to go on from: GRPO's newest whole checkpoint; before there is one, the result of SFT."""
-    newest = newest_whole(run, run.checkpoints)
+    newest = newest_whole(run, run.checkpoints, accept_changed)
     if newest is not None:
         return newest, None
     if (last := run.last_step()) is not None and last > 0:
@@ -123,7 +153,7 @@ def _saved(run: Run) -> tuple[Checkpoint | None, Checkpoint | None]:
             f"{run.path} has metrics up to step {last} but no checkpoint that verifies, so it cannot go on; "
             "restore its checkpoints folder or begin a new run"
         )
-    warm, damaged = run.sft_checkpoints.latest(finite=True)
+    warm, damaged = run.sft_checkpoints.latest(finite=True, dispensable={OPTIMIZER})  # GRPO begins its own moments
     if damaged:
         raise RunError(f"the SFT result in {run.path} is damaged ({damaged[0][1]}); run SFT again before GRPO")
     if warm is not None:
@@ -188,7 +218,7 @@ def _reference(run: Run) -> Checkpoint:
         RunError: it is missing or damaged.
     """
     try:
-        return run.checkpoints.load(0)
+        return run.checkpoints.load(0, dispensable={OPTIMIZER})  # before the first update it has no moments
     except RunError as error:
         raise RunError(
             f"{str(error).partition(';')[0]}; it holds the weights GRPO started from, which KL is measured against, so "

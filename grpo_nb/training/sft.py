@@ -78,7 +78,7 @@ def sft(
     with run.lock() as lock:
         run.check_settings()
         run.knobs.request(Command.RUN)
-        newest = resume.newest_whole(run, run.sft_checkpoints)
+        newest = resume.newest_whole(run, run.sft_checkpoints, accept_changed)
         policy = policy or resume.loaded(run)
         policy.ownership.claim(lock)
         policy.settle()

@@ -24,6 +24,7 @@ from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.run.dependencies_file import OPTIMIZER
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.training.numerics import Numerics
@@ -141,7 +142,7 @@ def _save_origin(state: TrainState) -> None:
 
 def state_dict(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """The tensors of a checkpoint: what the policy has learnt, and the optimizer's memory of it."""
-    return {"policy": policy.state(), "optimizer": optim.state_tensors(policy.parameters_by_name(), optimizer)}
+    return {"policy": policy.state(), OPTIMIZER: optim.state_tensors(policy.parameters_by_name(), optimizer)}
 
 
 def forget_gradients(policy: Policy) -> None:
@@ -151,9 +152,11 @@ def forget_gradients(policy: Policy) -> None:
 
 
 def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Restore what `state_dict` gave, bit for bit."""
+    """Restore what `state_dict` gave, bit for bit; without a file of its moments, the optimizer begins them anew."""
     policy.load_state(checkpoint.tensors("policy"))
-    memory = policy.trained_of(checkpoint.tensors("optimizer"))
+    if OPTIMIZER not in checkpoint.names():
+        return
+    memory = policy.trained_of(checkpoint.tensors(OPTIMIZER))
     optim.load_state_tensors(policy.parameters_by_name(), optimizer, memory)
 
 
