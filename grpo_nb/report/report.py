@@ -252,6 +252,7 @@ _STARTS = {
     "takeover": "took over from a trainer that had died",
     "stopped": "stopped when asked to",
     "torn": "ended inside an update, so it goes on from the newest checkpoint",
+    "step_undone": "ended inside a step, which was undone, so it goes on from the step before",
     "done": "reached the steps asked for",
     "failed": "failed",
 }

@@ -184,6 +184,9 @@ class Grpo(loop.Stage):
                 rollback.take_back(self.state)
                 retry.with_less(error)
 
+    def undo(self) -> bool:
+        return rollback.undo_step(self.state)
+
     def store(self) -> None:
         save(self.state)
 

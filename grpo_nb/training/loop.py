@@ -83,6 +83,10 @@ class Stage(ABC):
     def advance(self) -> StepStats:
         """One step: sets `mid_update` before the weights move; counts the step and clears it once the row is logged."""
 
+    def undo(self) -> bool:
+        """Make the state that of the newest step boundary again; whether it is, which takes a copy of that state."""
+        return False
+
     @abstractmethod
     def store(self) -> None:
         """Write a checkpoint of this step boundary, and set `saved`."""
@@ -93,6 +97,8 @@ class Stage(ABC):
 
 def walk(stage: Stage, lock: RunLock) -> Steps:
     """Yield step after step up to the goal. However it ends, the newest step boundary is saved, or stays as saved.
+
+    A step that is broken off is undone, where the stage can, so that none of those before it is lost.
 
     Raises:
         RunLocked: another trainer took the run over; nothing was written since.
@@ -130,7 +136,7 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             stage.policy.settle()
         if not (owned and lock.mine()):
             _log_lost(stage)
-        elif at.mid_update:
+        elif at.mid_update and not _undone(stage):
             at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
         elif _unsaved(stage):
             _save_at_last(stage)
@@ -190,6 +196,15 @@ def _unsaved(stage: Stage) -> bool:
     """Whether the newest step boundary has no checkpoint: none was written, or it was removed since."""
     at = stage.progress
     return at.saved < at.step or (at.step > 0 and not stage.checkpoints.holds(at.step))
+
+
+def _undone(stage: Stage) -> bool:
+    """Whether the step that was broken off is undone; a device that failed keeps nothing."""
+    try:
+        return stage.undo()
+    except RuntimeError as error:
+        logger.error("the step that was broken off could not be undone: %s", error)
+        return False
 
 
 def _save_at_last(stage: Stage) -> None:

@@ -19,7 +19,7 @@ from grpo_nb.training.metrics import Row
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.recovery import Recovery
 from grpo_nb.training.snapshot import Snapshot
-from grpo_nb.training.state import TrainState
+from grpo_nb.training.state import TrainState, forget_gradients
 from grpo_nb.types import Experience
 
 logger = clean_logger(__name__)
@@ -44,6 +44,7 @@ def remember(state: TrainState) -> None:
         state.snapshot = Snapshot(on_host=True)
         memory_ladder.freed_for_less(state.run, state.step + 1, "guards.snapshot=host", error)
         state.snapshot.take(state.policy.parameters_by_name(), state.optimizer, controllers)
+    state.snapshot.recovery = state.recovery
 
 
 def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
@@ -82,6 +83,19 @@ def due(past: Rows, row: Row, config: Config) -> bool:
         if one.get(keys.STATUS) != "rolled_back" and number(one, keys.HEALTH_KL) is not None
     ]
     return moved > SLACK * max(series(known, keys.GRAD_UPDATE), default=0.0)
+
+
+def undo_step(state: TrainState) -> bool:
+    """Make the state that of the step boundary again, wherever the step was broken off; False without a snapshot."""
+    if not state.config.guards.rollback:
+        return False
+    _undo(state)
+    forget_gradients(state.policy)
+    state.recovery = state.snapshot.recovery
+    state.mid_update = state.weights_moved = state.settled = False
+    state.policy.torn = ""
+    state.run.log_event("step_undone", step=state.step)
+    return True
 
 
 def take_back(state: TrainState) -> None:

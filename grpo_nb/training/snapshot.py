@@ -9,6 +9,7 @@ from torch import Tensor
 from grpo_nb.beta_control import BetaState
 from grpo_nb.losses import Moments
 from grpo_nb.optim import Parameters
+from grpo_nb.training.recovery import Recovery
 
 Controllers = Mapping[str, tuple[BetaState, Moments]]
 """Beta and reward moments of each objective; frozen records, so that no copy is needed."""
@@ -21,6 +22,8 @@ class Snapshot:
     on_host: bool = True
     """Copies lie in the machine's memory, page-locked beside a GPU; else on the device of the weights."""
     controllers: Controllers = field(default_factory=dict)
+    recovery: Recovery = field(default_factory=Recovery)
+    """What was left of earlier rollbacks; a record, too."""
     _weights: list[Tensor] = field(default_factory=list)
     _moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """By parameter name; empty before the optimizer's first step."""

@@ -111,8 +111,9 @@ def test_interrupted_anywhere_in_a_step_it_resumes_to_the_same_bits(
     with pytest.raises(KeyboardInterrupt):
         list(trained(run, stage))
     undo()
-    torn = events(run, "torn", "sft_torn")
-    assert bool(torn) == (where in ("moved", "applied", "logged") or (stage, where) == ("grpo", "gradient"))
+    inside = where in ("moved", "applied", "logged") or (stage, where) == ("grpo", "gradient")
+    assert bool(events(run, "sft_torn")) == (inside and stage == "sft") and not events(run, "torn")
+    assert bool(events(run, "step_undone")) == (inside and stage == "grpo")
     list(trained(run, stage))
     assert same(bits(run, stage), expected)
 

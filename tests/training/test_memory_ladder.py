@@ -86,6 +86,24 @@ def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pyt
     assert [row["step"] for row in rows(list(grpo(run, **given())))] == [1, 2], "nothing is lost"
 
 
+@pytest.mark.parametrize("rollback", [True, False])
+def test_a_step_that_cannot_be_done_loses_none_before_it(
+    rollback: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {"sft__steps": 0, "run__steps": 2, "run__checkpoint_every": 10, "batch__micro_batch": 1}
+    whole, run = (tiny_run(tmp_path, name, guards__rollback=rollback, **changes) for name in ("whole", "broken"))
+    list(grpo(whole, **given()))
+    failing(monkeypatch, "training.grpo.objective_gradients", {2})
+    with pytest.raises(torch.OutOfMemoryError):
+        list(grpo(run, **given()))
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None and newest.step == (1 if rollback else 0)
+    assert bool(events(run, "step_undone")) is rollback and bool(events(run, "torn")) is not rollback
+    monkeypatch.undo()
+    list(grpo(run, **given()))
+    assert same_weights(run, whole)
+
+
 def test_weights_that_have_moved_are_not_moved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begun(tmp_path, "moved", batch__num_iterations=2, guards__rollback=False)
     room_for(4, monkeypatch, after=4)  # two of the gradient's check, and the first update's two
@@ -274,7 +292,7 @@ def test_a_settled_step_whose_row_cannot_be_made_is_not_done_again(
     failing(monkeypatch, "training.commands.move_betas", {1})
     with pytest.raises(torch.OutOfMemoryError):
         list(grpo(run, **given()))
-    assert not events(run, "out_of_memory") and events(run, "torn") and not list(run.metric_rows())
+    assert not events(run, "out_of_memory") and events(run, "step_undone") and not list(run.metric_rows())
 
 
 def test_what_a_step_counts_before_it_is_settled_is_counted_once(
