@@ -282,9 +282,32 @@ def _run(coroutine: Coroutine[Any, Any, dict[Pending, Any]]) -> dict[Pending, An
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return _complete(coroutine)
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+        return pool.submit(_complete, coroutine).result()
+
+
+def _complete(coroutine: Coroutine[Any, Any, dict[Pending, Any]]) -> dict[Pending, Any]:
+    """Run a coroutine in a loop of its own. An interrupt within it cancels it, and it cancels what it started itself.
+
+    `asyncio.run` cancels all tasks at once, also those of libraries that have not begun; see `Background`.
+    """
+    with asyncio.Runner() as runner:
+        task = runner.get_loop().create_task(coroutine)
+        try:
+            return runner.run(_result(task))
+        finally:
+            if not task.done():
+                task.cancel()
+                runner.run(_ended(task))
+
+
+async def _result(task: "asyncio.Task[dict[Pending, Any]]") -> dict[Pending, Any]:
+    return await task
+
+
+async def _ended(task: "asyncio.Task[Any]") -> None:
+    await asyncio.wait([task])
 
 
 def _checked(name: str, result: Any, count: int) -> list[Score]:

@@ -116,6 +116,35 @@ def test_a_function_that_raises_leaves_no_coroutine_unawaited(recwarn: pytest.Wa
     assert not recwarn.list
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["script", "notebook cell"])
+def test_an_interrupt_leaves_no_coroutine_of_a_library_unawaited(
+    inside: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """anyio's tasks hold a coroutine that only they await: what never begins warns where it is cancelled directly."""
+    anyio, cancelled = pytest.importorskip("anyio"), list[str]()
+
+    async def connects(completions: list[Any]) -> list[float]:
+        await asyncio.sleep(0)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(anyio.sleep_forever)
+        finally:
+            cancelled.append("connects")
+        return [0.0] * len(completions)
+
+    async def interrupts(completions: list[Any]) -> list[float]:
+        await asyncio.sleep(0)
+        raise KeyboardInterrupt
+
+    async def cell() -> list[Score]:
+        return run(connects, interrupts)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell()) if inside else run(connects, interrupts)
+    gc.collect()
+    assert cancelled == ["connects"] and not recwarn.list
+
+
 def test_async_functions_run_side_by_side() -> None:
     def make(name: str, mine: asyncio.Event, other: asyncio.Event) -> Any:
         async def meets(completions: list[Any]) -> list[float]:
