@@ -7,6 +7,7 @@ shown in notebook 06 is the recorded result.
 import argparse
 import json
 import logging
+import re
 import sys
 import tempfile
 import time
@@ -137,8 +138,13 @@ def _lines(frame: pd.DataFrame) -> str:
 
 def write(path: Path, outcomes: Sequence[Outcome], seconds: float) -> None:
     """Keep a measurement."""
-    rows: list[dict[str, Any]] = [asdict(outcome) | {"error": outcome.error.partition(":")[0]} for outcome in outcomes]
+    rows: list[dict[str, Any]] = [asdict(outcome) | {"error": _error(outcome.error)} for outcome in outcomes]
     path.write_text(json.dumps({"command": COMMAND, "seconds": round(seconds), "outcomes": rows}, indent=1) + "\n")
+
+
+def _error(text: str) -> str:
+    """How an error begins, without the folder of the measurement, which the next one does not share."""
+    return re.sub(r"\S*/(?=demo-lab/)", "", text.partition(":")[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -122,6 +122,13 @@ def test_a_fault_that_nothing_found_is_shown_as_such() -> None:
 # In a notebook
 
 
+def test_a_record_holds_nothing_of_the_folder_that_it_was_measured_in(tmp_path: Path) -> None:
+    for error in (f"{tmp_path}/demo-lab/a-0 is gone: why", f"cannot write into {tmp_path}/demo-lab/a-0", "no: x"):
+        matrix.write(tmp_path / "record", [Outcome("a", 0, {}, {}, 1, error)], 1.0)
+        assert str(tmp_path) not in (text := (tmp_path / "record").read_text())
+        assert ("demo-lab/a-0" if "demo" in error else '"no"') in text
+
+
 def test_the_menu_lists_every_fault_and_the_run_without_one(lab: Lab) -> None:
     workbench = bench.Bench(lab, "nan_gradient")
     assert [value for _, value in workbench.menu.options] == [*ALL]
