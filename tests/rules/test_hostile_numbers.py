@@ -3,11 +3,14 @@
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo_nb import presets, rules
 from grpo_nb.config import Config
+from grpo_nb.metrics import limits
 from grpo_nb.rules import learning, regressions, sft
+from grpo_nb.rules.finding import number
 from tests.support import hostile
 from tests.support.made_rows import Row, healthy
 
@@ -80,3 +83,12 @@ def test_no_rule_raises_on_a_number_of_an_evaluation(was: float, now: float) -> 
     probes = [row | {"objective": "probe", "stage": stage} for row, stage in zip(rows, ("base", "latest"), strict=True)]
     finding = learning.forgetting(probes)
     assert finding is None or str(finding)
+
+
+@pytest.mark.parametrize("key", ["truncation/fairness", "loss", "of no table"])
+def test_a_column_of_numbers_is_read_as_each_number_is(key: str) -> None:
+    values = [*map(float, hostile.FINITE), *hostile.NOT_FINITE]
+    column = limits.bounded(key, np.array(values))
+    np.testing.assert_array_equal(column, [number({key: value}, key) for value in values])
+    low, high = limits.of(key)
+    assert column[np.isfinite(column)].min() == low and column[np.isfinite(column)].max() == high

@@ -59,7 +59,7 @@ def same_weights(one: Run, two: Run) -> bool:
     return all(torch.equal(weight, weights(two)[name]) for name, weight in weights(one).items())
 
 
-@pytest.mark.parametrize("shaped", [{}, {"algorithm__advantage": "reinforce_pp"}])
+@pytest.mark.parametrize("shaped", [{}, {"algorithm__advantage": "reinforce_pp", "shaping__normalise": True}])
 def test_the_step_is_that_of_a_smaller_micro_batch(
     shaped: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +146,8 @@ def test_fewer_completions_are_drawn_at_a_time(tmp_path: Path) -> None:
     drawn = ("tokens", "reward/fairness/mean", "length/fairness/mean")
     assert [[row[key] for key in drawn] for row in found] == [[row[key] for key in drawn] for row in expected]
     assert engine.asked == [None, 8, 4, 4] and engine.released == 2
+    less = [(e["step"], e["now"]) for e in events(run, "out_of_memory")]
+    assert less == [(1, "rows_at_once=8"), (1, "rows_at_once=4")]
     with pytest.raises(RolloutMemoryError):
         list(grpo(begun(tmp_path, "none"), engine=Crowded(3), **given()))
 

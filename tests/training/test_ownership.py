@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -186,14 +187,21 @@ def test_who_lost_the_policy_saves_nothing_more(tmp_path: Path, monkeypatch: pyt
     assert [step.step for step in trained(run, loaded(run))] == [1, 2, 3], "it resumes from its own checkpoint"
 
 
-@pytest.mark.parametrize("end", ["next", "close"])
+@pytest.mark.parametrize("end", ["next", "close", "close within a step of the next"])
 def test_a_training_that_was_released_leaves_the_policy_to_the_next(end: str, tmp_path: Path) -> None:
     run, other, plain = begun(tmp_path, run__checkpoint_every=2), begun(tmp_path, "b"), begun(tmp_path, "plain")
     policy = loaded(run)
     walk = trained(run, policy)
     next(walk)
     assert release(run)
-    second = trained(other, policy)
+
+    def rewarded(completion_ids: list[list[int]]) -> list[float]:
+        if "within" in end:
+            with ThreadPoolExecutor(1) as another_thread:
+                another_thread.submit(walk.close).result()
+        return varied(completion_ids)
+
+    second = trained(other, policy, rewards={"fairness": [rewarded]})
     next(second)
     if end == "next":
         with pytest.raises(RunLocked):
