@@ -267,6 +267,31 @@ TABLE: Mapping[str, Key] = _rows
 """All rows by name, in the order in which the documentation lists them."""
 
 
+def counted_with(key: str, found: Iterable[str]) -> list[str]:
+    """Those of the `found` keys that a row has only if it counted `key`: where it lacks `key` itself, that is 0.
+
+    A label, a kind of failure or a provider has a key in the rows in which it occurred, and in no other. Empty for the
+    keys of everything else, which are missing where they were not measured.
+
+    >>> counted_with("label/fairness/wrong", ["loss", "label/fairness/correct"])
+    ['label/fairness/correct']
+    """
+    row = row_of(key)
+    if row is None or row.name not in _COUNTED:
+        return []
+    objective = key.split("/")[1]
+    prefix = (_COUNTED[row.name] or row).below(objective)
+    return [other for other in found if other.startswith(prefix)]
+
+
+_COUNTED: Mapping[str, Key | None] = {
+    **dict.fromkeys((LABEL.name, LABEL_ANSWERABLE.name, LABEL_UNANSWERABLE.name)),
+    **dict.fromkeys((JUDGE_FAILURE.name, JUDGE_PROVIDER.name), JUDGE_SCORED),
+}
+"""Families by what occurred in a step, and the key that each row has in which something could occur; None: another of
+the same family."""
+
+
 @lru_cache(maxsize=20_000)
 def row_of(key: str) -> Key | None:
     """The row of the table that a key belongs to: of several, the one that spells most of it."""

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from grpo_nb.metrics import limits
+from grpo_nb.metrics.counted import Columns
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.frames import dense, frame, words
 from grpo_nb.storage.index.packing import Floats
@@ -59,13 +60,13 @@ def _thinned(
     steps: Floats, keys: list[str], numbers: Callable[[str], Floats], texts: Callable[[str], NDArray[np.object_]]
 ) -> pd.DataFrame:
     status = texts("status") if "status" in keys else np.full(len(steps), None, object)
-    points = _Points(steps, np.isin(status, UNDONE))
+    points, columns = _Points(steps, np.isin(status, UNDONE)), Columns(keys, numbers)
     table: dict[str, object] = {"step": points.steps}
     for key in keys:
         if key == "status":
             table[key] = points.status(status)
         elif key != "step":
-            table |= points.columns(key, numbers(key), texts)
+            table |= points.columns(key, columns[key], texts)
     return pd.DataFrame(table)
 
 

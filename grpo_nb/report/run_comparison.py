@@ -1,6 +1,7 @@
 """Two runs side by side: settings and versions that differ, metrics over the steps that both have, findings of each."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +13,14 @@ import pandas as pd
 
 from grpo_nb.doctor import diagnose
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.counted import Columns
 from grpo_nb.printable import clean_logger, printable
 from grpo_nb.report.markup import Markup
 from grpo_nb.report.tables import Table, cell
 from grpo_nb.run import dependencies_file
 from grpo_nb.run.run import Run
 from grpo_nb.storage.index import LogRows
+from grpo_nb.storage.index.frames import dense
 from grpo_nb.storage.index.packing import Floats, Places
 
 logger = clean_logger(__name__)
@@ -32,6 +35,8 @@ MOST_KEYS = 400
 _WHEN = {"time", "step", "kind", "goal"}
 """Fields of a start's event that say when it was and how far it went; the others say what it ran with."""
 _ABSENT = "not set"
+_PARTS = ("last", "last_step", "mean", "spread")
+"""What is shown of a metric of one run."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class RunComparison:
     versions: pd.DataFrame
     """The same of packages, device, code, and the content of data and weights, as of the newest start."""
     metrics: pd.DataFrame
-    """One row a metric: metric, unit, and of each run over the shared steps last, mean, spread (standard deviation);
-    difference of the means, b - a."""
+    """One row a metric: metric, unit, and of each run over the shared steps last, the step of last, mean, spread
+    (standard deviation); difference of the means, b - a."""
     findings: pd.DataFrame
     """One row a finding: run, severity, step, rule, message."""
     steps: str
@@ -74,8 +79,10 @@ class RunComparison:
 
     def _side_by_side(self, frame: pd.DataFrame, caption: str, folded: bool = False) -> Table:
         shown = {"metric": frame["metric"], "unit": frame["unit"]}
+        newest = np.nanmax(self.metrics[["a_last_step", "b_last_step"]].to_numpy(), initial=-math.inf)
         for run, name in zip("ab", self.names, strict=True):
-            shown[f"{name}: last"] = frame[f"{run}_last"]
+            ends = zip(frame[f"{run}_last"], frame[f"{run}_last_step"], strict=True)
+            shown[f"{name}: last"] = [f"{cell(v)} (step {step:.0f})" if step < newest else v for v, step in ends]
             pairs = zip(frame[f"{run}_mean"], frame[f"{run}_spread"], strict=True)
             shown[f"{name}: mean ± spread"] = [f"{cell(m)} ± {cell(s)}" if m == m else "" for m, s in pairs]
         return Table(pd.DataFrame(shown | {"difference of means": frame["difference"]}), caption, folded)
@@ -106,7 +113,7 @@ def compare(a: Run | str | Path, b: Run | str | Path) -> RunComparison:
         names=_names(runs),
         settings=_read(lambda: _settings(runs), _differences({}, {})),
         versions=_read(lambda: _differences(*map(_ran_with, runs)), _differences({}, {})),
-        metrics=_metrics(rows, places),
+        metrics=_metrics(rows, places, shared),
         findings=pd.DataFrame(
             [finding for name, run in zip("ab", runs, strict=True) for finding in _findings(name, run)],
             columns=["run", "severity", "step", "rule", "message"],
@@ -177,38 +184,40 @@ def _shared(rows: Sequence[LogRows | None]) -> tuple[Floats, list[Places]]:
     return shared, [places[0][of_a], places[1][of_b]]
 
 
-def _metrics(rows: Sequence[LogRows | None], places: Sequence[Places]) -> pd.DataFrame:
+def _metrics(rows: Sequence[LogRows | None], places: Sequence[Places], shared: Floats) -> pd.DataFrame:
     """One key at a time, so that no more than two columns are in memory."""
     order = {row.name: n for n, row in enumerate([*HEADLINES, *keys.TABLE.values()][::-1])}
     known = {key: row for log in rows if log is not None for key in log.keys if (row := keys.row_of(key)) is not None}
     known.pop(keys.STEP, None)
     chosen = sorted(known, key=lambda key: (-order[known[key].name], key))[:MOST_KEYS]
+    columns = [None if log is None else Columns(log.keys, partial(dense, log)) for log in rows]
     table = []
     for key in chosen:
-        a, b = (_summary(log, key, at) for log, at in zip(rows, places, strict=True))
+        a, b = (_summary(log, key, at, shared) for log, at in zip(columns, places, strict=True))
         if a["mean"] is not None or b["mean"] is not None:
             line = {"metric": key, "unit": known[key].unit}
             line |= {f"{run}_{name}": value for run, part in (("a", a), ("b", b)) for name, value in part.items()}
             both = a["mean"] is not None and b["mean"] is not None
             table.append(line | {"difference": b["mean"] - a["mean"] if both else None})
-    parts = [f"{run}_{name}" for run in "ab" for name in ("last", "mean", "spread")]
+    parts = [f"{run}_{name}" for run in "ab" for name in _PARTS]
     frame = pd.DataFrame(table, columns=["metric", "unit", *parts, "difference"])
     return frame.astype(dict.fromkeys([*parts, "difference"], float))
 
 
-def _summary(log: LogRows | None, key: str, places: Places) -> dict[str, Any]:
-    """Last, mean and standard deviation of a key's finite numbers in the rows at these places; None without any."""
-    nothing = dict.fromkeys(("last", "mean", "spread"))
+def _summary(log: Columns | None, key: str, places: Places, steps: Floats) -> dict[str, Any]:
+    """Last, its step, mean and standard deviation of a key's finite numbers in the rows at these places.
+
+    None without any. A label that did not occur in a step has a share of 0 there.
+    """
     if log is None or not len(places):
-        return nothing
-    found = log.numbers(key)
-    column = np.full(len(log), np.nan)
-    column[found.at] = found.values
-    values = column[places]
-    values = values[np.isfinite(values)]
+        return dict.fromkeys(_PARTS)
+    values = log[key][places]
+    known = np.isfinite(values)
+    values, steps = values[known], steps[known]
     if not len(values):
-        return nothing
-    return {"last": float(values[-1]), "mean": float(values.mean()), "spread": float(values.std())}
+        return dict.fromkeys(_PARTS)
+    found = (values[-1], steps[-1], values.mean(), values.std())
+    return dict(zip(_PARTS, map(float, found), strict=True))
 
 
 def _findings(name: str, run: Run) -> Iterator[tuple[str, str, int | None, str, str]]:

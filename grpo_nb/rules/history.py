@@ -231,6 +231,7 @@ class Past:
         """KLs that were measured, and those above the band."""
         self._highest = band[1] if band else math.inf
         self._labels, self._correct = keys.LABEL.below(objective), keys.LABEL.of(objective, "correct")
+        self._unparsed = keys.LABEL.of(objective, "unparsed")
         self._kl, self._reward, self._spread = (key.of(objective) for key in (keys.KL, keys.REWARD, keys.REWARD_STD))
         self._keys = ("step", *SETTINGS, keys.BETA.of(objective), *(curve(objective) for curve in CURVES))
         self._recent: list[Row] = []
@@ -283,14 +284,20 @@ class Past:
         return Around(self._recent[max(at - LOOK_BACK, 0) : at], self._recent[at : at + LOOK_AHEAD])
 
     def _kept(self, row: Row) -> Row:
-        return {key: row[key] for key in self._keys if key in row}
+        kept = {key: row[key] for key in self._keys if key in row}
+        if self._unparsed not in kept and self._counted(row):
+            kept[self._unparsed] = 0.0
+        return kept
+
+    def _counted(self, row: Row) -> bool:
+        """Whether labels were counted in the row."""
+        return any(row[key] is not None for key in keys_below(row, self._labels))
 
     def _shares(self, rows: LogRows) -> tuple[Places, Floats]:
         """Of right answers in the rows that have a label, as `_share`."""
         values, (at, right) = np.full(len(rows), np.nan), numbers(rows, self._correct)
-        for key in rows.keys:
-            if key.startswith(self._labels):
-                values[rows.numbers(key).at] = 0.0
+        for key in keys.counted_with(self._correct, rows.keys):
+            values[rows.numbers(key).at] = 0.0
         values[at] = right
         at = np.flatnonzero(np.isfinite(values))
         return at, values[at]
@@ -299,7 +306,7 @@ class Past:
         """Of right answers; 0 where other labels were counted."""
         if row.get(self._correct) is not None:
             return _finite(row, self._correct)
-        return 0.0 if any(row[key] is not None for key in keys_below(row, self._labels)) else None
+        return 0.0 if self._counted(row) else None
 
 
 class History:

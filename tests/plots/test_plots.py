@@ -488,3 +488,11 @@ def test_every_two_objectives_get_a_panel() -> None:
     assert len(PICTURES["front, three objectives"]().axes) == 3
     (axis,) = PICTURES["front, one objective"]().axes
     assert axis.get_xlabel() == "step" and len(PICTURES["front, empty"]().texts) == 1
+
+
+def test_a_label_that_did_not_occur_is_0_in_a_point_of_many_rows() -> None:
+    """One row in ten has an answer of a second label: of a long run, the shares of each point still add up to 1."""
+    correct, unparsed = "label/fairness/correct", "label/fairness/unparsed"
+    rows = [{"step": n, correct: 0.5, unparsed: 0.5} if n % 10 == 0 else {"step": n, correct: 1.0} for n in range(9000)]
+    drawn = thinning.ordered(pd.DataFrame(rows))
+    assert len(drawn) < 9000 and (drawn[correct] + drawn[unparsed]).to_numpy() == pytest.approx(np.ones(len(drawn)))

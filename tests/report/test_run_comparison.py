@@ -58,6 +58,28 @@ def test_metrics_are_of_the_shared_steps(runs: tuple[Run, Run]) -> None:
     assert rows.index[0] == "reward/fairness/mean" and rows.loc["kl/fairness", "unit"] == "nats/token"
 
 
+def test_what_did_not_occur_counts_as_0(tmp_path: Path) -> None:
+    """Labels and failures of a judge have a key only in the steps in which they occur."""
+    a, b = tiny_run(tmp_path, "a"), tiny_run(tmp_path, "b")
+    sparse = {"label/fairness/unparsed": 0.5, "judge/fairness/failure/timeout": 4, "eval/fairness/accuracy": 0.25}
+    sparse |= {"label_answerable/fairness/wrong": 0.75}
+    for step in range(1, 5):
+        base = {"step": step, "loss": 0.1, "label/fairness/correct": 0.5, "judge/fairness/scored": 8}
+        base |= {"label_answerable/fairness/correct": 0.25} if step < 4 else {}
+        a.log_metrics(base | (sparse if step == 2 else {}))
+        b.log_metrics(base)
+    found = compare(a, b)
+    rows = found.metrics.set_index("metric")
+    parts = ["a_mean", "a_last", "a_last_step", "b_mean"]
+    assert rows.loc["label/fairness/unparsed", parts].tolist()[:3] == [0.125, 0.0, 4.0]
+    assert rows.loc["judge/fairness/failure/timeout", parts].tolist() == [1.0, 0.0, 4.0, 0.0]
+    assert rows.loc["label/fairness/unparsed", "difference"] == -0.125
+    assert rows.loc["label_answerable/fairness/wrong", parts].tolist()[:3] == [0.25, 0.0, 3.0]
+    assert rows.loc["eval/fairness/accuracy", parts].tolist()[:3] == [0.25, 0.25, 2.0]
+    shown = {row[0]: row for table in found.tables() if "metric" in table.frame for row in table.frame.to_numpy()}
+    assert names(shown["eval/fairness/accuracy"][2], 0.25, 2) and shown["loss"][2] == 0.1
+
+
 def test_runs_that_share_nothing_are_compared(tmp_path: Path, runs: tuple[Run, Run]) -> None:
     new, sick = tiny_run(tmp_path, "new"), tiny_run(tmp_path, "sick")
     for row in ill(lambda row: {"truncation/fairness": 0.9}, 40)[20:]:

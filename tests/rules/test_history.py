@@ -120,6 +120,16 @@ def test_what_changed_at_a_fall_is_known_of_a_reward_that_is_measured_now_and_th
     assert [row["step"] for row in (*around.before, *around.after)] == [*range(530, 590)]
 
 
+def test_a_label_that_did_not_occur_before_a_fall_was_at_0() -> None:
+    rows = [row | {"reward/fairness/mean": 0.9 if n < 20 else 0.1} for n, row in enumerate(made(0, 40))]
+    for row in rows[:20]:
+        del row["label/fairness/unparsed"]
+    past = History(presets.demo(), rows).objectives["fairness"]
+    found = past.reward.fall()
+    assert found is not None
+    assert series(past.around(found.first).before, "label/fairness/unparsed") == [0.0] * 10
+
+
 @pytest.mark.parametrize("seed", seeds(20))
 def test_the_live_findings_are_those_of_a_full_read(seed: int) -> None:
     rows, kept = made(seed, 120), History(CONFIG)
