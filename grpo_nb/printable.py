@@ -2,6 +2,8 @@
 
 import logging
 import re
+import reprlib
+from typing import Any
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
@@ -32,6 +34,44 @@ def one_line(text: object) -> str:
 def json_text(text: str) -> str:
     """JSON whose strings hold no control character: those that JSON allows as they are become escapes."""
     return _CONTROLS.sub(lambda found: "".join(f"\\u{unit:04x}" for unit in _units(found[0])), text)
+
+
+LONGEST_VALUE = 80
+"""Characters of a value that a message quotes."""
+
+
+class _Brief(reprlib.Repr):
+    """Of large values only the beginning is turned into text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 20
+        self.maxstring = self.maxlong = self.maxother = LONGEST_VALUE
+
+    def repr_int(self, value: int, level: int) -> str:
+        bits = value.bit_length()
+        return repr(value) if bits < 4 * LONGEST_VALUE else f"an integer of {bits} bits"  # repr refuses huge ones
+
+
+_BRIEF = _Brief()
+
+
+def brief(value: Any) -> str:
+    """A value as Python writes it, in at most 80 characters, whatever its size and depth.
+
+    >>> brief("auto")
+    "'auto'"
+    >>> brief(10**5000)
+    'an integer of 16610 bits'
+    """
+    return cut(_BRIEF.repr(value))
+
+
+def cut(text: str) -> str:
+    """One line of at most 80 characters; a longer text ends in `...`."""
+    line = one_line(text[: LONGEST_VALUE + 1])
+    return line if len(line) <= LONGEST_VALUE else f"{line[: LONGEST_VALUE - 3]}..."
 
 
 class Clean(Exception):

@@ -300,6 +300,11 @@ def _doctor(commands: Any) -> None:
         "grpo-nb doctor\ngrpo-nb doctor --lint notebooks/01_load.ipynb",
     )
     command.add_argument("--lint", metavar="FILE", help="look at the settings in this file in place of the machine")
+    command.add_argument(
+        "--preset",
+        choices=sorted(presets.PRESETS),
+        help="complete the settings of --lint FILE with this one (default: the preset it names, else class defaults)",
+    )
     _json(command)
 
 

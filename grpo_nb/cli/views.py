@@ -13,6 +13,7 @@ from grpo_nb.config.setting_keys import settings
 from grpo_nb.metrics import keys
 from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
+from grpo_nb.run.places import missing_file
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.storage.vocabulary import Command
@@ -195,17 +196,11 @@ def runs_command(arguments: Namespace) -> int:
 
 def doctor_command(arguments: Namespace) -> int:
     """Checks of this machine, or of the settings in a file; 1 if one fails."""
-    from grpo_nb.doctor import environment, lint
-
     if arguments.lint is not None:
-        found = lint(arguments.lint)
-        if arguments.json:
-            show_json({"file": arguments.lint, "findings": [asdict(finding) for finding in found]})
-        else:
-            for finding in found:
-                say(one_line(finding))
-            say(f"{arguments.lint}: {len(found)} finding(s)")
-        return FAILED if found else DONE
+        return _lint(arguments)
+    if arguments.preset is not None:
+        raise UsageError("--preset completes the settings of a file; give the file with --lint FILE")
+    from grpo_nb.doctor import environment
 
     rows = [asdict(check) for check in environment()]
     if arguments.json:
@@ -213,6 +208,24 @@ def doctor_command(arguments: Namespace) -> int:
     else:
         show(rows, width=PROSE)
     return FAILED if any(row["status"] == "error" for row in rows) else DONE
+
+
+def _lint(arguments: Namespace) -> int:
+    """Settings in a file, and what completes them; 1 if something is found."""
+    file: str = arguments.lint
+    if missing := missing_file(file):
+        raise UsageError(missing)
+    from grpo_nb.doctor.settings_lint import completed_with, lint
+
+    found, base = lint(file, arguments.preset), completed_with(file, arguments.preset)
+    if arguments.json:
+        show_json({"file": file, "completed_with": base, "findings": [asdict(finding) for finding in found]})
+    else:
+        for finding in found:
+            say(one_line(finding))
+        completed = f"; completed with {base}" + "; --preset NAME takes another" * (arguments.preset is None)
+        say(f"{file}: {len(found)} finding(s){completed if base else ''}")
+    return FAILED if found else DONE
 
 
 def plan_command(arguments: Namespace) -> int:

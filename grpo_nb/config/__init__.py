@@ -20,6 +20,7 @@ from grpo_nb.config.model import ModelConfig
 from grpo_nb.config.objective import ObjectiveConfig
 from grpo_nb.config.sampling import RolloutConfig, SamplingConfig
 from grpo_nb.config.unknown import names_at, unknown
+from grpo_nb.printable import LONGEST_VALUE, brief, cut
 from grpo_nb.suggest import did_you_mean
 
 __all__ = [
@@ -253,7 +254,10 @@ def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
         raise ConfigError(unknown(dotted, name, tree))
     if not isinstance(sub := tree[name], dict):
         found = "not set" if sub is None else "a single value"
-        raise ConfigError(f"'{dotted}' cannot be set: '{name}' is {found}; set '{name}' itself, with all that it needs")
+        short = cut(name)
+        raise ConfigError(
+            f"'{cut(dotted)}' cannot be set: '{short}' is {found}; set '{short}' itself, with all that it needs"
+        )
     return sub
 
 
@@ -273,9 +277,13 @@ def _explain(where: str, items: Sequence[Any]) -> str:
     message += "".join(f" or {other['msg'].removeprefix(needed)}" for other in items[1:])
     # a key in the wrong place would be repeated: what stands under `judge` is never shown
     silent = item["type"] == "value_error" or "judge" in item["loc"]
-    found = "" if silent else f" (found {item['input']!r})"
-    meant = "" if silent or not isinstance(item["input"], str) else did_you_mean(item["input"], _literals(items))
-    return f"{where}: {message}{found}{meant}" if where else message
+    found = "" if silent else f" (found {brief(item['input'])})"
+    meant = (
+        ""
+        if silent or not isinstance(item["input"], str)
+        else did_you_mean(item["input"][:LONGEST_VALUE], _literals(items))
+    )
+    return f"{cut(where)}: {message}{found}{meant}" if where else message
 
 
 def _literals(items: Sequence[Any]) -> list[str]:

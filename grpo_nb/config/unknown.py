@@ -5,6 +5,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from grpo_nb.printable import cut
 from grpo_nb.storage import former_names
 from grpo_nb.suggest import close_matches
 
@@ -14,6 +15,7 @@ def unknown(dotted: str, name: str, known: Iterable[str]) -> str:
     if now := former_names.setting(dotted):
         return f"'{dotted}' is now called '{now}'; use that name"
     names = list(known)
+    dotted, name = cut(dotted), cut(name)
     close = close_matches(name, names, count=1, cutoff=0.6)
     meant = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(names)}"
     return f"unknown setting '{dotted}' ('{name}'): {meant}" if names else f"unknown setting '{dotted}': remove it"

@@ -9,6 +9,8 @@ from grpo_nb.suggest import close_matches
 
 CONFIG = "config.json"
 """The file that makes a folder a run."""
+SETTINGS_FILES = (".ipynb", ".py", ".json")
+"""How the names of files with settings end."""
 MOST_NAMED = 8
 """Runs that an error lists."""
 
@@ -70,6 +72,14 @@ def missing(name: str | Path) -> str:
         return f"no run in {path}: it has no {CONFIG}, but holds runs; give one of them: {_listed(inside)}"
     what = "is missing" if not path.exists() else f"has no {CONFIG}" if path.is_dir() else "is a file, not a folder"
     return f"no run in {path}: it {what}{_hint(path)}"
+
+
+def missing_file(name: str | Path) -> str | None:
+    """Says that there is no file of a name that ends as one with settings does; None for any other name."""
+    path = as_path(name)
+    if path.suffix not in SETTINGS_FILES or path.exists():
+        return None
+    return f"no file {path}; give a notebook, a Python script, a config.json or a run"
 
 
 def _hint(path: Path) -> str:
