@@ -74,6 +74,7 @@ def evaluate(
     Raises:
         RunError: the stage has no checkpoint.
         ModelError: an interrupted update left the policy's weights.
+        PolicyTaken: a training in another thread moved them meanwhile; nothing was logged.
         DependencyChanged: what the run depends on changed, and was not accepted.
         DataError: a split without examples.
         RewardError: a task raised, or gave something that is no score.
@@ -97,18 +98,22 @@ def evaluate(
     name, step = placed(stage, checkpoint)
     if policy is not None and stage == "latest":
         step = run.last_step() or 0
-    tables = []
-    for objective, task in asked.items():
-        pool = examples_of(run, objective, task, split, limit)
-        with _progress(objective, len(pool)) as progress:
-            drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
-            watch = Watch(progress, fewer_rows(run, step, objective))
-            texts = ask(learner, pool, run.config.sampling, drawing, drawn, watch).scored_texts
-        row = {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
-        row |= measured(run, objective, task, pool, texts)
+    pools = {objective: examples_of(run, objective, task, split, limit) for objective, task in asked.items()}
+    texts: dict[str, Sequence[str]] = {}
+    with learner.ownership.steady():
+        for objective, pool in pools.items():
+            with _progress(objective, len(pool)) as progress:
+                drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
+                watch = Watch(progress, fewer_rows(run, step, objective))
+                texts[objective] = ask(learner, pool, run.config.sampling, drawing, drawn, watch).scored_texts
+    rows = [
+        {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
+        | measured(run, objective, task, pools[objective], texts[objective])
+        for objective, task in asked.items()
+    ]
+    for row in rows:
         run.log_evaluation(row)
-        tables.append(tidy(row))
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat([tidy(row) for row in rows], ignore_index=True)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from grpo_nb.policy.eval_mode import as_it_came, evaluating, silence
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.origins import Origin
-from grpo_nb.policy.ownership import ownership
+from grpo_nb.policy.ownership import Ownership, ownership
 from grpo_nb.policy.packing import PackedBatch
 from grpo_nb.policy.source import ModelError, Source, locate
 from grpo_nb.policy.tokenization import TokenizerAdapter
@@ -109,8 +109,6 @@ class Policy:
         self.agrees: set[str] = set()
         """What it has found to agree; policies that it loads from the same files share this."""
         self._reference: adapters.Reference | None = None
-        self.ownership = ownership(anatomy.plain(model))
-        """The training that the model belongs to."""
         self.torn = ""
         """The update that was broken off and left the weights between two steps; empty where they are whole."""
         self._adapter: str | None = None
@@ -118,6 +116,11 @@ class Policy:
         self.tokenization = TokenizerAdapter(
             tokenizer, anatomy.stop_ids(model), anatomy.embedding(model).shape[0], chat_template_kwargs
         )
+
+    @property
+    def ownership(self) -> Ownership:
+        """The training that the model belongs to."""
+        return ownership(anatomy.plain(self.model))
 
     @property
     def device(self) -> torch.device:
@@ -240,10 +243,9 @@ class Policy:
         """Eval mode without gradients inside the block; every flag of the model is as before after it.
 
         Raises:
-            PolicyTaken: another thread trains it and is within a step.
+            PolicyTaken: another thread trains it, and is within a step or began one meanwhile.
         """
-        self.ownership.refuse_reading()
-        with torch.no_grad(), evaluating(self.model):
+        with self.ownership.steady(), torch.no_grad(), evaluating(self.model):
             yield
 
     # reference

@@ -9,7 +9,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
@@ -28,9 +27,8 @@ class Ownership:
         self._lock: weakref.ref[RunLock] | None = None
         self._thread: int | None = None
         """Where the training works; None between two steps."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Ownership":
-        return Ownership()  # a copied model belongs to nobody
+        self._begun = 0
+        """Steps that began since the model was known."""
 
     def claim(self, lock: RunLock) -> None:
         """Make the model that of the training with this lock, which works in this thread.
@@ -77,7 +75,24 @@ class Ownership:
             yield
         finally:
             if self.is_of(lock):
-                self._thread = threading.get_ident()
+                self._thread, self._begun = threading.get_ident(), self._begun + 1
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """Nobody moves the weights inside the block, so that what it reads is of one step.
+
+        Raises:
+            PolicyTaken: another thread trains the model, and is within a step or began one meanwhile.
+        """
+        self.refuse_reading()
+        begun = self._begun
+        yield
+        if self._begun != begun:
+            raise PolicyTaken(
+                "a training in another thread went on to its next step while this policy was read, so what was read "
+                "belongs to no one step. Read it in the loop over the steps, request it from the training "
+                "(`run.knobs.request('evaluate')`), or evaluate a checkpoint: evaluate(run) without `policy`"
+            )
 
     def refuse_reading(self) -> None:
         """Refuse to another thread a model that is within a step, when it may compute as its reference.

@@ -143,6 +143,7 @@ class Checkpoints:
         """Brings to disk what a checkpoint stands on (the logs up to its step), before it exists itself."""
         self._fence = fence
         """Raises where the lock of the run has another owner; called before every change of the folder."""
+        self._told_too_large = False
 
     def steps(self) -> list[int]:
         """Steps of the folders that are named like a checkpoint, ascending; verified or not."""
@@ -242,7 +243,8 @@ class Checkpoints:
     def _fitting(self, newest: Checkpoint, older: list[Checkpoint], always: tuple[int, ...], most: float) -> set[int]:
         """Steps that stay of `older`, newest first: those in `always`, and others while all fit in `most` bytes."""
         taken = _size(newest.path) + sum(_size(c.path) for c in older if c.step in always)
-        if taken > most:
+        if taken > most and not self._told_too_large:
+            self._told_too_large = True
             logger.warning(
                 "the checkpoints that always stay take %.2f GiB in %s, run.checkpoints_gib allows %.2f; raise it",
                 taken / 2**30, self.folder, most / 2**30,

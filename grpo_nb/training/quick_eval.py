@@ -25,10 +25,11 @@ from grpo_nb.evaluation.evaluate import (
 from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
+from grpo_nb.rewards.foreign_code import RewardError
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run.run import Run
-from grpo_nb.tasks import read_examples
+from grpo_nb.tasks import DataError, read_examples
 from grpo_nb.training import memory_ladder, metrics
 from grpo_nb.training.guards import log_and_raise
 from grpo_nb.training.objectives import Objective
@@ -76,7 +77,8 @@ def measure(state: TrainState, step: int) -> metrics.Row:
 
     Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`,
     once all are measured. Where memory is full, fewer answers are drawn at a time (see `ask`); where there is no room
-    for one, nothing is measured after this step and the log has `evaluation_failed`: the step itself stands.
+    for one, or a task fails, nothing is measured after this step and the log has `evaluation_failed`: the step itself
+    stands. At step 0, where nothing is lost yet, a task that fails ends the run.
     """
     row: metrics.Row = {}
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
@@ -84,8 +86,7 @@ def measure(state: TrainState, step: int) -> metrics.Row:
     found = {name: logged for name in state.objectives if (logged := _logged(state, name, step)) is not None}
     missing = [objective for name, objective in state.objectives.items() if name not in found]
     new = memory_ladder.spared(
-        lambda: [_measured(state, objective, step) for objective in missing],
-        lambda error: _failed(state.run, step, error),
+        lambda: _all_measured(state, missing, step), lambda error: _failed(state.run, step, f"no memory: {error}")
     )
     for result in new or []:
         state.run.log_evaluation(result)
@@ -97,9 +98,20 @@ def measure(state: TrainState, step: int) -> metrics.Row:
     return row
 
 
+def _all_measured(state: TrainState, objectives: Sequence[Objective], step: int) -> list[Row]:
+    """The results of all objectives; none where a task fails after the start."""
+    try:
+        return [_measured(state, objective, step) for objective in objectives]
+    except (RewardError, DataError) as error:
+        if step == 0:
+            raise
+        _failed(state.run, step, str(error))
+        return []
+
+
 def _failed(run: Run, step: int, error: str) -> None:
     run.log_event("evaluation_failed", step=step, mode=MODE, error=error)
-    logger.warning("no quick evaluation after step %d: there is no memory to draw one answer (%s)", step, error)
+    logger.warning("no quick evaluation after step %d: %s", step, error)
 
 
 def pool(run: Run, objective: Objective) -> list[Example]:

@@ -508,3 +508,4 @@ def test_checkpoints_stay_within_a_limit_of_disk(tmp_path: Path, caplog: pytest.
     assert not caplog.records
     assert store.prune(9, (0, 30), most_gib=1 / 2**10) == [] and names(caplog.text, "run.checkpoints_gib", 0.01)
     assert store.prune(9, most_gib=1 / 2**10) == [30] and store.steps() == [0, 40]
+    assert len(caplog.records) == 1, "told once"

@@ -58,13 +58,15 @@ def test_a_judge_of_a_run_made_before_decides_ties_as_it_did(tmp_path: Path) -> 
     assert Run.open(tmp_path / "new").config == today
 
 
-def test_the_limits_of_a_judge_may_be_edited(tmp_path: Path) -> None:
+def test_what_changes_no_step_may_be_edited(tmp_path: Path) -> None:
     before = tiny_config().replace(**{"objectives.fairness.judge": {"providers": [{"model": "m"}]}})
     state = {"step": 1, "config": before.model_dump(mode="json")}
     Checkpoints(tmp_path).save(1, {}, state)
     for name, value in {"max_tokens": 999, "timeout_s": 1.5, "deadline_s": 9.0, "retries": 0, "concurrency": 1}.items():
         after = before.replace(**{f"objectives.fairness.judge.{name}": value})
         settings.refuse_edited(tmp_path, after, Checkpoints(tmp_path).load(1))
+    for name, value in {"run.checkpoints_gib": 9.0, "run.keep_checkpoints": 7}.items():
+        settings.refuse_edited(tmp_path, before.replace(**{name: value}), Checkpoints(tmp_path).load(1))
     with pytest.raises(RunError, match=r"judge\.weight"):
         edited = before.replace(**{"objectives.fairness.judge.weight": 0.5})
         settings.refuse_edited(tmp_path, edited, Checkpoints(tmp_path).load(1))

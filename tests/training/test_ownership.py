@@ -1,5 +1,6 @@
 """A policy belongs to one training at a time, for as long as that training is open and no longer."""
 
+import copy
 import gc
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.policy.ownership import PolicyTaken
 from grpo_nb.rewards.foreign_code import RewardError
+from grpo_nb.rollout import EagerEngine
 from grpo_nb.run.lock import RunLock, RunLocked
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.training.grpo import grpo
@@ -299,3 +301,42 @@ def test_a_step_that_is_still_at_work_keeps_the_policy_though_its_lock_was_relea
     with pytest.raises(RunLocked):
         next(trained(run, policy, rewards={"fairness": [rewarded]}))
     assert found == [PolicyTaken] and can_be_claimed(policy, other)
+
+
+def test_an_evaluation_that_a_step_overtakes_gives_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "RESAMPLES", 50)
+    run = begun(tmp_path)
+    policy = loaded(run)
+    walk = trained(run, policy)
+    next(walk)
+
+    class Overtaken(EagerEngine):
+        """While it draws for the second objective, the training takes its next step."""
+
+        calls = 0
+
+        def generate(self, policy: Policy, request: Any) -> Any:
+            self.calls += 1
+            if self.calls == 2:
+                moving = threading.Thread(target=lambda: next(walk))
+                moving.start()
+                moving.join()
+            return super().generate(policy, request)
+
+    with pytest.raises(PolicyTaken, match=pattern("knobs.request", "evaluate(run)")):
+        evaluate(run, policy=policy, tasks=small_tasks(), engine=Overtaken(), limit=2)
+    assert run.last_step() == 2 and not run.rows("evaluations")
+    assert len(evaluate(run, policy=policy, tasks=small_tasks(), engine=EagerEngine(), limit=2))
+
+
+def test_a_copied_policy_belongs_to_nobody_and_policies_around_it_to_one_training(tmp_path: Path) -> None:
+    run, other = begun(tmp_path), begun(tmp_path, "b")
+    policy = loaded(run)
+    walk = trained(run, policy)
+    next(walk)
+    copied = copy.deepcopy(policy)
+    around_it = Policy(copied.model, copied.tokenizer)
+    assert copied.ownership is around_it.ownership is not policy.ownership
+    assert can_be_claimed(copied, other)
+    policy.model = copied.model
+    assert policy.ownership is copied.ownership, "a model that is exchanged brings its own"

@@ -14,6 +14,7 @@ from grpo_nb.evaluation.compare import compare_stages
 from grpo_nb.evaluation.evaluate import examples_of
 from grpo_nb.evaluation.pareto import best, pareto
 from grpo_nb.policy.model import Policy
+from grpo_nb.rewards.foreign_code import RewardError
 from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run
@@ -24,7 +25,7 @@ from grpo_nb.training.objectives import Objective
 from grpo_nb.types import Example, Rollouts, Score, StepStats
 from tests.support.quiz import Quiz
 from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
-from tests.support.tokens import names
+from tests.support.tokens import names, pattern
 
 F, H = "fairness", "hallucination"
 ON = {"run__quick_eval_every": 2, "run__quick_eval_examples": 5}
@@ -279,3 +280,32 @@ def test_the_best_of_each_objective_and_the_knee_outlive_pruning(tmp_path: Path)
     list(grpo(run, tasks=tasks, engine=Scored(script)))
     assert run.checkpoints.steps() == [0, 1, 3, 5, 6]
     assert (best(run, F), best(run, H)) == (1, 5)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_task_that_fails_on_a_held_out_answer_ends_nothing_but_a_start(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, held_out = tiny_run(tmp_path, **ON), {example.id for example in small_tasks()[H].examples("test")}
+    whole = tiny_run(tmp_path, "whole", **ON)
+    list(grpo(whole))
+
+    tasks = small_tasks()
+    sound = tasks[H].score
+
+    def failing(example: Example, completion: str) -> Score:
+        if example.id in held_out and (run.last_step() or 0) >= step - 1:
+            raise ValueError("this answer")
+        return sound(example, completion)
+
+    monkeypatch.setattr(tasks[H], "score", failing)
+    if step == 0:
+        with pytest.raises(RewardError, match=pattern("this answer")):
+            list(grpo(run, tasks=tasks))
+        assert run.last_step() in (None, 0)
+        return
+    list(grpo(run, tasks=tasks))
+    failed = [event for event in run.rows("events") if event["kind"] == "evaluation_failed"]
+    assert failed and failed[0]["step"] == step and names(failed[0]["error"], "this answer")
+    assert all(torch.equal(weight, weights(whole)[name]) for name, weight in weights(run).items())
+    assert [row["step"] for row in run.metric_rows()] == [row["step"] for row in whole.metric_rows()]
