@@ -24,11 +24,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from grpo_nb.config import ModelConfig
 from grpo_nb.policy import quantised
 from grpo_nb.policy.source import TOKENIZER_FILES, ModelError, Source, holds, listed, listing, no_safetensors
 from grpo_nb.printable import clean_logger
 
 logger = clean_logger(__name__)
+
+FULL_BELOW = 20_000_000
+"""`train="auto"` trains all weights of a model with fewer parameters than this."""
 
 
 def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
@@ -250,3 +254,34 @@ def _explain(source: Source, part: str, error: Exception) -> str:
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else "no message"
+
+
+def learns_in_full(config: ModelConfig, base: PreTrainedModel) -> bool:
+    """Whether `model.train` makes all weights of this model train.
+
+    Raises:
+        ModelError: its weights are quantised, and were to train.
+    """
+    if getattr(base, "is_quantized", False):
+        if config.train == "full":
+            raise ModelError(
+                f"model.train='full', and the weights of '{config.name}' are quantised, so nothing but the layers left "
+                "as they were could change. Set model.train='lora', or model.name to the model before it was quantised"
+            )
+        return False
+    if config.train == "auto":
+        return sum(p.numel() for p in base.parameters()) < FULL_BELOW
+    return config.train == "full"
+
+
+def checkpoint_activations(base: PreTrainedModel) -> None:
+    """Layers keep their inputs only, and are computed again in the backward pass.
+
+    Raises:
+        ModelError: the architecture cannot.
+    """
+    base.train()  # layers recompute in training mode only, which without dropout is no other model
+    try:
+        base.activation_checkpointing_enable()
+    except ValueError as error:
+        raise ModelError(f"model.gradient_checkpointing=True: {error} Set it to False") from error

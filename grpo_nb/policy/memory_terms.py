@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grpo_nb.config import Config
-from grpo_nb.policy.model import FULL_BELOW
+from grpo_nb.policy.loading import FULL_BELOW
 from grpo_nb.policy.shapes import ModelShape
 
 GIB = 2**30

@@ -39,8 +39,6 @@ __all__ = ["ModelError", "Policy", "load_policy"]
 
 logger = clean_logger(__name__)
 
-FULL_BELOW = 20_000_000
-"""`train="auto"` trains all weights of a model with fewer parameters than this."""
 UNLIMITED = 2**31 - 1
 """Context of a model whose configuration states none."""
 
@@ -63,7 +61,7 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
     tokenizer = loading.read_tokenizer(source)
     chat_template.choose(tokenizer, model.chat_template)
     base = loading.read_model(source, dtype)
-    full = source.kind != "adapter" and _learns_in_full(model, base)
+    full = source.kind != "adapter" and loading.learns_in_full(model, base)
     if full and dtype != (settled := loading.pick_dtype(model.dtype, device, full=True)):
         base = loading.read_model(source, settled)  # again, since its checkpoint may be finer than `dtype`
     loading.move(base, device)
@@ -71,7 +69,7 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
     origin.loaded(base)
     policy = Policy(wrapped, tokenizer, model.name, model.chat_template_kwargs, origin)
     if model.gradient_checkpointing:
-        _checkpoint_activations(base)
+        loading.checkpoint_activations(base)
     return policy
 
 
@@ -412,27 +410,6 @@ class Policy:
         dated = f"the chat template writes a date: {self.tokenization.date:%Y-%m-%d}" if dates else ""
         notes = (dropped, beyond if lacking else "", anatomy.towers_note(self.model), dated)
         return [note for note in notes if note]
-
-
-def _learns_in_full(config: ModelConfig, base: PreTrainedModel) -> bool:
-    if getattr(base, "is_quantized", False):
-        if config.train == "full":
-            raise ModelError(
-                f"model.train='full', and the weights of '{config.name}' are quantised, so nothing but the layers left "
-                "as they were could change. Set model.train='lora', or model.name to the model before it was quantised"
-            )
-        return False
-    if config.train == "auto":
-        return sum(p.numel() for p in base.parameters()) < FULL_BELOW
-    return config.train == "full"
-
-
-def _checkpoint_activations(base: PreTrainedModel) -> None:
-    base.train()  # layers recompute in training mode only, which without dropout is no other model
-    try:
-        base.activation_checkpointing_enable()
-    except ValueError as error:
-        raise ModelError(f"model.gradient_checkpointing=True: {error} Set it to False") from error
 
 
 def _with_adapter(base: PreTrainedModel, source: Source, config: ModelConfig, seed: int) -> PeftModel:

@@ -206,7 +206,7 @@ def test_auto_trains_small_models_in_full_and_large_ones_by_lora(
 ) -> None:
     config = ModelConfig(name=str(tiny.folder(tmp_path)), device="cpu")
     assert load_policy(config).full
-    monkeypatch.setattr("grpo_nb.policy.model.FULL_BELOW", 1000)
+    monkeypatch.setattr("grpo_nb.policy.loading.FULL_BELOW", 1000)
     assert not load_policy(config).full
 
 
