@@ -156,3 +156,11 @@ PRESETS: dict[str, Callable[[], Config]] = {
     "gpu_40gb": gpu_40gb,
     "gpu_80gb": gpu_80gb,
 }
+
+
+def usual_rate(config: Config) -> float:
+    """GRPO's learning rate in the preset of the configuration's model; of another model, the setting's default."""
+    for preset in PRESETS.values():
+        if (known := preset()).model.name == config.model.name:
+            return known.algorithm.learning_rate
+    return AlgorithmConfig().learning_rate

@@ -8,6 +8,7 @@ machine.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from grpo_nb.config import Config
 from grpo_nb.rules import (
@@ -24,7 +25,7 @@ from grpo_nb.rules import (
     signal,
     updates,
 )
-from grpo_nb.rules.finding import Finding, Row, Rows
+from grpo_nb.rules.finding import WINDOW, Finding, Row, Rows
 from grpo_nb.rules.history import History, ObjectiveRule, Rule
 
 MomentRule = Callable[[Rows, Config], Finding | None]
@@ -145,7 +146,11 @@ class Moment:
             return self.first
         shown = ", ".join(map(str, self.steps[:8])) + (", ..." if len(self.steps) > 8 else "")
         message = f"{self.first.message} {len(self.steps)} times in this run: steps {shown}."
-        return replace(self.first, message=message, evidence={**self.first.evidence, "steps": self.steps})
+        found = replace(self.first, message=message, evidence={**self.first.evidence, "steps": self.steps})
+        if not found.recurring or min(after - before for before, after in pairwise(self.steps)) > WINDOW:
+            return found
+        undone = found.action == "rollback"
+        return replace(found, advice=found.recurring, severity="error" if undone else found.severity)
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:

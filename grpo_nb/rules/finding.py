@@ -63,6 +63,8 @@ class Finding:
     action: Action = "warn"
     """What the trainer does about it: go on, log it, leave the update out, halve the learning rate, undo the step, stop
     the run where it is (this step is not to be kept), or end it at the step's boundary, saved."""
+    recurring: str = ""
+    """The advice where a moment recurs within WINDOW steps; empty: the same."""
 
     @property
     def key(self) -> tuple[str, str]:

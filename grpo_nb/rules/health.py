@@ -5,6 +5,7 @@ import math
 from grpo_nb.config import Config
 from grpo_nb.losses.rounding import overflow_advice
 from grpo_nb.metrics import keys
+from grpo_nb.presets import usual_rate
 from grpo_nb.rules.finding import Finding, Row, Rows, newest, number, rate_of
 
 LOWEST_FACTOR = 1 / 64
@@ -25,17 +26,29 @@ def exploded(rows: Rows, config: Config) -> Finding | None:
         rate_of(row, config),
         [f"{key} = {value:.4g} (limit {_limit(limits[key])})" for key, value in bad.items()],
     )
+    again, recurring = (number(row, keys.ROLLBACKS) or 0) > 1, _lower_rate(row, config)
     return Finding(
         "exploded",
-        "warning",
+        "error" if again else "warning",
         newest(rows),
         f"the updates left {', '.join(told)}, so the step was undone: weights, optimizer and controllers are those "
         "before it, and the learning rate was halved.",
         {"values": {key: _plain(value) for key, value in bad.items()}, "limits": limits, "learning_rate": rate},
-        f"nothing if it stays alone: the rate returns after {guards.recovery_steps} healthy steps. If it recurs, lower "
-        f"algorithm.learning_rate (this step: {rate:g})",
+        recurring
+        if again
+        else f"nothing if it stays alone: the rate returns after {guards.recovery_steps} healthy steps. If it recurs, "
+        f"lower algorithm.learning_rate (this step: {rate:g})",
         "rollback",
+        recurring,
     )
+
+
+def _lower_rate(row: Row, config: Config) -> str:
+    """What to do where steps are undone again and again."""
+    requested, usual = number(row, keys.LR_REQUESTED) or rate_of(row, config), usual_rate(config)
+    lower = usual if usual < requested else requested / 4
+    name = "the preset's default" if usual < requested else f"already at or below the preset's default of {usual:g}"
+    return f"lower algorithm.learning_rate from {requested:g} to {lower:g} ({name}), in a new run or from a checkpoint"
 
 
 def repeated_rollbacks(rows: Rows, config: Config) -> Finding | None:

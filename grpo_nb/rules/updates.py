@@ -68,6 +68,7 @@ def grad_spike(rows: Rows, config: Config) -> Finding | None:
         {"norm": norm, "limit": limit, "usual": usual},
         f"nothing while it stays alone; if it comes back, lower the learning rate ({rate_of(rows[-1], config):g} now)",
         "skip",
+        f"lower the learning rate ({rate_of(rows[-1], config):g} now): it came back",
     )
 
 

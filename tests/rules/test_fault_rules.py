@@ -261,3 +261,41 @@ def test_a_clock_that_went_back_is_named_with_the_size() -> None:
 @pytest.mark.parametrize("times", [[], [5.0], [1.0, 2.0, 3.0], [100.0, 99.0, 101.0]])
 def test_a_clock_that_goes_on_is_no_finding(times: list[float]) -> None:
     assert clock_set_back(times) is None
+
+
+# What recurs
+
+
+def undone(*steps: int) -> list[Row]:
+    """Rows of a run with a high truncation, of which these steps were undone, with the count of them in a row."""
+    changes = []
+    for step in range(1, 61):
+        in_a_row = sum(step - n in steps for n in range(2)) if step in steps else 0
+        bad = {"health/kl": 9.0, "status": "rolled_back", "lr": 5e-3, "lr/requested": 0.01} if in_a_row else {}
+        changes.append({f"truncation/{F}": 0.9, "rollback/in_a_row": in_a_row} | bad)
+    return rows(*changes)
+
+
+@pytest.mark.parametrize(("steps", "severity"), [((7,), "warning"), ((7, 8), "error"), ((7, 14), "error")])
+def test_a_rollback_that_recurs_says_which_rate_to_take(steps: tuple[int, ...], severity: str) -> None:
+    told = rules.post_mortem(undone(*steps), CONFIG)
+    (finding,) = [one for one in told if one.rule == "exploded"]
+    assert finding.severity == severity and "algorithm.learning_rate" in finding.advice
+    recurs = severity == "error"
+    assert names(finding.advice, 0.01, "0.00012") == recurs and ("alone" in finding.advice) != recurs
+    assert ([one.rule for one in told].index("truncation") > told.index(finding)) or not recurs
+
+
+def test_rollbacks_far_apart_do_not_recur() -> None:
+    assert found(undone(7, 40))["exploded"].severity == "warning"
+
+
+def test_the_second_rollback_in_a_row_is_an_error_at_once() -> None:
+    live = {one.rule: one for one in rules.check(undone(7, 8)[:8], CONFIG)}["exploded"]
+    assert live.severity == "error" and names(live.advice, 0.01, "0.00012")
+
+
+def test_the_preset_s_rate_is_that_of_the_model() -> None:
+    assert presets.usual_rate(presets.cpu_small()) == 2e-5
+    other = CONFIG.replace(**{"model.name": "own/model"})
+    assert presets.usual_rate(other) == type(CONFIG.algorithm)().learning_rate
