@@ -18,7 +18,7 @@ from grpo_nb.doctor.debugging import debug_mode
 from grpo_nb.doctor.errors import explain, explain_text
 from grpo_nb.doctor.machine import Check, environment
 from grpo_nb.evaluation.compare import measurements
-from grpo_nb.rules import clock, hindsight, learning, regressions, sft
+from grpo_nb.rules import clock, hindsight, learning, regressions, sft, updates
 from grpo_nb.rules.finding import FIRST_STEP, FURTHEST, Finding, Rows, named_in, spans
 from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run import settings
@@ -111,9 +111,16 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
 
 def _with_samples(run: Run, finding: Finding) -> Finding:
     """The finding with what the newest samples show of its cause."""
-    if finding.rule != learning.truncation.__name__:
-        return finding
-    return learning.with_ignored_stop(finding, islice(run.newest_first("samples"), NEWEST_SAMPLES))
+    look = _LOOK.get(finding.rule)
+    return finding if look is None else look(finding, islice(run.newest_first("samples"), NEWEST_SAMPLES))
+
+
+_LOOK = {
+    learning.truncation.__name__: learning.with_ignored_stop,
+    learning.unscored.__name__: learning.with_commonest_cause,
+    updates.repeated_skips.__name__: learning.with_commonest_cause,
+}
+"""What the samples show of the cause, by rule."""
 
 
 def _measured(run: Run, rows: Rows) -> list[Finding]:

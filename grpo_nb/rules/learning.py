@@ -4,6 +4,7 @@ Asked through rules.py; each judges a stretch of rows at its end.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,8 @@ CONFLICT_COSINE, CONFLICT_SHARE = -0.1, 0.8
 CLIP_HIGHER = 1.4
 """DAPO's upper clip against PPO's: 0.28 / 0.2."""
 NEAR_ZERO_LOSS = 0.02
+LONGEST_CAUSE = 200
+"""Characters of a cause that a finding quotes."""
 
 
 def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
@@ -78,6 +81,25 @@ def with_ignored_stop(finding: Finding, samples: Iterable[Mapping[str, Any]]) ->
         advice=f"if '{token}' ends an answer of this model, make it a stop token: see eos_token_id in the model's "
         "generation_config.json, and the stop_token_ids that 01_load shows and a custom engine must obey; a longer cap "
         "would not help",
+    )
+
+
+def with_commonest_cause(finding: Finding, samples: Iterable[Mapping[str, Any]]) -> Finding:
+    """A finding of completions without a score, with the cause that most of the logged ones give."""
+    if any(norm != "None" for norm in finding.evidence.get("norms", ())):
+        return finding  # updates were left out for another reason
+    objective = finding.evidence.get("objective")
+    unscored = [row for row in samples if row.get("reward") is None and objective in (None, row.get("objective"))]
+    given = Counter(cause for row in unscored if isinstance(cause := row.get("cause"), str) and cause)
+    if not given:
+        return finding
+    ((cause, count),) = given.most_common(1)
+    shown = cause if len(cause) <= LONGEST_CAUSE else f"{cause[:LONGEST_CAUSE]} …"
+    return replace(
+        finding,
+        message=f"{finding.message} Commonest cause, of {count} of {len(unscored)} logged completions without a score: "
+        f"{shown.rstrip('.')}.",
+        evidence={**finding.evidence, "cause": shown, "with_cause": count, "unscored_samples": len(unscored)},
     )
 
 

@@ -482,3 +482,12 @@ def test_a_clock_that_was_set_back_while_a_run_trained_is_named(run: Run, monkey
     run.log_event("checkpoint", step=60)
     (finding,) = [finding for finding in diagnose(run) if finding.rule == "clock_set_back"]
     assert finding.severity == "warning" and finding.evidence["seconds"] == pytest.approx(3600, abs=30)
+
+
+def test_a_diagnosis_names_the_commonest_cause_of_missing_scores(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    for row in healthy(4):
+        run.log_metrics(row | {"scored/fairness": 0.0})
+    run.log_samples([{"step": 4, "objective": "fairness", "reward": None, "cause": "'never' gave None"}])
+    (finding,) = [found for found in diagnose(run) if found.rule == "unscored"]
+    assert "'never' gave None" in finding.message

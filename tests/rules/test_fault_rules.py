@@ -299,3 +299,25 @@ def test_the_preset_s_rate_is_that_of_the_model() -> None:
     assert presets.usual_rate(presets.cpu_small()) == 2e-5
     other = CONFIG.replace(**{"model.name": "own/model"})
     assert presets.usual_rate(other) == type(CONFIG.algorithm)().learning_rate
+
+
+# Completions without a score
+
+
+def test_the_commonest_cause_of_a_missing_score_is_named() -> None:
+    finding = found(ill(lambda row: {f"scored/{F}": 0.0}))["unscored"]
+    causes_seen = ["'never' gave None"] * 3 + ["'other' gave None", ""]
+    samples = [{"objective": F, "reward": None, "cause": cause} for cause in causes_seen]
+    others = [{"objective": H, "reward": None, "cause": "H"}, {"objective": F, "reward": 1.0, "cause": "F"}] * 5
+    told = learning.with_commonest_cause(finding, samples + others)
+    assert names(told.message, "'never' gave None", 3, 5) and told.evidence["cause"] == "'never' gave None"
+    assert learning.with_commonest_cause(finding, others) == finding
+    assert len(learning.with_commonest_cause(finding, [samples[0] | {"cause": "x" * 9000}]).message) < 600
+
+
+def test_updates_left_out_without_any_score_name_their_cause() -> None:
+    samples = [{"objective": F, "reward": None, "cause": "'never' gave None"}]
+    empty = found(rows({}, *[{"status": "skipped", "grad/norm": None}] * 3))["repeated_skips"]
+    assert "'never' gave None" in learning.with_commonest_cause(empty, samples).message
+    large = found(rows({}, *[{"status": "skipped", "grad/norm": 1e9}] * 3))["repeated_skips"]
+    assert learning.with_commonest_cause(large, samples) == large
