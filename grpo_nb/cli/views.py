@@ -15,6 +15,7 @@ from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
 from grpo_nb.run.places import missing_file
 from grpo_nb.run.run import Run
+from grpo_nb.run.status import RunStatus
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.storage.vocabulary import Command
 
@@ -36,10 +37,14 @@ def status_command(arguments: Namespace) -> int:
         facts = {"run": str(run.path), "state": str(session.state), "step": session.step, "steps": session.steps}
         owner = None if status.owner is None else str(status.owner)
         error = None if session.error is None else str(session.error)
+        facts["sft"] = status.sft
         show_json(facts | {"owner": owner, "updated": status.updated, "error": error, "newest": newest})
         return DONE
-    say(session.summary())
-    say(f"logs last grew {_time(status.updated)}; checkpoints: {one_line(run.checkpoints.steps() or 'none')}")
+    say(f"{session.summary()}{_after_sft(run, status)}")
+    saved = f"checkpoints: {one_line(run.checkpoints.steps() or 'none')}"
+    if status.sft is not None:
+        saved = f"SFT checkpoints: {one_line(run.sft_checkpoints.steps() or 'none')}"
+    say(f"logs last grew {_time(status.updated)}; {saved}")
     show(
         [
             {"objective": name} | {title: newest.get(key.of(name)) for title, key in _HEADLINES.items()}
@@ -47,6 +52,14 @@ def status_command(arguments: Namespace) -> int:
         ]
     )
     return DONE
+
+
+def _after_sft(run: Run, status: RunStatus) -> str:
+    """The command that continues a run whose SFT stopped or is done; empty for any other."""
+    if status.sft is None or status.state.is_live:
+        return ""
+    done, total = status.sft
+    return f"; resume: grpo-nb sft {run.shown}" if done < total else f"; next: grpo-nb train {run.shown}"
 
 
 _HEADLINES = {
@@ -152,7 +165,8 @@ def tell_command(arguments: Namespace) -> int:
         return _turn(run, arguments.what)
     status = run.status()
     if not status.state.is_live:
-        say(f"{run.shown}: {status.state}, nothing trains it; grpo-nb train {run.shown}")
+        advice = _after_sft(run, status) or f"; grpo-nb train {run.shown}"
+        say(f"{run.shown}: {status}, nothing trains it{advice}")
         return FAILED
     command = next(command for command in Command if command.label == arguments.what)
     run.knobs.request(command, by="the command line")
@@ -185,8 +199,9 @@ def runs_command(arguments: Namespace) -> int:
         show_json([asdict(summary) for summary in found])
         return DONE
     rows: list[dict[str, str | None]] = [
-        {"run": str(s.path), "state": s.state, "step": f"{s.step}/{s.steps}", "changed": _time(s.updated)}
+        {"run": str(s.path), "state": state, "step": f"{step}/{steps}", "changed": _time(s.updated)}
         for s in found
+        for state, step, steps in [s.shown]
     ]
     if any(s.problem for s in found):
         rows = [row | {"reason": _short(s.problem)} for row, s in zip(rows, found, strict=True)]

@@ -113,7 +113,7 @@ def members(run: Run, error: BaseException | None = None) -> dict[str, str]:
     files = {name: _made(make) for name, make in makers.items()}
     status = run.status()
     table = "\n".join(f"| {name} | {len(text):,} characters |" for name, text in files.items() if text)
-    state = f"{status.state}, step {status.step} of {status.steps}; grpo_nb {__version__}"
+    state = f"{status}; grpo_nb {__version__}"
     files = {"README.md": README.format(run=run.name, state=state, files=table)} | files
     return {name: redacted(text, secrets) for name, text in files.items() if text}
 

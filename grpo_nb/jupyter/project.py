@@ -74,7 +74,8 @@ def runs(folder: str | Path | None = None) -> "Table":
 
     folder = root() / "runs" if folder is None else Path(folder)
     rows = [
-        {"run": s.name, "state": s.state, "step": s.step, "steps": s.steps, "next": _next(s)} for s in list_runs(folder)
+        {"run": s.name} | dict(zip(("state", "step", "steps"), s.shown, strict=True)) | {"next": _next(s)}
+        for s in list_runs(folder)
     ]
     return Table(pd.DataFrame(rows), f"runs in {folder}" if rows else f"no runs in {folder} yet")
 
@@ -82,7 +83,7 @@ def runs(folder: str | Path | None = None) -> "Table":
 def runs_summary(folder: str | Path | None = None, limit: int = 5) -> str | None:
     """The newest runs of `folder` (by default the project's), a line each with what to do; None without any."""
     found = list_runs(root() / "runs" if folder is None else folder)
-    lines = [one_line(f"{s.name}: {s.state}, step {s.step} of {s.steps}; {_next(s)}") for s in found[:limit]]
+    lines = [one_line("{}: {}, step {} of {}; {}".format(s.name, *s.shown, _next(s))) for s in found[:limit]]
     if len(found) > limit:
         lines.append(f"and {len(found) - limit} older: grpo_nb.jupyter.project.runs() lists them")
     return "\n".join(lines) or None
@@ -99,6 +100,8 @@ def _next(summary: RunSummary) -> str:
     state = "warmed up" if summary.state is RunState.NEW and _warmed_up(summary.path) else summary.state
     if summary.state is RunState.UNREADABLE:
         return summary.problem or "it cannot be read"
+    if summary.sft is not None and summary.sft[0] < summary.sft[1] and not summary.state.is_live:
+        state = "SFT begun"
     return _NEXT.get(state, "").format(repr(os.path.relpath(summary.path)))
 
 
@@ -111,6 +114,7 @@ def _warmed_up(path: Path) -> bool:
 _NEXT = {
     RunState.NEW: "02_sft, then 03_grpo",
     "warmed up": "03_grpo",
+    "SFT begun": "resume: grpo_nb.start({}, stage='sft')",
     RunState.RUNNING: "look at it: grpo_nb.attach({})",
     RunState.PAUSED: "look at it: grpo_nb.attach({})",
     RunState.STOPPED: "resume: grpo_nb.start({})",

@@ -27,6 +27,7 @@ from grpo_nb.printable import Clean, printable
 from grpo_nb.run.dependencies_file import accepted_kinds
 from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.status import shown
 from grpo_nb.storage.vocabulary import Command, RunState
 
 if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and the dashboard
@@ -256,7 +257,9 @@ class Session:
 
     def summary(self) -> Summary:
         """One line: what the run is doing, at which step, what ended it, and whether its code was edited meanwhile."""
-        words = [f"{self.run.name}: {self.state}, step {self.step} of {self.steps}"]
+        own = (self.step, self.steps)
+        state, step, steps = shown(self.state, own, own if self.stage == "sft" else self.run.status().sft)
+        words = [f"{self.run.name}: {state}, step {step} of {steps}"]
         if self.state.is_active and (owner := self.run.status().owner) is not None and owner.doing:
             words.append(owner.doing)
         if (error := self.error) is not None:

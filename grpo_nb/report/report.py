@@ -71,7 +71,7 @@ def report(run: Run | str | Path) -> Report:
     """
     run = Run.of(run)
     rows, status = run.stored("metrics"), run.status()
-    caption = f"{run.name}: {status.state}, step {status.step} of {status.steps}"
+    caption = f"{run.name}: {status}"
     return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
 
 

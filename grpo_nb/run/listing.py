@@ -36,7 +36,7 @@ def _summary(path: Path) -> RunSummary:
             path.name, path, RunState.UNREADABLE, updated=modified(path / CONFIG), problem=problem[:LONGEST_PROBLEM]
         )
     updated = status.updated or modified(path / CONFIG)
-    return RunSummary(path.name, path, status.state, status.step, status.steps, updated, problem)
+    return RunSummary(path.name, path, status.state, status.step, status.steps, updated, problem, status.sft)
 
 
 def _problem(run: Run, status: RunStatus) -> str | None:

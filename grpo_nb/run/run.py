@@ -327,11 +327,12 @@ class Run:
         step, seen = self.last_step() or 0, self._standing.milestones.read()
         owner, alive = RunLock(self.path / LOCK).look()
         state = self._active(seen) if alive else self._ended(step, seen, died=owner is not None)
-        return RunStatus(state, step, self._goal(step, seen.newest), owner, self._updated())
+        sft = None if step or seen.newest else self._sft(state)
+        return RunStatus(state, step, self._goal(step, seen.newest), owner, self._updated(), sft)
 
     def __repr__(self) -> str:
         status = self.status()
-        return f"Run({self.shown!r}: {status.state}, step {status.step} of {status.steps})"
+        return f"Run({self.shown!r}: {status})"
 
     def _corrected(self, config: Config) -> "Run":
         """The run with other settings, put in the place of those that nothing stands on."""
@@ -369,6 +370,11 @@ class Run:
         if died and milestone != "stopped":
             return RunState.DEAD
         return RunState.NEW if milestone is None else RunState.STOPPED
+
+    def _sft(self, state: RunState) -> tuple[int, int] | None:
+        """Where SFT stands, if it has begun. A trainer that is past its last step loads what GRPO needs."""
+        step, steps = self.last_step("sft") or 0, self.config.sft.steps
+        return (step, steps) if 0 < step < steps or (step and state is RunState.NEW) else None
 
     def _updated(self) -> float | None:
         times = [modified(self.path / f"{log}.jsonl") for log in ("metrics", "sft", "events")]

@@ -36,6 +36,12 @@ class RunStatus:
     """Who trains it, or died doing so."""
     updated: float | None
     """When its logs last grew, in seconds since 1970."""
+    sft: tuple[int, int] | None = None
+    """Newest step of SFT and its steps in all, where SFT has begun and GRPO has not; else None."""
+
+    def __str__(self) -> str:
+        state, step, steps = shown(self.state, (self.step, self.steps), self.sft)
+        return f"{state}, step {step} of {steps}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,28 @@ class RunSummary:
     updated: float | None = None
     problem: str | None = None
     """Why it is unreadable, or ended as dead or failed."""
+    sft: tuple[int, int] | None = None
+    """As RunStatus.sft."""
+
+    @property
+    def shown(self) -> tuple[str, int, int]:
+        """State, step and steps to show: of SFT where GRPO has not begun."""
+        return shown(self.state, (self.step, self.steps), self.sft)
+
+
+def shown(state: RunState, grpo: tuple[int, int], sft: tuple[int, int] | None) -> tuple[str, int, int]:
+    """State, step and steps to show: of SFT where that is given, else of GRPO.
+
+    >>> shown(RunState.NEW, (0, 100), (154, 300))
+    ('SFT stopped', 154, 300)
+    >>> shown(RunState.NEW, (0, 100), None)
+    ('new', 0, 100)
+    """
+    if sft is None:
+        return str(state), *grpo
+    if state is RunState.NEW:  # the state of a run is that of GRPO
+        state = RunState.DONE if sft[0] >= sft[1] else RunState.STOPPED
+    return f"SFT {state}", *sft
 
 
 @dataclass(frozen=True)

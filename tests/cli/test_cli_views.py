@@ -14,11 +14,13 @@ from grpo_nb import presets
 from grpo_nb.cli import verbs
 from grpo_nb.config import JudgeConfig, RunConfig
 from grpo_nb.doctor import Check
+from grpo_nb.jupyter.project import runs_summary
 from grpo_nb.report import tables, text_table
 from grpo_nb.rules.finding import Finding
 from grpo_nb.run.run import Run
 from tests.conftest import ROOT
 from tests.support.cli_stage import STEPS, save, says, stats
+from tests.support.tiny import tiny_run
 from tests.support.tokens import names
 from tests.tasks.test_bbq import templates
 from tests.tasks.test_halueval import RIGHT as QA_ROW
@@ -214,6 +216,31 @@ def test_runs_lists_every_run(run: Run, capsys: pytest.CaptureFixture[str]) -> N
     (root / "empty").mkdir()
     status, out, _ = says(capsys, "runs", root / "empty")
     assert status == 0 and names(out, root / "empty") and out.count("\n") == 1
+
+
+@pytest.mark.parametrize(("done", "state", "advice"), [(3, "stopped", "sft"), (8, "done", "train")])
+def test_a_run_within_sft_shows_its_steps_and_what_continues_it(
+    done: int, state: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny_run(tmp_path / "runs", "warm", run__steps=STEPS, sft__steps=8)
+    run.log_sft({"step": done, "loss": 1.0})
+    save(run, done, sft=True)
+    out = says(capsys, "status", run.path)[1]
+    assert names(out, "SFT", state, done, 8, f"grpo-nb {advice} {run.shown}", f"[{done}]")
+    assert not names(out, "new") and not names(out, "none")
+    answer = json.loads(says(capsys, "status", run.path, "--json")[1])
+    assert (answer["state"], answer["sft"]) == ("new", [done, 8])
+    assert re.search(rf"warm +SFT {state} +{done}/8 ", says(capsys, "runs", run.path.parent)[1])
+    assert names(repr(run), "SFT", state, done, 8)
+    lines = runs_summary(run.path.parent)
+    assert lines and names(lines, "SFT", state, done, 8, "stage='sft'" if done < 8 else "03_grpo")
+    assert names(says(capsys, "tell", run.path, "pause")[1], "SFT", f"grpo-nb {advice}")
+    with run.lock():
+        out = says(capsys, "status", run.path)[1]
+        assert "grpo-nb" not in out and names(out, "running")
+        assert names(out, "SFT", done, 8) == (done < 8), "past the last step, GRPO loads"
+    run.log_event("start", step=0, goal=STEPS)
+    assert run.status().sft is None and names(says(capsys, "status", run.path)[1], "stopped", 0, STEPS)
 
 
 def test_runs_shortens_a_long_reason(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
