@@ -348,7 +348,7 @@ def _command(commands: Any, name: str, summary: str, details: str, examples: str
 
 _MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "score": "scores"}
 _MAKES = {"sft", "train", "eval"}
-"""Commands that make a run; a path that is missing is refused before torch is imported, which takes seconds."""
+"""Commands that make a run; arguments are checked before torch is imported, which takes seconds."""
 
 
 def _lazily(name: str) -> Any:
@@ -356,7 +356,7 @@ def _lazily(name: str) -> Any:
 
     def call(arguments: Namespace) -> int:
         if name in _MAKES:
-            import_module("grpo_nb.cli.opening").refuse_missing(arguments)
+            import_module("grpo_nb.cli.opening").check_arguments(arguments)
         module = import_module(f"grpo_nb.cli.{_MODULES.get(name, 'views')}")
         status: int = getattr(module, f"{name}_command")(arguments)
         return status

@@ -3,13 +3,14 @@
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from grpo_nb.cli.arguments import UsageError, changes, preset
 from grpo_nb.config import Config
-from grpo_nb.run import dependencies_file, places
+from grpo_nb.run import dependencies_file, places, settings
 from grpo_nb.run.lock import LOCK
 from grpo_nb.run.places import CONFIG
 from grpo_nb.run.run import Run, RunError
@@ -52,7 +53,40 @@ def _remove(run: Run, there: Collection[str], missing: Sequence[Path]) -> None:
         folder.rmdir()
 
 
-def refuse_missing(arguments: Namespace) -> None:
+def check_arguments(arguments: Namespace) -> None:
+    """Refuse what can be refused without the model: a missing run, unknown settings, settings that contradict.
+
+    Raises:
+        UsageError: as `_refuse_missing`, or two totals of steps, or settings that the run does not have.
+        ConfigError: a setting is unknown or does not validate.
+    """
+    _refuse_missing(arguments)
+    path, given, steps = path_of(arguments.run), changes(arguments), getattr(arguments, "steps", None)
+    start = preset(arguments.preset) if arguments.preset else None
+    if not (path / CONFIG).exists():
+        config = (start or preset("demo")).replace(**given)
+        _refuse_two_totals(arguments.run, given, config.run.steps, steps)
+        return
+    run = Run.open(path)
+    wanted = (start or run.config).replace(**given)
+    if (differences := settings.contradictions(run.config, wanted, given)) and run.has_work():
+        try:
+            settings.refuse_contradiction(path, differences)
+        except RunError as error:
+            raise UsageError(str(error)) from error
+
+
+def _refuse_two_totals(name: str, given: Mapping[str, Any], total: int, steps: int | None) -> None:
+    if steps is None or "run.steps" not in given or total == steps:
+        return
+    fewer, more = sorted((total, steps))
+    raise UsageError(
+        f"--steps {steps} and --set run.steps={total} both set the total of a new run; give one: "
+        f"grpo-nb train {name} --steps {fewer}, and later grpo-nb train {name} --steps {more} to continue"
+    )
+
+
+def _refuse_missing(arguments: Namespace) -> None:
     """Refuse a run that is missing where nothing says how to make it.
 
     Raises:
@@ -72,13 +106,9 @@ def _opened(arguments: Namespace, steps: int | None) -> Run:
         UsageError: it is missing and nothing says how to make it, or it contradicts the settings given.
         RunError: it cannot be made or read.
     """
-    refuse_missing(arguments)
+    _refuse_missing(arguments)
     path, given = path_of(arguments.run), changes(arguments)
     made = (path / CONFIG).exists()
-    if not made and steps is not None and given.get("run.steps", steps) != steps:
-        raise UsageError(
-            f"--steps {steps} and --set run.steps={given['run.steps']} both give the total of a new run; leave one out"
-        )
     start = preset(arguments.preset) if arguments.preset else None
     try:
         run = Run.open_or_create(path, start, changes=given, steps=steps)

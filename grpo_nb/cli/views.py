@@ -83,7 +83,7 @@ def samples_command(arguments: Namespace) -> int:
         show_json({"run": str(run.path), "samples": rows_of(table.frame)})
     else:
         say(repr(table))
-    return DONE
+    return DONE if len(table.frame) or arguments.step is None else FAILED
 
 
 def compare_command(arguments: Namespace) -> int:

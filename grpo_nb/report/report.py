@@ -211,10 +211,19 @@ def samples(run: Run, *, objective: str | None = None, step: int | None = None, 
         if len(shown) == limit:
             break
     title = objective or run.name
-    what = f"{title}: the newest answers" if shown else f"{title}: no samples in the log"
+    what = f"{title}: the newest answers" if shown else f"{title}: {_no_samples(run, step)}"
     cut = len(shown) < limit and looked == NEWEST_ROWS
     lines = sorted(reversed(shown.values()), key=lambda row: -row["step"])  # of one step in the order of the log
     return Table(pd.DataFrame(lines), what + (f" (of the newest {looked:,} rows)" if cut else ""))
+
+
+def _no_samples(run: Run, step: int | None) -> str:
+    """Says that there are none, and of which steps there are some."""
+    newest = next(run.newest_first("samples"), None)
+    if step is None or newest is None:
+        return "no samples in the log"
+    oldest = next(run.oldest_first("samples"), newest)
+    return f"none at step {step}; samples of steps {oldest['step']} to {newest['step']}"
 
 
 def _samples_at(run: Run, step: int) -> Iterator[Mapping[str, Any]]:

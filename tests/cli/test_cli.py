@@ -177,5 +177,5 @@ def test_grpo_without_sft_where_asked(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_two_totals_of_a_new_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("--preset", "demo", "--set", "run.steps=4")
     status, _, err = says(capsys, "train", tmp_path / "new", *settings, "--steps", 2)
-    assert status == 2 and names(err, "--steps", 2, "run.steps=4") and not (tmp_path / "new").exists()
+    assert status == 2 and names(err, "--steps 2", "run.steps=4", "--steps 4") and not (tmp_path / "new").exists()
     assert says(capsys, "train", tmp_path / "new", *settings, "--steps", 4)[0] == 0

@@ -251,9 +251,22 @@ def test_runs_shortens_a_long_reason(run: Run, capsys: pytest.CaptureFixture[str
     assert len(reason) > 300 and reason[:60] in " ".join(shown.split()) and reason[-40:] not in " ".join(shown.split())
 
 
-@pytest.mark.parametrize("verb", ["diagnose", "report", "eval"])
-def test_a_run_that_is_missing_is_refused_without_torch(verb: str, tmp_path: Path) -> None:
-    code = f"import sys; from grpo_nb.cli import main; status = main([{verb!r}, {str(tmp_path / 'none')!r}]); "
+REFUSED = {
+    "diagnose": ["diagnose", "none"],
+    "report": ["report", "none"],
+    "eval": ["eval", "none"],
+    "two totals": ["train", "none", "--steps", "3", "--set", "run.steps=6"],
+    "unknown setting": ["train", "none", "--set", "run.step=6"],
+    "other settings": ["sft", "trained", "--set", "run.seed=6"],
+}
+
+
+@pytest.mark.parametrize("argv", REFUSED.values(), ids=REFUSED)
+def test_wrong_arguments_are_refused_without_torch(argv: list[str], tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "trained", presets.demo())
+    run.log_metrics({"step": 1, "loss": 0.5})
+    verb, name, *options = argv
+    code = f"import sys; from grpo_nb.cli import main; status = main({[verb, str(tmp_path / name), *options]!r}); "
     code += "sys.exit(status + 10 * ('torch' in sys.modules))"
     made = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert made.returncode == 2
@@ -367,7 +380,9 @@ def test_samples_are_those_that_the_notebook_shows(run: Run, capsys: pytest.Capt
     asked = ("--step", 1, "-n", 9, "--objective", "hallucination", "--json")
     (row,) = json.loads(says(capsys, "samples", run.path, *asked)[1])["samples"]
     assert (row["step"], row["completion"]) == (1, "B1")
-    assert says(capsys, "samples", run.path, "--step", 9)[0] == 0
+    status, out, _ = says(capsys, "samples", run.path, "--step", 9)
+    steps = [row["step"] for row in run.rows("samples")]
+    assert status == 1 and names(out, 9, min(steps), max(steps))
     status, _, err = says(capsys, "samples", run.path, "--objective", "fair")
     assert status == 2 and names(err, "fairness", "hallucination")
 
