@@ -312,7 +312,9 @@ class Past:
 class History:
     """The rows of a run in their order. Between the first BASELINE and the newest KEPT rows none can be looked at."""
 
-    def __init__(self, config: Config, rows: Iterable[Row] = ()) -> None:
+    def __init__(self, config: Config, rows: Iterable[Row] = (), *, without_sft: bool = False) -> None:
+        self.without_sft = without_sft
+        """Whether GRPO started without a result of SFT although `sft.steps` is above 0."""
         self._first: list[Row] = []
         self._newest: list[Row] = []
         self._count = 0
@@ -327,9 +329,9 @@ class History:
             self.append(row)
 
     @classmethod
-    def of(cls, config: Config, rows: LogRows) -> "History":
+    def of(cls, config: Config, rows: LogRows, *, without_sft: bool = False) -> "History":
         """What adding all rows of a long log one by one would give, from its columns; none may be added afterwards."""
-        history = cls(config)
+        history = cls(config, without_sft=without_sft)
         history._first, history._newest, history._count = [*rows[:BASELINE]], [*rows[-KEPT:]], len(rows)
         history.cosines.extend(_measured(rows, keys.GRAD_COSINE)[1][-CONFLICT_ROWS:].tolist())
         for past in history.objectives.values():

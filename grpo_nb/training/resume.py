@@ -18,6 +18,7 @@ from grpo_nb.run.dependencies_file import CHANGE, OPTIMIZER
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.sft_result import without_sft
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
 from grpo_nb.training import numerics
@@ -79,6 +80,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
         _start(state, warm)
     else:
         _restore(state, newest)
+    state.history.without_sft = without_sft(run)
     _log_unused_settings(state)
     return state
 
@@ -251,10 +253,22 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     policy.freeze_reference()
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
     run.log_event("start", step=0, **origin, **_computes(state), **environment_info(policy))
+    if warm is None and run.config.sft.steps > 0:
+        _log_missing_sft(run)
     if state.drawer.reason and run.config.rollout.engine != "auto":
         asked, now = run.config.rollout.engine, state.drawer
         logger.warning("rollout.engine='%s' cannot serve this model: '%s' draws (%s)", asked, now.name, now.reason)
     save(state)
+
+
+def _log_missing_sft(run: Run) -> None:
+    message = (
+        f"{run.name} has no result of SFT although sft.steps is {run.config.sft.steps}: GRPO starts from the model as "
+        "loaded, whose answers may be cut, unreadable or all alike. In a new run, call sft(run) before grpo(run), or "
+        "set sft.steps=0 if no SFT is wanted"
+    )
+    run.log_event("sft_not_run", step=0, sft_steps=run.config.sft.steps, message=message)
+    logger.warning(message)
 
 
 def _computes(state: TrainState) -> dict[str, object]:

@@ -712,3 +712,22 @@ def test_log_probs_that_no_pass_has_seen_are_left_out(tmp_path: Path) -> None:
     seen = [row for row in run.rows("samples") if row["step"] == 2 and row["objective"] == "hallucination"]
     assert [row["logprobs_old"] for row in unseen] == [None] * 4
     assert all(row["logprobs_old"] for row in seen)
+
+
+def test_a_start_without_sft_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tiny_run(tmp_path, run__steps=2)
+    for steps in (1, 2):
+        list(grpo(run, steps=steps))
+    (event,) = run.stored("events").having("kind", {"sft_not_run"})
+    (warning,) = [record for record in caplog.records if "sft.steps" in record.getMessage()]
+    assert (event["step"], event["sft_steps"]) == (0, 3) and event["message"] == warning.getMessage()
+    assert names(event["message"], 3, "sft(run)", "sft.steps=0")
+
+
+@pytest.mark.parametrize("sft_steps", [0, 1])
+def test_a_start_that_needs_no_sft_or_had_it_logs_nothing(sft_steps: int, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, sft__steps=sft_steps, sft__warmup_steps=0)
+    if sft_steps:
+        list(sft(run))
+    list(grpo(run, steps=1))
+    assert not [*run.stored("events").having("kind", {"sft_not_run"})]
