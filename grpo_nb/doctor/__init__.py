@@ -24,6 +24,7 @@ from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError, RunStatus
+from grpo_nb.run.sft_result import without_sft
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats
 from grpo_nb.storage.journal import Journal
@@ -89,7 +90,7 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
     """
     run = Run.of(run)
     rows, events, status = run.stored("metrics"), run.stored("events"), run.status()
-    found = hindsight.post_mortem(rows, run.config)
+    found = hindsight.post_mortem(rows, run.config, without_sft=without_sft(run))
     found = [_with_samples(run, finding) for finding in found]
     found += _measured(run, rows)
     losses = {event.get("step"): event for event in events.having("kind", {"sft_eval"})}  # the newest of each step

@@ -3,7 +3,7 @@
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. A file a
 subject: updates, health, canaries, drift, signal, learning, regressions, numeric, sampler, rewards, judge,
-machine.
+machine, warm_start.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +24,7 @@ from grpo_nb.rules import (
     sampler,
     signal,
     updates,
+    warm_start,
 )
 from grpo_nb.rules.finding import WINDOW, Finding, Row, Rows
 from grpo_nb.rules.history import History, ObjectiveRule, Rule
@@ -102,6 +103,8 @@ def check(rows: Rows, config: Config) -> list[Finding]:
     asked = [rule(history, config) for rule in (*MOMENT_RULES, *RULES) if rows]
     asked += [rule(history, config, name) for rule in OBJECTIVE_RULES for name in config.objectives if rows]
     found = [finding for finding in asked if finding]
+    if common := warm_start.sft_not_run(history, config, found):
+        found.append(common)
     history.reported = len(history), frozenset(finding.key for finding in found)
     return worst_first(found)
 

@@ -28,16 +28,20 @@ Suspects = Callable[[LogRows, Config], Places]
 """Places of all rows at which a rule can fire, and of others."""
 
 
-def post_mortem(rows: LogRows, config: Config) -> list[Finding]:
-    """What `rules.post_mortem` finds in all rows; worst first."""
+def post_mortem(rows: LogRows, config: Config, *, without_sft: bool = False) -> list[Finding]:
+    """What `rules.post_mortem` finds in all rows; worst first.
+
+    Args:
+        without_sft: as of `History`.
+    """
     if len(rows) <= FEW_ROWS:
-        return rules.post_mortem(rows, config)
+        return rules.post_mortem(rows, config, History(config, without_sft=without_sft))
     moments: dict[str, Moment] = {}
     for rule, suspects in SUSPECTS.items():
         for place in np.unique(suspects(rows, config)).tolist():
             reach = REACH if moments.keys() & {rule.__name__} else KEPT
             rules.note(moments, rule(rows[max(place + 1 - reach, 0) : place + 1], config))
-    return rules.summed_up(History.of(config, rows), config, moments)
+    return rules.summed_up(History.of(config, rows, without_sft=without_sft), config, moments)
 
 
 def _where(rows: LogRows, key: str, suspicious: Callable[[Floats], NDArray[np.bool_]]) -> Places:

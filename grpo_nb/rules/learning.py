@@ -26,6 +26,7 @@ from grpo_nb.rules.finding import (
 )
 from grpo_nb.rules.history import CONFLICT_ROWS, History, ObjectiveRule, Rule
 from grpo_nb.rules.signal import SOLVED, mostly_dead
+from grpo_nb.rules.warm_start import more_sft, started_without
 
 TRUNCATED, TRUNCATED_BADLY = 0.15, 0.5
 """A truncated answer is mostly judged wrong whatever it knew: from 15% on the reward measures the cap as well."""
@@ -61,7 +62,8 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
         f"{share:.0%} of {objective} answers hit the cap of {cap} tokens, so their reward is that of an unfinished text"
         + (": hardly any ever ends." if never_ends else "."),
         {"objective": objective, "share": share, "cap": cap, "p95": level(rows, keys.LENGTH_P95.of(objective))},
-        f"raise sampling.max_completion_length from {cap} to {2 * cap}"
+        (f"{more_sft(rows, config, 'to teach the stop token')}; then " if started_without(rows) else "")
+        + f"raise sampling.max_completion_length from {cap} to {2 * cap}"
         + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
         + ("" if config.algorithm.mask_truncated else "; algorithm.mask_truncated=true leaves them out of the loss"),
     )
@@ -166,8 +168,8 @@ def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | N
         f"{objective} began with an entropy of {before:.3g} nats per token: the model was this certain before "
         "the first update, and a group holds near copies of one answer.",
         {"objective": objective, "entropy_start": before, "dead_share": dead},
-        f"fewer sft.steps (now {config.sft.steps}) or more varied SFT answers; then a temperature above "
-        f"{config.sampling.temperature:g}",
+        ("" if started_without(rows) else f"fewer sft.steps (now {config.sft.steps}) or more varied SFT answers; then ")
+        + f"a temperature above {config.sampling.temperature:g}",
     )
 
 
@@ -197,7 +199,7 @@ def unparsed(rows: Rows, config: Config, objective: str) -> Finding | None:
         newest(rows),
         f"{share:.0%} of {objective} answers cannot be read as an answer, so the reward mostly teaches the format.",
         {"objective": objective, "share": share, "truncated": level(rows, keys.TRUNCATION.of(objective))},
-        f"more sft.steps (now {config.sft.steps}) teach the format sooner; look at samples, and at truncation first",
+        f"{more_sft(rows, config, 'to teach the format sooner')}; look at samples, and at truncation first",
     )
 
 

@@ -29,6 +29,7 @@ from grpo_nb.rules.finding import (
     start,
 )
 from grpo_nb.rules.history import CURVES, KEPT, SETTINGS, Around, Fall, History, ObjectiveRule, Past
+from grpo_nb.rules.warm_start import more_sft
 
 HEDGES = ("unknown", "abstained")
 """Labels of answers that name nothing where the text answers; where it does not, naming nothing is `correct`."""
@@ -109,14 +110,14 @@ def hedging(rows: Rows, config: Config, objective: str) -> Finding | None:
             "of": "told" if found.told else "all",
             "correct_share": label_level(rows, objective, "correct"),
         },
-        hedging_advice(config, objective),
+        hedging_advice(rows, config, objective),
     )
 
 
-def hedging_advice(config: Config, objective: str) -> str:
+def hedging_advice(rows: Rows, config: Config, objective: str) -> str:
     """What to do against hedging; a temperature does not bring back answers that the policy has dropped."""
     return (
-        f"more sft.steps (now {config.sft.steps}) on items that the text answers, until it can answer them; draw as "
+        f"{more_sft(rows, config, 'on items that the text answers, until it can answer them')}; draw as "
         f"many of them as of the others; pay hedges there less with a reward function of your own; begin again before "
         f"the rise, with a higher beta/{objective}"
     )
@@ -196,7 +197,7 @@ def accuracy_fell(
             "hedges": {name: list(values) for name, values in hedged.items()},
             "reward": list(reward),
         },
-        hedging_advice(config, objective)
+        hedging_advice(rows, config, objective)
         if hedged
         else "read samples of these items; take an earlier checkpoint (`evaluate(run, stage=...)` measures it), then a "
         f"lower learning rate or a higher beta/{objective}",

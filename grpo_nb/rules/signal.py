@@ -11,6 +11,7 @@ from grpo_nb.metrics import keys
 from grpo_nb.rules.finding import WINDOW, Finding, Rows, in_use, label_level, label_start, level, newest, series, start
 from grpo_nb.rules.history import ObjectiveRule
 from grpo_nb.rules.regressions import Hedges, hedges, hedging_advice
+from grpo_nb.rules.warm_start import more_sft, started_without
 
 DEAD_SHARE = 0.7
 """Share of groups without any spread of reward; at K = 8, answers that are 85% right give 27% by chance."""
@@ -78,8 +79,8 @@ def _cause(rows: Rows, config: Config, objective: str, unexplained: float | None
         return Cause(
             "parser",
             f"{unparsed:.0%} of the answers cannot be read, and all of those earn the same",
-            f"look at samples for a form that the task does not read; more sft.steps (now {config.sft.steps}) teach "
-            "the form, and a longer sampling.max_completion_length lets answers reach it",
+            f"{more_sft(rows, config, 'to teach the form')}; look at samples for a form that the task does not read; a "
+            "longer sampling.max_completion_length lets answers reach it",
         )
     if unexplained is not None and unexplained >= CONSTANT:
         return Cause(
@@ -93,12 +94,13 @@ def _cause(rows: Rows, config: Config, objective: str, unexplained: float | None
         return Cause("solved", why, "nothing; add harder prompts if the run should go on")
     if always:
         why = f"nearly all that are not correct {always.words} where the text answers, and earn the same"
-        return Cause("hedging", why, hedging_advice(config, objective))
+        return Cause("hedging", why, hedging_advice(rows, config, objective))
     if right is not None and right <= FAILED:
         return Cause(
             "out_of_reach",
             f"{f'only {right:.0%}' if right else 'none'} of their answers are correct: none beats its neighbours",
-            "look at samples for answers the scorer misreads; run more SFT, or begin with easier prompts",
+            "look at samples for answers the scorer misreads; "
+            f"{more_sft(rows, config, 'to get some right answers')}; or begin with easier prompts",
         )
     temperature = in_use(rows[-1], keys.TEMPERATURE, config.sampling.temperature)
     return Cause(
@@ -142,8 +144,12 @@ def template_answers(rows: Rows, config: Config, objective: str) -> Finding | No
         + "): the policy learns a phrase that fits every prompt, not the task.",
         {"objective": objective, "share": now, "share_start": began, "kind": what, "rising": rising, "correct": right},
         "read the newest samples and see what the phrase earns: it must earn less than a right answer, and no more "
-        f"than another wrong one; raise beta/{objective} or resume from a checkpoint before the rise; if it was there "
-        f"at the start, the SFT data teach it (sft.data, sft.steps now {config.sft.steps})",
+        f"than another wrong one; raise beta/{objective} or resume from a checkpoint before the rise"
+        + (
+            ""
+            if started_without(rows)
+            else f"; if it was there at the start, the SFT data teach it (sft.data, sft.steps now {config.sft.steps})"
+        ),
     )
 
 

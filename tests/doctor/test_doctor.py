@@ -18,6 +18,7 @@ import torch
 from grpo_nb import rules
 from grpo_nb.doctor import diagnose, environment, explain, machine
 from grpo_nb.doctor.known_errors import KNOWN
+from grpo_nb.rules import hindsight
 from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.run.run import Run
 from tests.support.made_rows import healthy, ill
@@ -491,3 +492,21 @@ def test_a_diagnosis_names_the_commonest_cause_of_missing_scores(tmp_path: Path)
     run.log_samples([{"step": 4, "objective": "fairness", "reward": None, "cause": "'never' gave None"}])
     (finding,) = [found for found in diagnose(run) if found.rule == "unscored"]
     assert "'never' gave None" in finding.message
+
+
+def test_a_diagnosis_knows_whether_sft_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path)
+    for row in healthy(20):
+        run.log_metrics(row | {"truncation/fairness": 0.99})
+
+    def fires() -> bool:
+        return "sft_not_run" in {found.rule for found in diagnose(run, quick=True)}
+
+    run.log_event("start", step=0)
+    assert not fires()  # a log of a version that did not say
+    run.log_event("start", step=0, from_sft=False)
+    assert fires()
+    monkeypatch.setattr(hindsight, "FEW_ROWS", 1)
+    assert fires()
+    run.log_event("start", step=0, from_sft=True)
+    assert not fires()

@@ -9,6 +9,7 @@ from grpo_nb.config import Config
 from grpo_nb.rules import causes, learning
 from grpo_nb.rules.clock import clock_set_back
 from grpo_nb.rules.finding import Finding
+from grpo_nb.rules.history import History
 from grpo_nb.rules.rewards import evaluation_leaked
 from tests.support.made_rows import Row, healthy, ill
 from tests.support.tokens import names
@@ -321,3 +322,31 @@ def test_updates_left_out_without_any_score_name_their_cause() -> None:
     assert "'never' gave None" in learning.with_commonest_cause(empty, samples).message
     large = found(rows({}, *[{"status": "skipped", "grad/norm": 1e9}] * 3))["repeated_skips"]
     assert learning.with_commonest_cause(large, samples) == large
+
+
+# SFT that was not run
+
+UNREADABLE = {f"label/{F}/unparsed": 0.98, f"label/{F}/correct": 0.01, f"label/{F}/wrong": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({f"truncation/{F}": 0.99}, "truncation"),
+        (UNREADABLE, "unparsed"),
+        (UNREADABLE | {f"frac_reward_zero_std/{F}": 1.0}, "dead_groups"),
+    ],
+)
+def test_sft_that_was_not_run_comes_before_what_follows_from_it(values: Row, rule: str) -> None:
+    told = rules.post_mortem(ill(lambda row: values), CONFIG, History(CONFIG, without_sft=True))
+    by_rule = {one.rule: one for one in told}
+    cause = by_rule["sft_not_run"]
+    assert told.index(cause) < told.index(by_rule[rule]) and rule in cause.evidence["explains"]
+    assert names(cause.advice, "sft(run)", "sft.steps=0") and names(by_rule[rule].advice, "sft(run)")
+    after = found(ill(lambda row: values))
+    assert "sft_not_run" not in after and "sft(run)" not in after[rule].advice
+
+
+def test_a_healthy_run_without_sft_has_no_finding() -> None:
+    told = rules.post_mortem(healthy(60), CONFIG, History(CONFIG, without_sft=True))
+    assert "sft_not_run" not in {one.rule for one in told}
