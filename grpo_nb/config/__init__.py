@@ -245,13 +245,13 @@ def _set(tree: dict[str, Any], path: list[str], value: Any, dotted: str) -> None
     for name in parents:
         tree = _descend(tree, name, dotted)
     if leaf not in tree and parents[-1:] != ["chat_template_kwargs"]:
-        raise ConfigError(unknown(dotted, leaf, tree))
+        raise ConfigError(unknown(dotted, leaf, tree, Config))
     tree[leaf] = value
 
 
 def _descend(tree: dict[str, Any], name: str, dotted: str) -> dict[str, Any]:
     if name not in tree:
-        raise ConfigError(unknown(dotted, name, tree))
+        raise ConfigError(unknown(dotted, name, tree, Config))
     if not isinstance(sub := tree[name], dict):
         found = "not set" if sub is None else "a single value"
         short = cut(name)
@@ -271,7 +271,7 @@ def _explain(where: str, items: Sequence[Any]) -> str:
     item = items[0]
     if item["type"] == "extra_forbidden":
         *group, name = map(str, item["loc"])
-        return unknown(where, name, names_at(Config, group))
+        return unknown(where, name, names_at(Config, group), Config)
     needed = "Input should be "
     message = item["msg"].removeprefix("Value error, ")
     message += "".join(f" or {other['msg'].removeprefix(needed)}" for other in items[1:])

@@ -1,6 +1,6 @@
 """What is said of a setting that does not exist: the known name that is most like it, or the names that are known."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -9,8 +9,32 @@ from grpo_nb.printable import cut
 from grpo_nb.storage import former_names
 from grpo_nb.suggest import close_matches
 
+ELSEWHERE: Mapping[str, str] = {
+    "lr": "algorithm.learning_rate",
+    "epsilon": "algorithm.clip_low",
+    "epsilon_high": "algorithm.clip_high",
+    "gradient_accumulation_steps": "batch.micro_batch",
+    "kl_coef": "objectives.NAME.beta",
+    "max_new_tokens": "sampling.max_completion_length",
+    "max_steps": "run.steps",
+    "max_tokens": "sampling.max_completion_length",
+    "model_name": "model.name",
+    "model_name_or_path": "model.name",
+    "mu": "batch.num_iterations",
+    "num_generations": "batch.group_size",
+    "num_train_epochs": "run.steps",
+    "per_device_train_batch_size": "batch.micro_batch",
+    "save_steps": "run.checkpoint_every",
+    "save_total_limit": "run.keep_checkpoints",
+}
+"""What other trainers call a setting -> its name here; names that are the same here are found without."""
+MOST_MEANT = 3
+"""Settings of other groups that a message names."""
+NAME = "NAME"
+"""Stands for the name of an objective."""
 
-def unknown(dotted: str, name: str, known: Iterable[str]) -> str:
+
+def unknown(dotted: str, name: str, known: Iterable[str], settings: type[BaseModel] | None = None) -> str:
     """The sentence about setting `dotted`, whose part `name` is none of those `known` in its place."""
     if now := former_names.setting(dotted):
         return f"'{dotted}' is now called '{now}'; use that name"
@@ -18,7 +42,35 @@ def unknown(dotted: str, name: str, known: Iterable[str]) -> str:
     dotted, name = cut(dotted), cut(name)
     close = close_matches(name, names, count=1, cutoff=0.6)
     meant = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(names)}"
+    word, alone = dotted.rpartition(".")[2], not close and dotted.startswith(f"{name}.")
+    if settings is not None and (name == word or alone) and (found := _anywhere(settings, word)):
+        meant = "did you mean " + " or ".join(f"'{each}'" for each in found) + "?"
     return f"unknown setting '{dotted}' ('{name}'): {meant}" if names else f"unknown setting '{dotted}': remove it"
+
+
+def leaves(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted name of every setting that is no group; of objectives under NAME, of a judge's providers none."""
+    for name, field in settings.model_fields.items():
+        group = _group(field.annotation)
+        inside = next((arg for arg in reversed(get_args(group)) if _is_settings(arg)), None)
+        if _is_settings(group):
+            yield from leaves(group, f"{prefix}{name}.")
+        elif get_origin(group) is dict and inside is not None:
+            yield from leaves(inside, f"{prefix}{name}.{NAME}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _anywhere(settings: type[BaseModel], word: str) -> list[str]:
+    """The settings of any group that are called `word`, here or by another trainer; SFT's and the deepest last."""
+    found = [dotted for dotted in leaves(settings) if dotted.rpartition(".")[2] == word]
+    if word in ELSEWHERE:
+        found.append(ELSEWHERE[word])
+    return sorted(found, key=lambda dotted: (dotted.startswith("sft."), dotted.count(".")))[:MOST_MEANT]
+
+
+def _is_settings(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def names_at(settings: type[BaseModel], path: Sequence[str]) -> list[str]:

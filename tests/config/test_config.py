@@ -23,6 +23,7 @@ from grpo_nb.config import (
 )
 from grpo_nb.config.batch import MOST_COMPLETIONS
 from grpo_nb.config.inequalities import of_batch, of_lengths
+from grpo_nb.config.unknown import ELSEWHERE, leaves
 from tests.support.tokens import names, pattern
 
 
@@ -81,6 +82,30 @@ def test_a_misspelt_change_names_the_nearest() -> None:
     assert names(refused(batch__group_sice=4), "'batch.group_sice'", "'group_size'")
     assert names(refused(objectives__fairnes__weight=2), "fairnes", "'fairness'")
     assert names(refused(objectives__xyz__weight=2), "xyz", "fairness", "hallucination")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("optim.lr", "algorithm.learning_rate"),
+        ("lr", "algorithm.learning_rate"),
+        ("learning_rate", "algorithm.learning_rate"),
+        ("beta", "objectives.NAME.beta"),
+        ("batch.beta", "objectives.NAME.beta"),
+        ("per_device_train_batch_size", "batch.micro_batch"),
+        ("num_generations", "batch.group_size"),
+        ("max_completion_length", "sampling.max_completion_length"),
+    ],
+)
+def test_a_setting_of_another_group_or_trainer_is_named(key: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=pattern(f"'{key}'", f"'{meant}'")):
+        Config().replace(**{key: 1})
+    if "." not in key:
+        assert names(parse_error({key: 1}), f"'{meant}'")
+
+
+def test_names_of_other_trainers_lead_to_settings_that_exist() -> None:
+    assert {*ELSEWHERE.values()} <= {*leaves(Config)}
 
 
 def test_every_wrong_setting_is_listed_at_once() -> None:
