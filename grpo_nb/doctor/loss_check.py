@@ -4,6 +4,7 @@ A policy loss takes (logp, logp_old, advantage, clip, mask) and gives one number
 minimised; `losses.surrogates` has the package's own.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from grpo_nb.rules.finding import Finding
 
 Loss = Callable[[Tensor, Tensor, Tensor, ClipConfig, Tensor | None], Tensor]
 
+ARGUMENTS = 5
 PROMPTS, GROUP, TOKENS = 2, 3, 5
 FAR = 30.0
 """Nats between policy and old policy that a loss must bear: what one bad update leaves behind."""
@@ -52,10 +54,33 @@ def check_loss(loss: Loss, clip: ClipConfig | None = None) -> list[Finding]:
         clip: bounds to try it with; None: the usual ones.
     """
     bounds = clip or ClipConfig()
+    if (wrong := _signature(loss)) is not None:
+        return [wrong]
     try:
         return worst_first([*_passes(loss, bounds)] or [*_far(loss, bounds), *_masked(loss, bounds)])
     except Exception as error:  # whatever the function of somebody else raises is what is wrong with it
         return [_raised(error)]
+
+
+DEFINITION = "def loss(logp, logp_old, advantage, clip, mask)"
+
+
+def _signature(loss: Loss) -> Finding | None:
+    """What is wrong with the parameters of a loss; None where five arguments fit, or its signature cannot be read."""
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # e.g. a function of C
+        return None
+    try:
+        signature.bind(*range(ARGUMENTS))
+    except TypeError as error:
+        return _error(
+            "loss_raises",
+            f"it takes {signature} and is called with {ARGUMENTS} arguments: {error}.",
+            f"write `{DEFINITION}`: log-probs [batch, token], those of the old policy, advantages [batch, 1], a "
+            "ClipConfig, and a mask [batch, token] or None",
+        )
+    return None
 
 
 def _toy() -> _Toy:

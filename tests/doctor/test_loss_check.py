@@ -1,5 +1,6 @@
 """A loss function of one's own is tried before it trains."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from grpo_nb import doctor
 from grpo_nb.losses import SURROGATES, log_ratio
+from tests.support.tokens import names
 
 
 def ratio(logp: Any, old: Any, advantage: Any, clip: Any, mask: Any) -> Any:
@@ -52,6 +54,15 @@ def test_a_broken_loss_is_named(rule: str, unchecked: None) -> None:
     (finding,) = doctor.check_loss(BROKEN[rule])
     assert finding.rule == rule and finding.severity == ("warning" if rule == "loss_unbounded" else "error")
     assert (finding.advice and finding.message.endswith(".")) or rule in ("loss_raises", "loss_graph_reused")
+
+
+def test_a_loss_of_other_parameters_is_shown_how_to_write_them(unchecked: None) -> None:
+    four: Any = BROKEN["loss_raises"]
+    (finding,) = doctor.check_loss(four)
+    assert names(finding.message, "logp, old, advantage, clip", 5)
+    parameters = re.search(r"def loss\(([\w, ]+)\)", str(finding.advice))
+    assert parameters and len(parameters[1].split(",")) == 5
+    assert doctor.check_loss(lambda logp, old, advantage, *rest: ratio(logp, old, advantage, *rest)) == []
 
 
 def test_a_sound_loss_of_ones_own_passes() -> None:
