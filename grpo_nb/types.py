@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from grpo_nb.metrics import keys
 from grpo_nb.storage import former_names
 from grpo_nb.suggest import close_matches
 
@@ -173,12 +174,18 @@ class TokenStats:
     """Entropy of the predicted distribution in nats, 0 outside the completion mask; detached unless asked for."""
 
 
-@dataclass(frozen=True)
+MOST_SHOWN = 8
+"""Rewards and KLs in the repr of a step."""
+
+
+@dataclass(frozen=True, repr=False)
 class StepStats:
-    """One training step as the log has it.
+    """One training step as the log has it; its repr is one line, `metrics` has all numbers.
 
     >>> StepStats(step=3, metrics={"kl/fairness": 0.7}, status="ok")["kl/fairness"]
     0.7
+    >>> StepStats(step=3, metrics={"kl/fairness": 0.7, "reward/fairness/mean": 0.25, "time/step": 1.5, "loss": 0.1})
+    <Step 3: ok, reward/fairness/mean 0.25, kl/fairness 0.7, 1.5 s; 4 metrics>
     """
 
     step: int
@@ -187,6 +194,14 @@ class StepStats:
     status: Literal["ok", "clipped", "skipped", "empty", "rolled_back"] = "ok"
     """`skipped`: no update was applied; `empty`: there was nothing to learn from, the gradient was exactly 0;
     `rolled_back`: its updates were undone."""
+
+    def __repr__(self) -> str:
+        chosen = [key for family in (keys.REWARD, keys.KL) for key in self.metrics if family.has(key)]
+        values = [(key, self.metrics[key]) for key in chosen[:MOST_SHOWN]]
+        words = [str(self.status), *(f"{key} {value:.3g}" for key, value in values if isinstance(value, int | float))]
+        if isinstance(seconds := self.metrics.get(keys.TIME_STEP), int | float):
+            words.append(f"{seconds:.3g} s")
+        return f"<Step {self.step}: {', '.join(words)}; {len(self.metrics)} metrics>"
 
     def __getitem__(self, key: str) -> float | int | str | None:
         """The number under `key`.

@@ -11,7 +11,8 @@ from grpo_nb import presets
 from grpo_nb.metrics import keys
 from grpo_nb.metrics.healthy import HEALTHY
 from grpo_nb.run.run import Run
-from tests.support.tokens import pattern
+from grpo_nb.types import StepStats
+from tests.support.tokens import names, pattern
 
 PACKAGE = Path(keys.__file__).parents[1]
 TABLES = {Path(keys.__file__), PACKAGE / "storage" / "former_names.py"}
@@ -140,3 +141,11 @@ def test_a_row_with_another_key_is_not_written(log: str, tmp_path: Path) -> None
     assert run.metric_rows() == run.rows("sft") == []
     getattr(run, log)({"step": 1, keys.LOSS: 0.5, keys.USER.of("fairness", "any name/at all"): 1.0})
     assert len(run.metric_rows() + run.rows("sft")) == 1
+
+
+def test_a_step_is_shown_in_one_line_with_its_main_numbers() -> None:
+    row: dict[str, float | int | str | None] = {f"kl/{n}": None for n in range(40)}
+    row |= {f"user/fairness/{n}": 0.5 for n in range(200)} | {"reward/fairness/mean": 0.25, "time/step": 1.5}
+    shown = repr(StepStats(3, row, "clipped"))
+    assert names(shown, 3, "clipped", "reward/fairness/mean", 0.25, 1.5, len(row))
+    assert len(shown) < 200 and "\n" not in shown
