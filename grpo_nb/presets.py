@@ -8,6 +8,7 @@ from grpo_nb.config import (
     Config,
     ModelConfig,
     ObjectiveConfig,
+    RolloutConfig,
     RunConfig,
     SamplingConfig,
     SFTConfig,
@@ -63,6 +64,34 @@ def cpu_small(
         batch=BatchConfig(prompts=2, group_size=4, micro_batch=4),
         algorithm=_STABLE.model_copy(update={"learning_rate": 2e-5}),
         run=RunConfig(steps=30, checkpoint_every=5, eval_examples=40),
+    )
+
+
+def low_memory(
+    model: str = "Qwen/Qwen2.5-1.5B-Instruct",
+    bbq: str = "data/bbq",
+    halueval: str = "data/halueval/qa_data.json",
+) -> Config:
+    """A 1.5 B model in bfloat16 on a small card: one completion at a time through backward, rank 4, short answers.
+
+    The eager engine draws, since the graph engine keeps a second copy of the linear layers: the memory costs speed.
+
+    Hardware: one GPU of 4 GB that has bfloat16. `grpo-nb plan --preset low_memory --gib 4` lists every term: 3.27 GiB
+    at the peak. With `model="Qwen/Qwen2.5-7B-Instruct"` it lists 14.9 GiB, most of it the weights.
+    Time: not measured. `gpu_24gb` took 7 s a step with a 7 B model on an H100; a step here has 4 times the passes and
+    draws without graphs.
+    Expect: the gradient of the same step on a larger card, since the micro-batch changes memory alone; noisy, since a
+    step judges 8 completions.
+    """
+    return Config(
+        model=ModelConfig(name=model, train="lora", lora_rank=4, lora_alpha=8, gradient_checkpointing=True),
+        objectives=_objectives(bbq, halueval),
+        sft=SFTConfig(steps=50, batch=8, micro_batch=1, learning_rate=5e-5),
+        sampling=SamplingConfig(max_completion_length=64, max_prompt_length=768),
+        rollout=RolloutConfig(engine="eager"),
+        batch=BatchConfig(prompts=2, group_size=4, micro_batch=1),
+        algorithm=_STABLE,
+        run=RunConfig(steps=200, checkpoint_every=20),
     )
 
 
@@ -152,6 +181,7 @@ def _objectives(bbq: str, halueval: str) -> dict[str, ObjectiveConfig]:
 PRESETS: dict[str, Callable[[], Config]] = {
     "demo": demo,
     "cpu_small": cpu_small,
+    "low_memory": low_memory,
     "gpu_24gb": gpu_24gb,
     "gpu_40gb": gpu_40gb,
     "gpu_80gb": gpu_80gb,

@@ -484,7 +484,7 @@ def test_a_clip_that_is_skipped_first_is_said() -> None:
     assert names(note, "max_grad_norm=1", "skip_grad_norm=0.5")
 
 
-@pytest.mark.parametrize("preset", ["demo", "cpu_small", "gpu_24gb", "gpu_40gb", "gpu_80gb"])
+@pytest.mark.parametrize("preset", presets.PRESETS)
 def test_presets_have_no_idle_settings(preset: str) -> None:
     assert getattr(presets, preset)().unused_settings() == []
 

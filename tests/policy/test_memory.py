@@ -195,10 +195,17 @@ def test_the_peak_is_what_is_held_plus_the_hungriest_phase() -> None:
 
 
 def test_presets_fit_the_cards_they_are_named_for() -> None:
-    for name, size in (("cpu_small", 8), ("gpu_24gb", 24), ("gpu_40gb", 40), ("gpu_80gb", 80)):
+    for name, size in (("cpu_small", 8), ("low_memory", 4), ("gpu_24gb", 24), ("gpu_40gb", 40), ("gpu_80gb", 80)):
         result = plan(presets.PRESETS[name](), device_gib=size)
         assert result.fits, f"{name}: {result.verdict}"
         assert result.advice == () and names(result.verdict, "fits")
+
+
+def test_low_memory_takes_what_its_docstring_says() -> None:
+    documented = presets.low_memory.__doc__ or ""
+    for model in ({}, {"model": "Qwen/Qwen2.5-7B-Instruct"}):
+        least, usual = (plan(make(**model), device_gib=80).peak for make in (presets.low_memory, presets.gpu_24gb))
+        assert names(documented, f"{least / 2**30:.3g} GiB") and least < usual
 
 
 def test_advice_leads_to_settings_that_fit() -> None:
