@@ -32,12 +32,21 @@ MOST_MEANT = 3
 """Settings of other groups that a message names."""
 NAME = "NAME"
 """Stands for the name of an objective."""
+OFFLOADING = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "cpu_offload", "offload")
+"""Settings of transformers, accelerate and others that move weights between devices."""
+NO_OFFLOADING = (
+    "the model stays on one device, which model.device names. Where it does not fit, start from "
+    "presets.low_memory, or set what `grpo-nb plan` advises"
+)
+
 
 
 def unknown(dotted: str, name: str, known: Iterable[str], settings: type[BaseModel] | None = None) -> str:
     """The sentence about setting `dotted`, whose part `name` is none of those `known` in its place."""
     if now := former_names.setting(dotted):
         return f"'{dotted}' is now called '{now}'; use that name"
+    if name in OFFLOADING:
+        return f"unknown setting '{dotted}': nothing is offloaded here, {NO_OFFLOADING}"
     names = list(known)
     dotted, name = cut(dotted), cut(name)
     close = close_matches(name, names, count=1, cutoff=0.6)

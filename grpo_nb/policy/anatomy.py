@@ -6,7 +6,9 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from grpo_nb.config.unknown import NO_OFFLOADING
 from grpo_nb.policy import adapters
+from grpo_nb.policy.source import ModelError
 
 AnyModel = PreTrainedModel | PeftModel
 
@@ -46,6 +48,21 @@ def embedding(model: AnyModel) -> Tensor:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight
+
+
+def in_memory(model: AnyModel) -> AnyModel:
+    """The model as it is.
+
+    Raises:
+        ModelError: weights are elsewhere, as `device_map="auto"` leaves those that a device has no room for.
+    """
+    away = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if away:
+        raise ModelError(
+            f"{len(away)} weights of the model are offloaded or were never loaded, e.g. {away[0]}; load it without "
+            f"device_map: {NO_OFFLOADING}"
+        )
+    return model
 
 
 def shifts_positions(settings: PreTrainedConfig, longest: int) -> str | None:

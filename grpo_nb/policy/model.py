@@ -80,7 +80,7 @@ class Policy:
     requires_grad is trained. Dropout and router noise are set to 0 in the model given.
 
     Raises:
-        ModelError: nothing to train, no terminator, or a tokenizer that does not fit the model.
+        ModelError: nothing to train, offloaded weights, no terminator, or a tokenizer that does not fit the model.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Policy:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.model = model
+        self.model = anatomy.in_memory(model)
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin or Origin()
