@@ -148,9 +148,16 @@ def profile_command(arguments: Namespace) -> int:
     run = existing_run(arguments.run)
     result = profile(run, arguments.steps, out=arguments.out)
     if arguments.json:
-        show_json({"run": str(run.path), "trace": str(result.trace), "seconds": result.seconds})
+        floors = {floor.phase: floor.floor for floor in result.floors}
+        show_json(
+            {"run": str(run.path), "trace": str(result.trace), "seconds": result.seconds}
+            | ({"floor_seconds": floors} if floors else {})
+        )
         return DONE
-    show([{"phase": phase, "s/step": seconds} for phase, seconds in result.seconds.items()])
+    show(result.phase_rows())
+    if result.rates:
+        moved, multiplied = result.rates.bandwidth / 1e9, result.rates.products / 1e12
+        say(f"floor: at {moved:.3g} GB/s and {multiplied:.3g} TFLOP/s, measured on this device")
     show(result.rows())
     if arguments.memory:
         show(result.memory.rows())

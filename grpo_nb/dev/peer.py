@@ -28,6 +28,7 @@ from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import WARM_UP, machine
 from grpo_nb.dev.peer_work import BETA, RANK, RATE, SIZES, Words, Work, lora_model, ours, taste, words_tokenizer
 from grpo_nb.metrics import keys
+from grpo_nb.policy.roofline import copy_bandwidth, decode_bytes
 
 GIB = 2**30
 
@@ -193,24 +194,11 @@ class Race:
             torch.cuda.reset_peak_memory_stats()
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy on the device reads and writes: the median of ten copies of 1 GiB (CPU: 64 MiB)."""
-    source = torch.empty(GIB if device.type == "cuda" else GIB // 16, dtype=torch.uint8, device=device)
-    target, taken = torch.empty_like(source), []
-    for _ in range(12):
-        began = now(device)
-        target.copy_(source)
-        taken.append(now(device) - began)
-    return 2 * source.nbytes / statistics.median(taken[2:])
-
-
 def decode_floor(work: Work, model_bytes: int, bandwidth: float, item: int) -> float:
     """Seconds in which the weights, once a token, and each row's keys and values can be read at that bandwidth."""
     shape = work.shape
     cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * item
-    half = work.prompt_tokens + work.completion_tokens / 2
-    read: float = work.completion_tokens * (model_bytes + cached * work.rows * half)
-    return read / bandwidth
+    return decode_bytes(model_bytes, cached, work.rows, work.prompt_tokens, work.completion_tokens) / bandwidth
 
 
 def weight_bytes(work: Work, item: int) -> int:

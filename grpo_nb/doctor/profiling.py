@@ -19,13 +19,19 @@ from torch.profiler import ProfilerActivity
 from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import Stage
 from grpo_nb.evaluation.evaluate import restore_policy
+from grpo_nb.metrics import keys
+from grpo_nb.policy.model import Policy
+from grpo_nb.policy.roofline import Rates, StepTokens, measure_rates, rollout_floor, train_floor
+from grpo_nb.policy.shapes import ModelShape
 from grpo_nb.rollout import Engine
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import clear_errors
-from grpo_nb.tasks import Task
+from grpo_nb.tasks import Task, load_tasks, read_examples
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.metrics import PHASE_RANGE
 from grpo_nb.training.objectives import Rewards
+from grpo_nb.training.state import draw
+from grpo_nb.types import StepStats
 
 WARM_UP = 1
 """Steps before those that are measured: caches fill, kernels are compiled."""
@@ -62,6 +68,22 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """A phase against the seconds that its bytes and products alone take."""
+
+    phase: str
+    seconds: float
+    """Wall time of a step."""
+    floor: float
+    """Seconds at the device's own rates."""
+
+    @property
+    def share(self) -> float:
+        """Utilisation: 1 is a phase that does nothing else."""
+        return self.floor / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
 class Profile:
     """What a few steps spent their time on."""
 
@@ -73,6 +95,18 @@ class Profile:
     """A file for https://ui.perfetto.dev (Open trace file) or chrome://tracing."""
     memory: "Snapshot"
     """At the end of the last step."""
+    rates: Rates | None = None
+    """Of the device, measured after the steps."""
+    floors: Sequence[Floor] = ()
+    """Of the phases that draw and train."""
+
+    def phase_rows(self) -> list[dict[str, Any]]:
+        """One row a phase; of those that draw and train also the floor and its share."""
+        floors = {f.phase: {"floor s": f.floor, "share of floor": f.share} for f in self.floors}
+        nothing = {"floor s": None, "share of floor": None} if floors else {}
+        return [
+            {"phase": phase, "s/step": seconds, **floors.get(phase, nothing)} for phase, seconds in self.seconds.items()
+        ]
 
     def rows(self) -> list[dict[str, Any]]:
         """One row an operator, with its share of its phase's time on the busier device."""
@@ -137,19 +171,43 @@ def profile(
     trace = Path(out or run.path / "trace.json.gz")
     with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
         copy = Run.create(Path(scratch) / "profile", _alone(run.config, WARM_UP + steps))
-        policy = restore_policy(run, _newest(run))
+        policy, tasks = restore_policy(run, _newest(run)), load_tasks(copy.config, copy.path, tasks)
         trained = grpo(copy, policy=policy, tasks=tasks, rewards=rewards, engine=engine)
         with closing(trained):
             for _ in range(WARM_UP):
                 next(trained)
             with torch.profiler.profile(activities=_activities(), record_shapes=True, acc_events=True) as profiler:
-                for _ in range(steps):
-                    next(trained)
+                taken = [next(trained) for _ in range(steps)]
             memory = memory_snapshot()
     with clear_errors("write the trace", trace):
         profiler.export_chrome_trace(str(trace))
     seconds, operators = _by_phase(profiler.events() or [], steps)
-    return Profile(steps, seconds, operators, trace, memory)
+    rates = measure_rates(policy.device, policy.dtype)
+    floors = _floors(run.config, policy, _tokens(run.config, policy, tasks, taken), rates, seconds)
+    return Profile(steps, seconds, operators, trace, memory, rates, floors)
+
+
+def _tokens(config: Config, policy: Policy, tasks: Mapping[str, Task], taken: Sequence[StepStats]) -> StepTokens:
+    """Of the steps taken."""
+    prompts, count = 0, config.prompts_per_objective
+    for name, task in tasks.items():
+        examples = read_examples(task, "train")
+        drawn = (draw(len(examples), count, step.step, config.run.seed, f"prompts/{name}") for step in taken)
+        prompts += sum(len(policy.encode(examples[i].prompt)) for indices in drawn for i in indices)
+    completions = sum(int(step.metrics[keys.TOKENS] or 0) for step in taken)
+    batch = config.batch
+    return StepTokens(batch.completions, prompts / len(taken), completions / len(taken), batch.group_size)
+
+
+def _floors(
+    config: Config, policy: Policy, tokens: StepTokens, rates: Rates, seconds: Mapping[str, float]
+) -> list[Floor]:
+    shape = ModelShape.from_config(policy.model.config)
+    floors = {
+        "rollout": rollout_floor(shape, tokens, rates, policy.dtype.itemsize),
+        "train": train_floor(shape, tokens, rates, full=policy.full, passes=config.batch.num_iterations),
+    }
+    return [Floor(phase, seconds[phase], floor) for phase, floor in floors.items() if phase in seconds]
 
 
 def memory_snapshot() -> Snapshot:

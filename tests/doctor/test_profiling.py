@@ -49,6 +49,12 @@ def test_a_profile_has_every_phase_and_changes_nothing_in_the_run(run: Run) -> N
     assert found.trace == run.path / "trace.json.gz"
     assert {f"{PHASE_RANGE}{phase}" for phase in PHASES} <= named
     assert found.memory.tensors
+    assert found.rates is not None and found.rates.bandwidth > 0 and found.rates.products > 0
+    floors = {floor.phase: floor for floor in found.floors}
+    assert floors.keys() == {"rollout", "train"}
+    assert all(floor.floor > 0 and floor.seconds == found.seconds[phase] for phase, floor in floors.items())
+    (row,) = [row for row in found.phase_rows() if row["phase"] == "train"]
+    assert row["share of floor"] == pytest.approx(floors["train"].floor / found.seconds["train"])
 
 
 def test_the_command_prints_phases_operators_and_the_trace(
