@@ -171,6 +171,16 @@ _ROLLOUT = (
         "Wake it before each rollout and let one place alone send it to sleep; for debugging leave sleep mode off",
     ),
     Known(
+        "slow-rollouts",
+        r"(slow|low) (rollouts?|generation|sampling|decoding)\b|(rollouts?|generation|sampling|decoding)( speed)? "
+        r"(is|are) (very |too |so |extremely )?(slow|low)\b|generation throughput: [\d.]+ tok",
+        "Each token waits for the launches of every layer, or so few rows are drawn together that the weights are read "
+        "for little.",
+        "Set rollout.engine='auto', which takes the graph engine on CUDA where it serves the model; `engine_reason` in "
+        "events.jsonl says why it does not. `grpo-nb profile` shows how far the rollout is from its floor. Then lower "
+        "sampling.max_completion_length; batch.group_size last, since a smaller group has a noisier baseline",
+    ),
+    Known(
         "chat-template",
         r"chat_template is not set|does not have a chat template",
         "This tokenizer has no chat template, so a conversation cannot be written as the model expects it.",

@@ -1,5 +1,6 @@
 """Checks of the machine and the environment: what is there, whether it will do, what to change."""
 
+import importlib.util
 import inspect
 import os
 import platform
@@ -35,7 +36,7 @@ class Check:
 
 def environment() -> list[Check]:
     """Python, packages, kernel, torch against the GPU, memory, disk, keys. Looks, and changes nothing."""
-    checks = (_python, _kernel, _code, _packages, _torch, _devices, _memory, _disk, _keys, _processes)
+    checks = (_python, _kernel, _code, _packages, _vllm, _torch, _devices, _memory, _disk, _keys, _processes)
     return [result for check in checks for result in _guarded(check)]
 
 
@@ -104,6 +105,33 @@ def _packages() -> Iterator[Check]:
         elif have is not None and not optional:
             good.append(f"{requirement.name} {have}")
     yield Check("packages", "ok", ", ".join(good))
+
+
+def _vllm() -> Iterator[Check]:
+    """Whether vLLM is here and fits the packages next to it; by metadata, since importing it takes seconds and memory.
+
+    Nothing here needs it.
+    """
+    have, unneeded = installed_version("vllm"), "not needed: rollout.engine draws without it"
+    if have is None:
+        yield Check("vllm", "ok", f"not installed, and {unneeded}")
+        return
+    misfits = [*_misfits("trl", "vllm"), *_misfits("vllm", "torch"), *_misfits("vllm", "transformers")]
+    if importlib.util.find_spec("vllm") is None:
+        misfits.append("its metadata is there, its code is not")
+    advice = "install vLLM in an environment of its own and talk to it over HTTP" if misfits else ""
+    yield Check("vllm", "info" if misfits else "ok", "; ".join([f"vllm {have}", *misfits, unneeded]), advice)
+
+
+def _misfits(package: str, other: str) -> Iterator[str]:
+    """Where the `other` package is installed in a version that `package` excludes, extras included."""
+    have = installed_version(other)
+    if have is None or installed_version(package) is None:
+        return
+    for requirement in map(Requirement, metadata.requires(package) or ()):
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": other})
+        if requirement.name == other and applies and not requirement.specifier.contains(have, prereleases=True):
+            yield f"{package} {installed_version(package)} needs {_bare(requirement)}, here is {have}"
 
 
 def _torch() -> Iterator[Check]:

@@ -510,3 +510,25 @@ def test_a_diagnosis_knows_whether_sft_was_run(tmp_path: Path, monkeypatch: pyte
     assert fires()
     run.log_event("start", step=0, from_sft=True)
     assert not fires()
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "named"),
+    [
+        ({}, "ok", ()),
+        ({"vllm": "0.20.0"}, "ok", ("0.20.0",)),
+        ({"vllm": "0.20.0", "trl": "1.0"}, "info", ("0.20.0", "trl 1.0", "vllm>=0.21")),
+        ({"vllm": "0.20.0", "torch": "2.0"}, "info", ("0.20.0", "torch==2.1", "2.0")),
+    ],
+    ids=["missing", "alone", "trl", "torch"],
+)
+def test_vllm_is_looked_up_and_not_imported(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], status: str, named: tuple[str, ...]
+) -> None:
+    needs = {"trl": ['vllm>=0.21; extra == "vllm"', "torch"], "vllm": ["torch==2.1", "transformers>=4"]}
+    monkeypatch.setattr(machine, "installed_version", versions.get)
+    monkeypatch.setattr(machine.metadata, "requires", needs.get)
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: object())
+    (check,) = machine._vllm()
+    assert check.status == status and names(check.found, "rollout.engine", *named)
+    assert bool(check.advice) == (status == "info") and "vllm" not in sys.modules

@@ -39,6 +39,12 @@ REAL = {
         "RuntimeError: [enforce fail at inline_container.cc:668] . PytorchStreamWriter failed writing file data/4: "
         "file write failed",
     ],
+    "slow-rollouts": [
+        "Rollouts are slow",
+        "generation speed is very low",
+        "INFO 05-11 10:12:01 [loggers.py:116] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+        "throughput: 41.3 tokens/s, Running: 1 reqs",
+    ],
     "open-files": ["OSError: [Errno 24] Too many open files: 'metrics.jsonl'"],
     "backward-twice": [
         "RuntimeError: Trying to backward through the graph a second time (or directly access saved tensors after they "
