@@ -40,7 +40,6 @@ NO_OFFLOADING = (
 )
 
 
-
 def unknown(dotted: str, name: str, known: Iterable[str], settings: type[BaseModel] | None = None) -> str:
     """The sentence about setting `dotted`, whose part `name` is none of those `known` in its place."""
     if now := former_names.setting(dotted):
