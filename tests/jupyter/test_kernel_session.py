@@ -145,7 +145,7 @@ def reward(completions, **columns):
 
 @pytest.mark.ux(13, at="nbclient")
 def test_failure_is_told_in_a_few_lines_and_says_where_the_rest_is(kernel: Shared, tmp_path: Path) -> None:
-    run = tiny_run(tmp_path)
+    run = tiny_run(tmp_path, sft__steps=0)
     said, book = kernel.execute(
         tmp_path,
         IMPORTS + FAILS,
