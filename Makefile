@@ -51,7 +51,7 @@ lab: $(USER_READY) ## the same set-up, opened in JupyterLab
 
 # A test file stays in one process; each process holds PyTorch, about 1 GB. The longest come first (tests/conftest.py);
 # pytest-xdist's own order would put the files with the fewest tests last, and those are the longest.
-test: check ## format, lint, types and the quick tests, a file on each of up to four cores
+test: check ## format, lint, types and the quick tests, in up to four processes
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-browser: $(DEV_READY) ## every browser test, slow or not: JupyterLab in Chromium; screenshots in build/

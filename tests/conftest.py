@@ -54,6 +54,11 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process more than there are cores: those that drive a browser or a kernel wait for a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: the processes of `make test` then end at about the same time."""
     place = {f"test_{name}": n for n, name in enumerate(LONGEST)}
