@@ -20,6 +20,7 @@ def drawn(page: Callable[..., Any], rows: list[Row]) -> None:
     assert to_png(page(pd.DataFrame(rows), CONFIG)).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow  # those of several rows are quick, and see most
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("value", (*FINITE, *NOT_FINITE))
 def test_a_page_opens_with_one_number_in_every_key(page: Callable[..., Any], value: float) -> None:
