@@ -22,9 +22,10 @@ from rich.table import Table
 
 from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import PHASES, WARM_UP, machine
-from grpo_nb.dev.peer import GIB, now
+from grpo_nb.dev.peer import GIB
 from grpo_nb.dev.peer_work import SIZES, Work, ours
 from grpo_nb.metrics import keys
+from grpo_nb.policy.roofline import now
 from grpo_nb.training import metrics
 
 

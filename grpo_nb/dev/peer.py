@@ -12,7 +12,6 @@ import logging
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import WARM_UP, machine
 from grpo_nb.dev.peer_work import BETA, RANK, RATE, SIZES, Words, Work, lora_model, ours, taste, words_tokenizer
 from grpo_nb.metrics import keys
-from grpo_nb.policy.roofline import copy_bandwidth, decode_bytes
+from grpo_nb.policy.roofline import copy_bandwidth, decode_bytes, now
 
 GIB = 2**30
 
@@ -127,13 +126,6 @@ def trl(
 
     trainer._generate = timed
     trainer.train()
-
-
-def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 class Race:

@@ -24,9 +24,10 @@ from rich.table import Table
 
 from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import WARM_UP, machine
-from grpo_nb.dev.peer import GIB, Race, now
+from grpo_nb.dev.peer import GIB, Race
 from grpo_nb.dev.peer_work import RANK, RATE, SIZES, Words, Work, lora_model, our_config, words_tokenizer
 from grpo_nb.policy.model import Policy
+from grpo_nb.policy.roofline import now
 from grpo_nb.run.run import Run
 from grpo_nb.training.sft import sft
 

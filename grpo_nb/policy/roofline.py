@@ -119,13 +119,13 @@ def _matrices(shape: ModelShape) -> int:
 def _median_seconds(device: torch.device, do: Callable[[], object]) -> float:
     taken = []
     for _ in range(WARM_UP + REPEATS):
-        began = _now(device)
+        began = now(device)
         do()
-        taken.append(_now(device) - began)
+        taken.append(now(device) - began)
     return max(statistics.median(taken[WARM_UP:]), 1e-9)
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """Seconds, once the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
