@@ -5,7 +5,7 @@ that builds or draws. What is returned shows itself as the last line of a notebo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
-from grpo_nb.plots import canvas, pages, panels
+from grpo_nb.plots import canvas, drawing, pages, panels
 from grpo_nb.plots.canvas import (
     FAINT,
     GRID,
@@ -32,6 +32,7 @@ from grpo_nb.plots.canvas import (
 )
 from grpo_nb.plots.exhibits import arrows, curves
 from grpo_nb.plots.fronts import pareto
+from grpo_nb.plots.marks import Found, Panel
 from grpo_nb.plots.thinning import ordered
 from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.frames import DROPPED
@@ -75,7 +76,7 @@ def dashboard(
         name: of the run, for the header.
         updated: time of the newest row, for the header.
     """
-    return _page(panels.PANELS, 3, metrics, config, events, (name, updated))
+    return _page(lambda found: panels.overview(config), 3, metrics, config, events, (name, updated))
 
 
 def rewards(
@@ -88,7 +89,7 @@ def rewards(
 ) -> Picture:
     """Each objective's reward functions with their spread, and what its answers were; arguments as of `dashboard`."""
     across = max(len(config.objectives), 2)
-    return _page(pages.of_rewards(config), across, metrics, config, events, (name, updated))
+    return _page(lambda found: pages.rewards(config, found), across, metrics, config, events, (name, updated))
 
 
 def machinery(
@@ -100,11 +101,11 @@ def machinery(
     updated: datetime | None = None,
 ) -> Picture:
     """Time by phase, gradients by objective and their agreement, entropy, clipping, learning rate; as `dashboard`."""
-    return _page(pages.MACHINERY, 3, metrics, config, events, (name, updated))
+    return _page(lambda found: pages.machinery(config, found), 3, metrics, config, events, (name, updated))
 
 
 def _page(
-    drawn: Sequence[pages.Panel],
+    described: Callable[[Found], list[Panel]],
     across: int,
     metrics: pd.DataFrame | LogRows,
     config: Config,
@@ -113,14 +114,15 @@ def _page(
 ) -> Picture:
     """Panels under the header, all pages of one size so that turning them moves nothing."""
     rows, resumed = ordered(metrics), _steps_of(events, "resume")
+    drawn = described(Found.of(rows))
     total = _goal(rows, config, events)
     with RENDER_LOCK:
         figure = canvas.new(*canvas.PAGE)
         axes = figure.subplots(math.ceil(len(drawn) / across), across, squeeze=False)
         figure.subplots_adjust(left=0.05, right=0.985, top=0.785, bottom=0.075, hspace=0.52, wspace=0.2)
-        for draw, axis in zip(drawn, axes.flat, strict=True):
+        for panel, axis in zip(drawn, axes.flat, strict=True):
             canvas.dress(axis)
-            draw(axis, rows, config, events)
+            drawing.draw(axis, panel, rows, events)
             canvas.step_axis(axis, rows, total, resumed)
         _header(figure, rows, total, *head)
         _legend(figure, rows, config, resumed)
@@ -135,7 +137,7 @@ def reward_curves(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
         axis = figure.subplots()
         figure.subplots_adjust(left=0.065, right=0.8, top=0.83, bottom=0.12)
         canvas.dress(axis)
-        panels.reward(axis, rows, config, None)
+        drawing.draw(axis, panels.reward(config), rows)
         canvas.step_axis(axis, rows, config.run.steps)
         ends = {name: canvas.column(rows, keys.REWARD.of(name)).dropna() for name in config.objectives}
         _end_labels(axis, {name: values for name, values in ends.items() if len(values)}, colours(config.objectives))
@@ -151,7 +153,7 @@ def answers(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
         figure.subplots_adjust(left=0.07, right=0.98, top=0.8, bottom=0.14, wspace=0.2)
         for axis, name in zip(axes, config.objectives, strict=True):
             canvas.dress(axis)
-            pages.labels(axis, rows, config, None, name=name)
+            drawing.draw(axis, pages.labels(name, Found.of(rows)), rows)
             canvas.step_axis(axis, rows, config.run.steps)
         return figure
 
@@ -159,23 +161,13 @@ def answers(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
 def sft(rows: pd.DataFrame | LogRows) -> Picture:
     """Loss, learning rate and gradient norm of the warm-up."""
     points = ordered(rows)
-    drawn = (
-        ("Loss", "nats per completion token", keys.LOSS),
-        ("Learning rate", "of AdamW, as used in each step", keys.LR),
-        ("Gradient norm", "before clipping", keys.GRAD_NORM),
-    )
     with RENDER_LOCK:
         figure = canvas.new(*canvas.STRIP)
         axes = figure.subplots(1, 3)
         figure.subplots_adjust(left=0.055, right=0.985, top=0.8, bottom=0.13, wspace=0.22)
-        for axis, (title, unit, key) in zip(axes, drawn, strict=True):
+        for axis, panel in zip(axes, pages.SFT, strict=True):
             canvas.dress(axis)
-            canvas.title(axis, title, unit)
-            if key == keys.LR:  # a schedule has no noise to smooth
-                axis.plot(points["step"], canvas.column(points, key), color=PALETTE[0], linewidth=2)
-            else:
-                canvas.line(axis, points, canvas.column(points, key), PALETTE[0])
-            axis.set_ylim(bottom=0)
+            drawing.draw(axis, panel, points)
             canvas.step_axis(axis, points)
         return figure
 

@@ -229,37 +229,11 @@ def step_axis(axis: Axes, rows: pd.DataFrame, total: int = 0, resumed: Sequence[
 # Lines
 
 
-def line(
-    axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str, how: Literal["mean", "median"] = "mean"
-) -> None:
-    """One curve; when long, the raw values stay faint behind a smoothed line."""
-    if len(rows) >= LONG:
-        reach(axis, rows, values, colour)
-        axis.plot(rows["step"], values, color=colour, linewidth=0.8, alpha=0.3)
-    dot = "o" if len(rows) == 1 else None
-    axis.plot(rows["step"], smooth(values, how), color=colour, linewidth=2, marker=dot, markersize=5)
-
-
 def reach(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> None:
     """From the lowest to the highest value behind each point, where several steps share one."""
     low, high = extremes(rows, values)
     if low is not values:
         axis.fill_between(rows["step"], low, high, color=colour, alpha=0.18, linewidth=0.4)
-
-
-def seen(rows: pd.DataFrame, values: pd.Series) -> list[float]:
-    """What a panel must have room for: each value, and the extremes behind it."""
-    low, high = extremes(rows, values)
-    return [*low.dropna(), *high.dropna()]
-
-
-def dashed(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> None:
-    """A companion of a curve: thinner, dashed, smoothed."""
-    dot = "o" if len(rows) == 1 else None
-    axis.plot(
-        rows["step"], smooth(values), color=colour, linewidth=1.3, linestyle=SHORT_DASHES, alpha=0.85, marker=dot,
-        markersize=5, markerfacecolor=PAPER,
-    )  # fmt: skip
 
 
 def limit_line(axis: Axes, value: float, text: str = "", *, right: bool = False) -> None:
