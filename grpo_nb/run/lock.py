@@ -67,16 +67,20 @@ class RunLock(Lock):
 
     def release(self) -> None:
         """Give the lock back at the end of a training; harmless when it is not held, or was taken over."""
-        self.revoke()
-        self.fences = False
+        try:
+            self.revoke()
+        finally:
+            self.fences = False
 
     def revoke(self) -> None:
         """Give the lock back while its training is left open: whatever that still writes is refused."""
         self._stop.set()
-        if self._beating not in (None, threading.current_thread()):
-            self._beating.join()
-        super().release()
-        _held.discard(self)
+        try:
+            if self._beating not in (None, threading.current_thread()):
+                self._beating.join()
+        finally:  # an interrupt while it waits must not leave the run locked
+            super().release()
+            _held.discard(self)
 
     def check(self) -> None:
         """Make sure that the lock is still this one's: after a machine was asleep, somebody may have taken over.

@@ -17,10 +17,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.printable import one_line
+from grpo_nb.printable import clean_logger, one_line
 from grpo_nb.storage import documents
 from grpo_nb.storage.files import RunError, clear_errors, flock, flocked, is_own, same_file
 from grpo_nb.storage.safe_open import Irregular, opened
+
+logger = clean_logger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
@@ -178,11 +180,19 @@ class Lock:
         if not self.held or self._fd is None:
             return
         fd, self._fd = self._fd, None
+        try:
+            self._give_back(fd)
+        except OSError as error:  # the file names this owner still, and is not locked: whoever comes next sees both
+            logger.warning("%s is released, but still names its owner: %s", self.path, error)
+
+    def _give_back(self, fd: int) -> None:
         if is_file(fd, self._file):  # under whatever name: the folder may have been moved
-            if self._names_me(Owner.parse(os.pread(fd, _SIZE, 0))):
-                os.ftruncate(fd, 0)
-            flock(fd, release=True)  # a forked child has the file open too
-            os.close(fd)
+            try:
+                if self._names_me(Owner.parse(os.pread(fd, _SIZE, 0))):
+                    os.ftruncate(fd, 0)
+            finally:
+                flock(fd, release=True)  # a forked child has the file open too
+                os.close(fd)
         elif self._names_me(self.owner()):  # somebody closed it, and its number may be another file's
             with os.fdopen(opened(self.path, os.O_RDWR), "rb+") as file:
                 file.truncate(0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_nb.run.lock import Owner, RunLock, RunLocked
+from grpo_nb.run.lock import Owner, RunLock, RunLocked, held_here
 from grpo_nb.storage import files
 from grpo_nb.storage import lock as module
 from grpo_nb.storage.files import RunError
@@ -110,6 +110,33 @@ def test_it_is_released_when_the_body_raises(path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RunLock(path):
         raise ZeroDivisionError
     RunLock(path).acquire()
+
+
+def test_it_is_released_though_its_file_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, RunLock(path) as lock:
+        patch.setattr(module.os, "ftruncate", raising(OSError(errno.EIO, "Input/output error")))
+    assert not lock.fences and RunLock(path).look() == (None, False)
+    with RunLock(path) as another:
+        assert another.took_over is None
+
+
+def test_it_is_released_though_an_interrupt_comes_meanwhile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = RunLock(path)
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(lock._beating, "join", raising(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            lock.release()
+    assert not lock.fences and path not in held_here()
+    with RunLock(path):
+        pass
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def fails(*_: object) -> None:
+        raise error
+
+    return fails
 
 
 def test_a_second_lock_in_the_same_process_is_refused(path: Path) -> None:
