@@ -11,6 +11,8 @@ CONFIG = "config.json"
 """The file that makes a folder a run."""
 SETTINGS_FILES = (".ipynb", ".py", ".json")
 """How the names of files with settings end."""
+LONGEST_NAME, LONGEST_PATH, SHOWN = 255, 4096, 60
+"""Bytes of a name and of a path, at most, on Linux and macOS; characters of one that an error shows."""
 MOST_NAMED = 8
 """Runs that an error lists."""
 
@@ -31,8 +33,32 @@ def run_folders(root: str | Path) -> list[Path]:
 
 
 def as_path(name: str | Path) -> Path:
-    """A name or a path as a path, `~` put in full."""
+    """A name or a path as a path, `~` put in full.
+
+    Raises:
+        RunError: no file system has such a name.
+    """
+    if (why := _unfit(os.fspath(name))) is not None:
+        raise RunError(
+            f"'{os.fspath(name)[:SHOWN]}' cannot be a run's path: it {why}. A name needs at most {LONGEST_NAME} bytes "
+            f"of UTF-8 without NUL, a path at most {LONGEST_PATH:,}. Choose a shorter or plainer one"
+        )
     return Path(os.path.expanduser(name))
+
+
+def _unfit(path: str) -> str | None:
+    """What no file system takes of a path."""
+    if "\0" in path:
+        return "holds a NUL character"
+    try:
+        names = os.fsencode(path).split(os.fsencode(os.sep))
+    except UnicodeEncodeError:
+        return "holds characters that have no UTF-8"
+    if (longest := max(map(len, names))) > LONGEST_NAME:
+        return f"has a name of {longest:,} bytes"
+    if (size := sum(map(len, names)) + len(names) - 1) > LONGEST_PATH:
+        return f"has {size:,} bytes"
+    return None
 
 
 def locate(name: str | Path) -> Path | None:

@@ -14,7 +14,7 @@ from grpo_nb.jupyter.start import attach
 from grpo_nb.report import report
 from grpo_nb.run import places
 from grpo_nb.run.run import Run, RunError
-from tests.support.tiny import tiny_run
+from tests.support.tiny import tiny_config, tiny_run
 from tests.support.tokens import names, pattern
 
 
@@ -75,6 +75,16 @@ def test_an_error_names_what_is_found_and_what_may_be_meant(run: Run, name: str,
         Run.open(name)
     assert len(str(refused.value).splitlines()) == 1
     assert cli.main(["diagnose", name]) == 2
+
+
+@pytest.mark.parametrize("opens", [Run.open, Run.open_or_create, lambda name: Run.create(name, tiny_config())])
+@pytest.mark.parametrize(
+    ("name", "found"), [("a\0b", "NUL"), ("x" * 5000, "5,000"), ("x/" * 2500, "5,000"), ("a\ud800", "UTF-8")]
+)
+def test_a_name_that_no_disk_takes_is_refused(opens: Callable[[str], Run], name: str, found: str) -> None:
+    with pytest.raises(RunError, match=pattern(found, places.LONGEST_NAME)) as refused:
+        opens(name)
+    assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
 
 
 def test_an_error_lists_few_of_many_runs(run: Run) -> None:
