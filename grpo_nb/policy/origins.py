@@ -254,9 +254,9 @@ def _tensor(name: str, tensor: torch.Tensor) -> Part:
 
 def _pieces(data: torch.Tensor) -> Iterator[torch.Tensor]:
     """A line of bytes in pieces on the CPU; those of a GPU in turn in one page-locked place, at the bus's full rate."""
-    room = None if data.device.type == "cpu" else torch.empty(PIECE, dtype=data.dtype, pin_memory=True)
+    room = torch.empty(PIECE, dtype=data.dtype, pin_memory=True) if data.device.type == "cuda" else None
     for piece in data.split(PIECE):
-        yield piece if room is None else room[: len(piece)].copy_(piece)
+        yield piece.cpu() if room is None else room[: len(piece)].copy_(piece)
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> list[Part]:

@@ -21,6 +21,16 @@ def test_a_weight_has_the_digest_of_its_bytes(device: str, piece: int, monkeypat
         assert origins._tensor("w", weight.to(device)).digest == hashlib.sha256(whole).hexdigest()
 
 
+def test_only_a_cuda_device_has_page_locked_memory() -> None:
+    class Elsewhere(torch.Tensor):
+        """As a weight on Apple's MPS, whose machine may have no such memory."""
+
+        device = torch.device("mps")  # type: ignore[assignment]
+
+    pieces = [*origins._pieces(torch.arange(3, dtype=torch.uint8).as_subclass(Elsewhere))]
+    assert torch.cat(pieces).tolist() == [0, 1, 2]
+
+
 def test_content_in_memory_changes_with_a_frozen_weight_alone(tmp_path: Path) -> None:
     learner = tiny.learner("lora", tmp_path)
     model, tokenizer = learner.model, learner.tokenizer
