@@ -55,6 +55,8 @@ def apply(
 ) -> Update:
     """Guard, clip and step once on what `.grad` has accumulated, then clear it.
 
+    The first update of an optimizer undoes itself where it is broken off: that is where the moments need memory.
+
     A gradient that is not finite, or whose norm is above `skip_above`, changes nothing but the status. Nor does one
     of exactly 0 (every answer masked, or all groups alike and no penalty): AdamW's momentum alone would move the
     weights as far as any step before it.
@@ -74,13 +76,24 @@ def apply(
     torch._foreach_copy_(before, present)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-    optimizer.step()
+    _step(optimizer, present, before)
     optimizer.zero_grad(set_to_none=True)
     change = global_norm(torch._foreach_sub(present, before))
     moved = change / max(global_norm(before), 1e-12)
     update = Update(norm=norm, moved=moved, status="clipped" if norm > max_norm else "ok")
     _assert_finite(parameters, update)
     return update
+
+
+def _step(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+    first = not optimizer.state
+    try:
+        optimizer.step()
+    except BaseException:
+        if first:
+            torch._foreach_copy_(list(weights), list(before))
+            optimizer.state.clear()
+        raise
 
 
 def gradient_refused(norm: float, skip_above: float | None) -> bool:

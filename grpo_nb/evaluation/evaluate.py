@@ -22,6 +22,7 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.compare import Mode, Split, Stage, count, drawn_from
 from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.evaluation.pareto import Metrics, best, knee
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
@@ -29,6 +30,7 @@ from grpo_nb.rewards.scoring import task_scores
 from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, choose
 from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.run.checkpoints import Checkpoint
+from grpo_nb.run.dependencies_file import OPTIMIZER
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, Task, load_tasks, read_examples, summarise, supported
 from grpo_nb.types import Example, Rollouts, Score
@@ -147,7 +149,7 @@ def ask(
     at_once = min(len(prompts), getattr(engine, "max_rows", len(prompts)))
     while True:
         try:
-            with policy.eval_mode():
+            with full_memory(), policy.eval_mode():
                 return engine.generate(policy, replace(request, rows_at_once=at_once))
         except torch.OutOfMemoryError as error:
             if at_once <= 1:
@@ -221,11 +223,11 @@ def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
     if stage == "base" or (stage == "sft" and run.config.sft.steps == 0):
         return None
     if isinstance(stage, int):
-        return run.checkpoints.load(stage)
+        return run.checkpoints.load(stage, dispensable={OPTIMIZER})
     if stage not in ("sft", "latest"):
         raise ValueError(f"stage={stage!r}; needs 'base', 'sft', 'latest' or the step of a checkpoint")
     folder, verb = (run.sft_checkpoints, "SFT") if stage == "sft" else (run.checkpoints, "GRPO")
-    newest, damaged = folder.latest()
+    newest, damaged = folder.latest(dispensable={OPTIMIZER})
     for path, reason in damaged:
         logger.warning("%s checkpoint %s is damaged (%s) and was passed over", verb, path.name, reason)
     if newest is None:

@@ -15,6 +15,7 @@ from grpo_nb.passes.flat import FlatBatch, Ids, flatten
 from grpo_nb.passes.head import Head, Scored
 from grpo_nb.passes.layer import Kept, Layer, Line, Norm, Sums
 from grpo_nb.passes.linear import Adapters
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.packing import window
 from grpo_nb.printable import clean_logger
@@ -73,7 +74,8 @@ def _fault(policy: Policy) -> str | None:
         return token_stats(policy, batch.to(policy.device)).logprobs[batch.completion_mask]
 
     try:
-        return None if agrees(policy, flat) else "its log-probs differ by more than rounding"
+        with full_memory():
+            return None if agrees(policy, flat) else "its log-probs differ by more than rounding"
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # whatever these layers have that those of Llama have not

@@ -109,6 +109,8 @@ class Policy:
         self._reference: adapters.Reference | None = None
         self.torn = ""
         """The update that was broken off and left the weights between two steps; empty where they are whole."""
+        self.moved_in: Path | None = None
+        """The run in which SFT has moved the weights since they were loaded."""
         self._adapter: str | None = None
         """What grouped batches are scored with in place of the adapter that acts."""
         self.tokenization = TokenizerAdapter(
@@ -271,12 +273,13 @@ class Policy:
         """The same for grouped batches alone, which have no need of the model's modes."""
         reference = self._known_reference()
         by_name = isinstance(reference, adapters.AdapterReference)
+        before = self._adapter
         with torch.no_grad(), contextlib.nullcontext() if by_name else reference.active():
             try:
                 self._adapter = adapters.REFERENCE if by_name else None
                 yield
             finally:
-                self._adapter = None
+                self._adapter = before
 
     def load_reference_state(self, state: Mapping[str, Tensor]) -> None:
         """Make these weights the reference.
@@ -332,6 +335,18 @@ class Policy:
                 "Load it again: policy = load_policy(run.config.model)"
             )
 
+    def refuse_moved(self, run: Path) -> None:
+        """Refuse to start a run anew from weights that an earlier attempt at it has moved.
+
+        Raises:
+            ModelError: names the run.
+        """
+        if self.moved_in == run:
+            raise ModelError(
+                f"this policy was already trained in {run}, which has no checkpoint of that: the run would start anew "
+                "from weights that are not its first. Load it again: policy = load_policy(run.config.model)"
+            )
+
     def state(self) -> dict[str, Tensor]:
         """Copies on CPU of the weights that train, by parameter name; not to be called within `as_reference`."""
         self.settle()
@@ -346,7 +361,7 @@ class Policy:
         self.ownership.refuse_writing()
         self.settle()
         adapters.restore(self.parameters_by_name(), self.trained_of(state), "the saved state")
-        self.torn = ""
+        self.torn, self.moved_in = "", None
 
     def trained_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Without the adapters that text never reaches: `auto` once put some there, and their B is still 0.

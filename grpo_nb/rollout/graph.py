@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.logprobs import position_ids
 from grpo_nb.policy.memory_terms import ROOM
 from grpo_nb.policy.model import ModelError, Policy
@@ -62,7 +63,8 @@ class GraphEngine:
         if self.refused(policy):
             return self.eager.generate(policy, request)
         try:
-            return self._generate(policy, request)
+            with full_memory():
+                return self._generate(policy, request)
         except torch.cuda.OutOfMemoryError:
             self.release()  # whoever tries again with less needs this memory too
             raise
@@ -103,7 +105,8 @@ class GraphEngine:
     def _fault(self, policy: Policy) -> str | None:
         """What goes wrong when a few tokens are drawn from this policy here; None: nothing."""
         try:
-            return sampler_fault(policy, self._generate)
+            with full_memory():
+                return sampler_fault(policy, self._generate)
         except (ModelError, torch.cuda.OutOfMemoryError):
             raise
         except Unserved as error:

@@ -14,6 +14,7 @@ from torch import Tensor
 from grpo_nb.config import ModelConfig, SamplingConfig
 from grpo_nb.losses.rounding import Gap, broken, step
 from grpo_nb.policy import llama_layers
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.policy.packing import PackedBatch
@@ -57,7 +58,8 @@ def check_model(policy: Policy, draws: bool = True) -> None:
         return
     name, prompts = policy.describe()["architecture"], _prompts(policy)
     try:
-        found = _measured(policy, prompts, draws)
+        with full_memory():
+            found = _measured(policy, prompts, draws)
     except (ModelError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
@@ -105,7 +107,8 @@ def _scores_alike(policy: Policy, what: str, batched: Callable[..., PackedBatch 
 
     if not policy.checked & {what, f"no {what}"}:
         try:
-            found = agrees(policy, scores)
+            with full_memory():
+                found = agrees(policy, scores)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none

@@ -13,6 +13,7 @@ from grpo_nb import optim
 from grpo_nb.losses import rounding
 from grpo_nb.metrics import keys
 from grpo_nb.policy import anatomy
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.source import ModelError
 from grpo_nb.printable import clean_logger
@@ -172,20 +173,20 @@ class Grpo(loop.Stage):
     def advance(self) -> StepStats:
         rollback.remember(self.state)
         while True:
-            retry = memory_ladder.Retry(self.state)
             try:
-                return grpo_step(self.state, self.state.knobs)
+                with full_memory():
+                    return grpo_step(self.state, self.state.knobs)
             except ModelError:
                 explain_no_scores(self.state)
                 raise
             except (memory_ladder.RolloutMemoryError, torch.OutOfMemoryError) as error:
-                if self.state.settled:
+                less = memory_ladder.halved(self.state, error)
+                if self.state.settled or less is None or not rollback.take_back(self.state):
                     raise
-                rollback.take_back(self.state)
-                retry.with_less(error)
+                memory_ladder.take_less(self.state, less, error)
 
     def undo(self) -> bool:
-        return rollback.undo_step(self.state)
+        return rollback.take_back(self.state)
 
     def store(self) -> None:
         save(self.state)

@@ -8,12 +8,13 @@ from typing import Literal, Protocol
 
 import torch
 
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.lock import RunLock
-from grpo_nb.run.run import Run
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.training import memory_ladder
 from grpo_nb.training.guards import TrainingError
@@ -112,14 +113,11 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
         while at.step < at.goal:
             lock.check()
             stage.policy.ownership.check(lock)
-            stage.check()
-            knobs = _obey(stage)
-            if knobs.command is Command.STOP:
+            with torch.enable_grad():  # as it was after it, too: an interrupt can break off the way out of `no_grad`
+                stats = _next(stage)
+            if stats is None:
                 _leave(stage, "stopped")
                 break
-            stats = stage.advance()
-            if stage.save_every and at.step % stage.save_every == 0:
-                save(stage)
             with _lent(stage.policy, lock):
                 yield stats
         else:
@@ -128,18 +126,41 @@ def walk(stage: Stage, lock: RunLock) -> Steps:
             _leave(stage, "done")
     except Exception as error:
         if lock.mine():
-            _log(stage, "failed", error=f"{type(error).__name__}: {error}")
+            _log_at_last(stage, "failed", goal=at.goal, error=f"{type(error).__name__}: {error}")
         raise
     finally:
-        owned = stage.policy.ownership.is_of(lock)
-        if owned:
-            stage.policy.settle()
-        if not (owned and lock.mine()):
-            _log_lost(stage)
-        elif at.mid_update and not _undone(stage):
-            at.run.log_event(f"{stage.prefix}torn", step=at.step, resumes_from=at.saved)
-        elif _unsaved(stage):
-            _save_at_last(stage)
+        try:
+            _end(stage, lock)
+        except KeyboardInterrupt:
+            logger.warning(
+                "interrupted again while step %d of %s is saved; once more ends it at once", at.step, at.run.name
+            )
+            _end(stage, lock)
+            raise
+
+
+def _next(stage: Stage) -> StepStats | None:
+    """The next step, saved where it is time to; None where the training is to stop before it."""
+    stage.check()
+    if _obey(stage).command is Command.STOP:
+        return None
+    stats = stage.advance()
+    if stage.save_every and stage.progress.step % stage.save_every == 0:
+        save(stage)
+    return stats
+
+
+def _end(stage: Stage, lock: RunLock) -> None:
+    """Leave the policy and the run at the newest step boundary; broken off, it can be done once more."""
+    at, owned = stage.progress, stage.policy.ownership.is_of(lock)
+    if owned:
+        stage.policy.settle()
+    if not (owned and lock.mine()):
+        _log_lost(stage)
+    elif at.mid_update and not _undone(stage):
+        _log_at_last(stage, "torn", resumes_from=at.saved)
+    elif _unsaved(stage):
+        _save_at_last(stage)
 
 
 @contextmanager
@@ -170,7 +191,8 @@ def save(stage: Stage) -> None:
 
 def _store(stage: Stage) -> None:
     try:
-        stage.store()
+        with full_memory():
+            stage.store()
     except torch.OutOfMemoryError as error:
         at = stage.progress
         memory_ladder.freed_for_less(at.run, at.step, "the checkpoint once more", error, stage.prefix)
@@ -199,12 +221,23 @@ def _unsaved(stage: Stage) -> bool:
 
 
 def _undone(stage: Stage) -> bool:
-    """Whether the step that was broken off is undone; a device that failed keeps nothing."""
+    """Whether the step that was broken off is undone, which is logged; a device that failed keeps nothing."""
     try:
-        return stage.undo()
-    except RuntimeError as error:
+        undone = stage.undo()
+    except Exception as error:
         logger.error("the step that was broken off could not be undone: %s", error)
         return False
+    if undone:
+        _log_at_last(stage, "step_undone")
+    return undone
+
+
+def _log_at_last(stage: Stage, kind: str, **data: object) -> None:
+    """Log on the way out: that it cannot be written must not hide why the training ends."""
+    try:
+        stage.progress.run.log_event(f"{stage.prefix}{kind}", step=stage.progress.step, **data)
+    except RunError as error:
+        logger.error("%s", error)
 
 
 def _save_at_last(stage: Stage) -> None:

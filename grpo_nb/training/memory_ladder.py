@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import torch
 
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.printable import Clean, clean_logger
 from grpo_nb.run.run import Run
-from grpo_nb.training.snapshot import Controllers
-from grpo_nb.training.state import TrainState, forget_gradients
+from grpo_nb.training.state import TrainState
 
 logger = clean_logger(__name__)
 
@@ -30,37 +30,19 @@ class RolloutMemoryError(Clean, RuntimeError):
 def drawing() -> Iterator[None]:
     """Tells a full memory inside the block from one anywhere else in a step."""
     try:
-        yield
+        with full_memory():
+            yield
     except torch.OutOfMemoryError as error:
         raise RolloutMemoryError(str(error)) from error
 
 
-class Retry:
-    """What a step began with, as far as it writes into it before its row is logged, but for weights and optimizer."""
-
-    def __init__(self, state: TrainState) -> None:
-        self.state = state
-        self.recovery = state.recovery
-        self.controllers: Controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
-
-    def with_less(self, error: RolloutMemoryError | torch.OutOfMemoryError) -> None:
-        """Make the state what it was before the step, with half as much at a time from here on.
-
-        Raises:
-            RolloutMemoryError, OutOfMemoryError: the weights have moved, or there is nothing left to halve.
-        """
-        state = self.state
-        if state.weights_moved or (less := halved(state, isinstance(error, RolloutMemoryError))) is None:
-            raise error
-        (name, now), before = less, state.numerics
-        state.numerics, state.mid_update = before.model_copy(update={name: now}), False
-        state.recovery = self.recovery
-        for objective, (beta, moments) in self.controllers.items():
-            state.objectives[objective].beta, state.objectives[objective].moments = beta, moments
-        forget_gradients(state.policy)
-        if release := getattr(state.engine, "release", None):
-            release()
-        freed_for_less(state.run, state.step + 1, f"{name}={now}", error)
+def take_less(state: TrainState, less: tuple[str, int], error: Exception) -> None:
+    """Take what `halved` gave at a time from the next step on; the state is that of a step boundary."""
+    name, now = less
+    state.numerics = state.numerics.model_copy(update={name: now})
+    if release := getattr(state.engine, "release", None):
+        release()
+    freed_for_less(state.run, state.step + 1, f"{name}={now}", error)
 
 
 def spared(work: Callable[[], T], failed: Callable[[str], object]) -> T | None:
@@ -69,7 +51,8 @@ def spared(work: Callable[[], T], failed: Callable[[str], object]) -> T | None:
     For work that comes after a step is settled: a lack of memory in it neither undoes the step nor ends the run.
     """
     try:
-        return work()
+        with full_memory():
+            return work()
     except torch.OutOfMemoryError as error:
         found = first_line(error)
     free()
@@ -77,9 +60,9 @@ def spared(work: Callable[[], T], failed: Callable[[str], object]) -> T | None:
     return None
 
 
-def halved(state: TrainState, in_rollout: bool) -> tuple[str, int] | None:
+def halved(state: TrainState, error: Exception) -> tuple[str, int] | None:
     """The choice that is too much at a time, and half of it; None where it cannot be less."""
-    if in_rollout:
+    if isinstance(error, RolloutMemoryError):
         name, now, least = "rows_at_once", rows_at_once(state), state.config.batch.group_size
     else:
         name, now, least = "micro_batch", micro_rows(state), 1

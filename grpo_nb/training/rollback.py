@@ -10,6 +10,7 @@ import torch
 from grpo_nb.config import Config
 from grpo_nb.metrics import keys
 from grpo_nb.policy import distance
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rules import health
@@ -32,19 +33,24 @@ was found healthy, and no KL of the step, all of its tokens, is above NEAR of th
 
 
 def remember(state: TrainState) -> None:
-    """Keep the state of this step boundary, which is known to be good; on the host where the device has no room."""
-    if not state.config.guards.rollback:
-        return
-    controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
+    """Keep the state of this step boundary, which is known to be good; its weights where `guards.rollback` is on."""
+    if state.config.guards.rollback:
+        _copy_weights(state)
+    state.snapshot.controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
+    state.snapshot.recovery = state.recovery
+
+
+def _copy_weights(state: TrainState) -> None:
+    """Into the snapshot; on the host where the device has no room."""
     try:
-        state.snapshot.take(state.policy.parameters_by_name(), state.optimizer, controllers)
+        with full_memory():
+            state.snapshot.take(state.policy.parameters_by_name(), state.optimizer)
     except torch.OutOfMemoryError as error:
         if state.snapshot.on_host:
             raise
         state.snapshot = Snapshot(on_host=True)
         memory_ladder.freed_for_less(state.run, state.step + 1, "guards.snapshot=host", error)
-        state.snapshot.take(state.policy.parameters_by_name(), state.optimizer, controllers)
-    state.snapshot.recovery = state.recovery
+        state.snapshot.take(state.policy.parameters_by_name(), state.optimizer)
 
 
 def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
@@ -53,7 +59,8 @@ def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Ro
     looks = guards.rollback and due(state.history, row, state.config)
     measured = _probed(state, plan, batch) if looks else {}
     if finding := health.exploded([row | measured], state.config):
-        _undo(state)
+        state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+        _take_controllers_back(state)
         state.recovery = before.rolled_back()
         _log_rollback(state, plan, before, finding)
     elif row[keys.STATUS] in ("ok", "clipped"):
@@ -85,24 +92,20 @@ def due(past: Rows, row: Row, config: Config) -> bool:
     return moved > SLACK * max(series(known, keys.GRAD_UPDATE), default=0.0)
 
 
-def undo_step(state: TrainState) -> bool:
-    """Make the state that of the step boundary again, wherever the step was broken off; False without a snapshot."""
-    if not state.config.guards.rollback:
-        return False
-    _undo(state)
+def take_back(state: TrainState) -> bool:
+    """Make the state that of the newest step boundary again, wherever the step was broken off; whether it is.
+
+    Weights that have moved take `guards.rollback`, which keeps a copy of them.
+    """
+    if state.weights_moved:
+        if not state.config.guards.rollback:
+            return False
+        state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+    _take_controllers_back(state)
     forget_gradients(state.policy)
-    state.recovery = state.snapshot.recovery
-    state.mid_update = state.weights_moved = state.settled = False
-    state.policy.torn = ""
-    state.run.log_event("step_undone", step=state.step)
+    state.recovery, state.policy.torn = state.snapshot.recovery, ""
+    state.mid_update = state.weights_moved = state.settled = False  # last: an interrupt before it finds all to do again
     return True
-
-
-def take_back(state: TrainState) -> None:
-    """Undo what an update did that was broken off, so that the step can be done again; nothing without a snapshot."""
-    if state.weights_moved and state.config.guards.rollback:
-        _undo(state)
-        state.weights_moved, state.policy.torn = False, ""
 
 
 def _probed(state: TrainState, plan: StepPlan, batch: Experience) -> Row:
@@ -135,8 +138,7 @@ def probed(batch: Experience) -> list[int]:
     return chosen
 
 
-def _undo(state: TrainState) -> None:
-    state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+def _take_controllers_back(state: TrainState) -> None:
     for name, (beta, moments) in state.snapshot.controllers.items():
         state.objectives[name].beta, state.objectives[name].moments = beta, moments
 

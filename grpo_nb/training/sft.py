@@ -17,6 +17,7 @@ from torch import Tensor
 from grpo_nb import fingerprint, optim, seeding
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.metrics import keys
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.rules.updates import SKIPS_TO_STOP
@@ -215,18 +216,30 @@ class Sft(loop.Stage):
         while True:
             plan = plan_sft_step(self.progress.run.config, self.train, step, self.numerics)
             try:
-                return sft_step(self.policy, self.optimizer, plan, self._moving)
+                with full_memory():
+                    return sft_step(self.policy, self.optimizer, plan, self._moving)
             except torch.OutOfMemoryError as error:
                 now = min(plan.micro_batch, len(plan.pairs)) // 2
-                if self.progress.mid_update or now < 1:
+                if now < 1 or (self.progress.mid_update and not self.undo()):
                     raise
                 forget_gradients(self.policy)
                 self.numerics = self.numerics.model_copy(update={"micro_batch": now})
                 memory_ladder.freed_for_less(self.progress.run, step, f"micro_batch={now}", error, self.prefix)
 
     def _moving(self) -> None:
+        run, policy = self.progress.run, self.policy
+        policy.torn, policy.moved_in = f"step {self.progress.step + 1} of the SFT of {run.name}", run.path
         self.progress.mid_update = True
-        self.policy.torn = f"step {self.progress.step + 1} of the SFT of {self.progress.run.name}"
+
+    def undo(self) -> bool:
+        """The optimizer's first update undoes itself (see `optim.apply`); of later ones no copy is kept."""
+        if self.optimizer.state:
+            return False
+        forget_gradients(self.policy)
+        if self.progress.step == 0:
+            self.policy.moved_in = None
+        self.policy.torn, self.progress.mid_update = "", False
+        return True
 
     def store(self) -> None:
         run, step = self.progress.run, self.progress.step
@@ -250,7 +263,8 @@ class Sft(loop.Stage):
         run.doing(f"measuring the loss on {len(self.held_out)} held-out pairs")
         while True:
             try:
-                loss = evaluate_loss(self.policy, self.held_out, micro, self.numerics)
+                with full_memory():
+                    loss = evaluate_loss(self.policy, self.held_out, micro, self.numerics)
                 break
             except torch.OutOfMemoryError as error:
                 if micro == 1:
@@ -328,6 +342,7 @@ def schedule(step: int, warmup_steps: int, steps: int) -> float:
 def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: Checkpoint | None) -> int:
     if newest is None:
         policy.refuse_torn()
+        policy.refuse_moved(run.path)
         run.rewind_sft(0)
         return 0
     load_state_dict(policy, optimizer, newest)

@@ -28,15 +28,14 @@ class Snapshot:
     _moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """By parameter name; empty before the optimizer's first step."""
 
-    def take(self, parameters: Parameters, optimizer: torch.optim.Optimizer, controllers: Controllers) -> None:
-        """Copy the present state."""
+    def take(self, parameters: Parameters, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the present weights and moments."""
         weights = [parameter.detach() for parameter in parameters.values()]
         moments = {name: dict(optimizer.state.get(parameter, {})) for name, parameter in parameters.items()}
         if len(self._weights) != len(weights) or self._layout() != {name: set(own) for name, own in moments.items()}:
             self._weights = [self._room(tensor) for tensor in weights]
             self._moments = {name: {k: self._room(t) for k, t in own.items()} for name, own in moments.items()}
         _copy([*self._weights, *_flat(self._moments)], [*weights, *_flat(moments)])
-        self.controllers = controllers
 
     def restore(self, parameters: Parameters, optimizer: torch.optim.Optimizer) -> None:
         """Write the copies back; an optimizer without moments then has none again."""

@@ -26,8 +26,8 @@ from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked
 from grpo_nb.run.run import Run, RunError
+from grpo_nb.training import rollback, state
 from grpo_nb.training import sft as sft_module
-from grpo_nb.training import state
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import sft
@@ -163,12 +163,12 @@ def test_weights_from_within_an_update_begin_nothing(
     stage, expected = straight
     run, other = tiny_run(tmp_path, **EVERY), tiny_run(tmp_path, "other", **EVERY)
     policy = load_policy(run.config.model, run.config.run.seed)
-    undo = interrupting(monkeypatch, torch.optim.AdamW, "step", 1)
+    undo = interrupting(monkeypatch, torch.optim.AdamW, "step", 2)
     settle, again = Policy.settle, []
 
     def interrupted_again(policy: Policy) -> None:
-        """A second Ctrl-C, as the training is left."""
-        if policy.torn and not again:
+        """A second and a third Ctrl-C, as the training is left."""
+        if policy.torn and len(again) < 2:
             again.append(1)
             raise KeyboardInterrupt
         settle(policy)
@@ -182,15 +182,100 @@ def test_weights_from_within_an_update_begin_nothing(
         lambda: policy.save(tmp_path / "model"),
         lambda: evaluate(run, policy=policy, tasks=small_tasks()),
     ):
-        with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
+        with pytest.raises(ModelError, match=pattern("step 2", run.name, "load_policy")):
             use()
     if stage == "sft":  # GRPO has its checkpoint 0
-        with pytest.raises(ModelError, match=pattern("step 1", run.name, "load_policy")):
+        with pytest.raises(ModelError, match=pattern("step 2", run.name, "load_policy")):
             list(trained(run, stage, policy=policy))
         policy = load_policy(run.config.model, run.config.run.seed)
     list(trained(run, stage, policy=policy))
     assert same(bits(run, stage), expected)
     list(trained(other, stage, policy=load_policy(run.config.model, run.config.run.seed)))
+
+
+def test_a_second_interrupt_does_not_keep_the_boundary_from_being_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(tmp_path, **EVERY | {"run__checkpoint_every": 50})
+    undo = interrupting(monkeypatch, optim, "apply", 3)
+    interrupting(monkeypatch, Policy, "settle", 4)  # of which three come before the steps
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, "grpo"))
+    undo()
+    assert run.checkpoints.steps() == [0, 2] and not events(run, "torn")
+
+
+def test_sft_does_not_begin_anew_with_weights_that_it_has_moved(tmp_path: Path) -> None:
+    """Steps that no checkpoint has, as where a disk is full: the policy at hand is no start."""
+    run, other = tiny_run(tmp_path, **EVERY), tiny_run(tmp_path, "other", **EVERY)
+    policy = load_policy(run.config.model, run.config.run.seed)
+    walk = trained(run, "sft", policy=policy)
+    next(walk)
+    (run.path / "sft").write_text("in the way")
+    with pytest.raises(RunError):
+        list(walk)
+    (run.path / "sft").unlink()
+    with pytest.raises(ModelError, match=pattern(run.path, "load_policy")):
+        list(trained(run, "sft", policy=policy))
+    next(trained(other, "sft", policy=policy))  # another run may begin with any weights
+
+
+def test_gradients_are_on_whatever_an_interrupt_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    leave, left = torch.no_grad.__exit__, []
+
+    def interrupted(self: Any, *error: Any) -> None:
+        """Ctrl-C at the first instruction of the way out."""
+        if not left and run.last_step() == 1:
+            left.append(1)
+            raise KeyboardInterrupt
+        leave(self, *error)
+
+    monkeypatch.setattr(torch.no_grad, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, "grpo"))
+    assert left and torch.is_grad_enabled()
+    assert [step.step for step in trained(run, "grpo")] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "an error of the disk"), ZeroDivisionError()])
+def test_a_step_that_cannot_be_undone_does_not_hide_why_it_ended(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    undo = interrupting(monkeypatch, optim, "apply", 3)
+    monkeypatch.setattr(rollback, "take_back", raising(error))
+    with pytest.raises(KeyboardInterrupt):
+        list(trained(run, "grpo"))
+    undo()
+    assert [event["step"] for event in events(run, "torn")] == [2]
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fails(*_: Any, **named: Any) -> Any:
+        raise error
+
+    return fails
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(tmp_path, **EVERY)
+    walk = trained(run, "grpo")
+    next(walk)
+    monkeypatch.setattr(optim, "apply", raising(ZeroDivisionError()))
+    log = Run.log_event
+
+    def full(self: Run, kind: str, **data: Any) -> None:
+        if kind in ("failed", "step_undone"):
+            raise RunError("the disk is full")
+        log(self, kind, **data)
+
+    monkeypatch.setattr(Run, "log_event", full)
+    with pytest.raises(ZeroDivisionError):
+        list(walk)
+    assert run.checkpoints.steps() == [0, 1]
 
 
 def test_sft_that_begins_anew_measures_its_start_anew(tmp_path: Path) -> None:
@@ -236,7 +321,8 @@ def full_from(patch: pytest.MonkeyPatch, call: int) -> list[str]:
 
         return write
 
-    for owner, name in ((os, "write"), (os, "pwrite"), (os, "fsync"), (os, "mkdir"), (Path, "write_bytes")):
+    names = ("write", "pwrite", "fsync", "mkdir", "ftruncate")
+    for owner, name in (*((os, name) for name in names), (Path, "write_bytes")):
         patch.setattr(owner, name, filling(name, getattr(owner, name)))
     patch.setattr(safetensors.torch, "save_file", filling("save_file", safetensors.torch.save_file))
     return made

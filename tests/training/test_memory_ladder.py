@@ -1,5 +1,6 @@
 """A device whose memory is full: the step is done again with less at a time, and the run goes on."""
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb.policy.model import Policy
+from grpo_nb.policy.full_memory import full_memory
+from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run
 from grpo_nb.training import gradients, rollback
 from grpo_nb.training import sft as sft_module
 from grpo_nb.training.grpo import grpo
+from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.memory_ladder import RolloutMemoryError
 from grpo_nb.training.recovery import Recovery
 from grpo_nb.training.sft import sft
@@ -86,22 +89,56 @@ def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pyt
     assert [row["step"] for row in rows(list(grpo(run, **given())))] == [1, 2], "nothing is lost"
 
 
-@pytest.mark.parametrize("rollback", [True, False])
+@pytest.mark.parametrize(("rollback", "moved"), [(True, True), (False, True), (False, False)])
 def test_a_step_that_cannot_be_done_loses_none_before_it(
-    rollback: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rollback: bool, moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where its weights have moved, that takes a copy of them."""
     changes: dict[str, Any] = {"sft__steps": 0, "run__steps": 2, "run__checkpoint_every": 10, "batch__micro_batch": 1}
     whole, run = (tiny_run(tmp_path, name, guards__rollback=rollback, **changes) for name in ("whole", "broken"))
     list(grpo(whole, **given()))
-    failing(monkeypatch, "training.grpo.objective_gradients", {2})
+    failing(monkeypatch, "training.grpo.step_row" if moved else "training.grpo.objective_gradients", {2})
     with pytest.raises(torch.OutOfMemoryError):
         list(grpo(run, **given()))
     newest, _ = run.checkpoints.latest()
-    assert newest is not None and newest.step == (1 if rollback else 0)
-    assert bool(events(run, "step_undone")) is rollback and bool(events(run, "torn")) is not rollback
+    undone = rollback or not moved
+    assert newest is not None and newest.step == (1 if undone else 0)
+    assert bool(events(run, "step_undone")) is undone and bool(events(run, "torn")) is not undone
     monkeypatch.undo()
     list(grpo(run, **given()))
     assert same_weights(run, whole)
+
+
+SAID = (
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "MPS backend out of memory (MPS allocated: 9.0 GB, other allocations: 1.0 MB, max allowed: 9.07 GB)",
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
+)
+"""A full memory, as cuBLAS, cuDNN, CUDA, MPS and the CPU's allocator say it."""
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_full_memory_is_one_error_whoever_says_it(said: str) -> None:
+    with pytest.raises(torch.OutOfMemoryError, match=re.escape(said)), full_memory():
+        raise RuntimeError(said)
+
+
+@pytest.mark.parametrize("other", [RuntimeError("CUDA error: an illegal memory access"), TrainingError(SAID[2])])
+def test_another_error_stays_what_it_is(other: RuntimeError) -> None:
+    with pytest.raises(type(other)) as found, full_memory():
+        raise other
+    assert found.value is other
+
+
+@pytest.mark.parametrize("target", ["training.grpo.objective_gradients", "training.sft._logprobs"])
+def test_a_step_is_done_with_less_whoever_says_it(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny_run(tmp_path, "blas", sft__steps=0 if "grpo" in target else 1)
+    failing(monkeypatch, target, {1}, RuntimeError(SAID[0]))
+    list(grpo(run, steps=1, **given()) if "grpo" in target else sft(run))
+    prefix = "" if "grpo" in target else "sft_evaluation_"
+    assert [e["step"] for e in events(run, f"{prefix}out_of_memory")] == [0 if prefix else 1]
 
 
 def test_weights_that_have_moved_are_not_moved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +226,40 @@ def test_sft_takes_less_at_a_time_and_keeps_to_it(tmp_path: Path, monkeypatch: p
     ]
 
 
+@pytest.mark.parametrize("error", [full(1), KeyboardInterrupt()])
+def test_the_first_update_of_sft_is_undone_where_it_is_broken_off(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There Adam's moments need memory: some are made and their weights have moved, the others' have not."""
+    changes: dict[str, Any] = {"sft__steps": 2, "sft__micro_batch": 8}
+    plain, run = (tiny_run(tmp_path, name, **changes) for name in ("plain", "full"))
+    list(sft(plain))
+    policy, step, broken = load_policy(run.config.model, run.config.run.seed), torch.optim.AdamW.step, list[int]()
+
+    def half(self: torch.optim.AdamW, *given: Any) -> Any:
+        if not broken:
+            broken.append(1)
+            parameters = self.param_groups[0]["params"]
+            self.param_groups[0]["params"] = parameters[:3]
+            step(self)
+            self.param_groups[0]["params"] = parameters
+            raise error
+        return step(self, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", half)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            list(sft(run, policy=policy))
+        assert [e["step"] for e in events(run, "sft_step_undone")] == [0] and not policy.torn
+    list(sft(run, policy=policy))
+    newest, expected = (r.sft_checkpoints.load(2).tensors("policy") for r in (run, plain))
+    again = [(e["step"], e["now"]) for e in events(run, "sft_out_of_memory")]
+    assert again == ([] if isinstance(error, KeyboardInterrupt) else [(1, "micro_batch=4")])
+    assert not events(run, "sft_torn")
+    for name, weight in newest.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=0 if not again else 1e-5)
+
+
 # ---- what comes after a step is settled does not do it again
 
 
@@ -249,7 +320,9 @@ def test_an_evaluation_without_room_leaves_the_step_as_it_is(
     assert [e["step"] for e in events(run, "evaluation_failed")] == ([] if room else [1])
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, target: str, calls: Collection[int]) -> list[int]:
+def failing(
+    monkeypatch: pytest.MonkeyPatch, target: str, calls: Collection[int], error: Exception | None = None
+) -> list[int]:
     """The memory is full in these calls of a function, counted from 1; all that were made."""
     module, _, name = target.rpartition(".")
     plain, made = getattr(sys.modules[f"grpo_nb.{module}"], name), list[int]()
@@ -257,7 +330,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, target: str, calls: Collection[int]
     def crowded(*args: Any, **named: Any) -> Any:
         made.append(len(made) + 1)
         if made[-1] in calls:
-            raise full(1)
+            raise error or full(1)
         return plain(*args, **named)
 
     monkeypatch.setattr(f"grpo_nb.{target}", crowded)

@@ -2,11 +2,13 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_nb.cli import main
 from grpo_nb.doctor import diagnose
+from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.preflight.dependencies import DependencyChanged
 from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run
@@ -78,6 +80,16 @@ def test_sft_has_the_same_choice_and_grpo_needs_none_of_its_result(tmp_path: Pat
     assert [step.step for step in sft(run, tasks=small_tasks(), accept_changed={"optimizer"})] == [2]
     thin(run, "sft")
     assert train(run, 1) == [1]
+
+
+def test_an_evaluation_needs_no_moments(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__steps=1, sft__steps=1, run__eval_examples=2)
+    list(sft(run, tasks=small_tasks()))
+    train(run, 1)
+    thin(run, "sft")
+    thin(run)
+    stages: tuple[Any, ...] = ("sft", "latest", 0, 1)
+    assert [evaluate(run, stage=stage, tasks=small_tasks()).step[0] for stage in stages] == [0, 1, 0, 1]
 
 
 def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
