@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,16 +104,51 @@ class Reference(Protocol):
         """The reference weights by the trainable parameters' names; live tensors, not copies."""
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """The model computes with the reference weights inside the block, with its own again after it."""
+        """The model computes with the reference weights inside the block, with its own again after the outermost."""
 
     def settle(self) -> None:
         """Make the model compute with its own weights again, where an interrupt broke off the end of `active`."""
 
 
-class AdapterReference:
+class _Switch(ABC):
+    """The way to a reference and back, once however deep blocks lie within each other."""
+
+    def __init__(self) -> None:
+        self._open: object | None = None
+        """Stands for the outermost block."""
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        if self._open is not None:
+            yield
+            return
+        self.settle()
+        self._open = mine = object()
+        try:
+            self._switch()
+            yield
+        finally:
+            if self._open is mine:  # else settled since: an interrupt left the block, and only now it is collected
+                self.settle()
+
+    def settle(self) -> None:
+        self._switch_back()
+        self._open = None
+
+    @abstractmethod
+    def _switch(self) -> None:
+        """Make the model compute with the reference weights."""
+
+    @abstractmethod
+    def _switch_back(self) -> None:
+        """Make it compute with its own again, if it does not; broken off, it can be done once more."""
+
+
+class AdapterReference(_Switch):
     """A second adapter, frozen and inactive: the base weights exist once."""
 
     def __init__(self, model: PeftModel, trainable: Mapping[str, Parameter]) -> None:
+        super().__init__()
         self.model = model
         self.trained = model.active_adapters[0]
         if REFERENCE in model.peft_config:
@@ -146,16 +182,11 @@ class AdapterReference:
     def state(self) -> dict[str, Tensor]:
         return {name: weight.data for name, weight in self.weights.items()}
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def _switch(self) -> None:
         self._flags = self._requires_grad()
-        try:
-            self.model.set_adapter(REFERENCE, inference_mode=True)
-            yield
-        finally:
-            self.settle()
+        self.model.set_adapter(REFERENCE, inference_mode=True)
 
-    def settle(self) -> None:
+    def _switch_back(self) -> None:
         if self._flags:
             self.model.set_adapter(self.trained)
             for parameter, flag in self._flags:
@@ -169,10 +200,11 @@ class AdapterReference:
         return ".".join(REFERENCE if part == self.trained else part for part in trainable.split("."))
 
 
-class CopiedReference:
+class CopiedReference(_Switch):
     """Copies of all weights that train, exchanged with them: for models small enough to train in full."""
 
     def __init__(self, trainable: Mapping[str, Parameter]) -> None:
+        super().__init__()
         self.trainable = trainable
         self.weights = {name: parameter.detach().clone() for name, parameter in trainable.items()}
         self._own: dict[str, Tensor] = {}
@@ -181,17 +213,12 @@ class CopiedReference:
     def state(self) -> dict[str, Tensor]:
         return self.weights
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def _switch(self) -> None:
         self._own = {name: parameter.data for name, parameter in self.trainable.items()}
-        try:
-            for name, parameter in self.trainable.items():
-                parameter.data = self.weights[name]
-            yield
-        finally:
-            self.settle()
+        for name, parameter in self.trainable.items():
+            parameter.data = self.weights[name]
 
-    def settle(self) -> None:
+    def _switch_back(self) -> None:
         for name, weights in self._own.items():
             self.trainable[name].data = weights
         self._own = {}

@@ -122,6 +122,39 @@ def test_an_interrupt_inside_the_reference_gives_the_policy_back(either: Policy)
     assert torch.equal(tiny.score(either), moved) and tiny.flags(either) == before
 
 
+@pytest.mark.parametrize("switch", ["as_reference", "as_grouped_reference"])
+def test_a_reference_within_the_reference_is_the_reference(either: Policy, switch: str) -> None:
+    either.freeze_reference()
+    start, frozen = tiny.score(either), reference_of(either)
+    tiny.nudge(either, 0.05)
+    moved, state, before = tiny.score(either), either.state(), tiny.flags(either)
+    inner = getattr(either, switch)
+    with either.as_reference():
+        with inner(), inner():
+            pass
+        assert torch.equal(tiny.score(either), start)
+    assert torch.equal(tiny.score(either), moved) and tiny.flags(either) == before
+    tiny.nudge(either, 0.05)
+    assert all(torch.equal(tensor, frozen[name]) for name, tensor in reference_of(either).items())
+    assert any(not torch.equal(tensor, state[name]) for name, tensor in either.state().items())
+
+
+def test_a_block_that_an_interrupt_left_open_switches_nothing_later(either: Policy) -> None:
+    """Ctrl-C at the first instruction of the way out: the block is closed as it is collected, whenever that is."""
+    either.freeze_reference()
+    start = tiny.score(either)
+    tiny.nudge(either, 0.05)
+    moved = tiny.score(either)
+    left = either._known_reference().active()
+    left.__enter__()
+    either.settle()
+    assert torch.equal(tiny.score(either), moved)
+    with either.as_reference():
+        left.__exit__(None, None, None)
+        assert torch.equal(tiny.score(either), start)
+    assert torch.equal(tiny.score(either), moved)
+
+
 def test_the_reference_never_learns(either: Policy) -> None:
     either.freeze_reference()
     frozen = reference_of(either)
