@@ -16,7 +16,7 @@ LAYERS = (
     {"types", "seeding", "suggest", "printable", "fingerprint"}
     | {"algorithms", "losses", "combine_gradients", "beta_control", "optim", "storage", "metrics"},
     {"config", "presets", "tasks", "rewards", "judge", "plots"},
-    {"policy", "rollout", "passes", "run"},
+    {"policy", "rollout", "passes", "run", "ranks"},
     {"preflight", "evaluation", "rules", "training", "doctor"},
     {"report", "jupyter", "cli", "fault_lab", "dev", "__main__"},
 )

@@ -96,6 +96,8 @@ class RunConfig(Settings):
     """Held-out examples per objective that an evaluation uses, at most."""
     quick_eval_every: Annotated[int, Field(ge=0)] = 0
     """Steps between quick evaluations while training; 0: never. Those of a checkpoint's step can be loaded."""
+    rank_timeout: Annotated[float, Field(ge=1, le=86_400)] = 1800.0
+    """On several GPUs: seconds after which a rank that does not answer ends the training, saved."""
     quick_eval_examples: Count = 32
     """Examples per objective of a quick evaluation: of the test split, others than `eval_examples` if it has enough."""
 

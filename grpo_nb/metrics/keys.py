@@ -108,6 +108,9 @@ MEMORY_NOW = _one("memory/now_mib", "MiB", "Memory held at the end of the step: 
 POSITIONS = _one("positions", TEXT, "What shifts the positions of all rows of a batch, where something does.", _STEP)
 TIME = _family("time/{phase}", "s", "Seconds in a phase: rollout, score, reference, train, eval.", _METRICS)
 TIME_STEP = _one("time/step", "s", "Seconds of the step.", _METRICS)
+TIME_RANK = _family("time/rank/{rank}", "s", "Seconds of the step in which a rank, of several, worked.", _METRICS)
+TIME_RANKS_WAITED = _one("time/ranks_waited", "s", "Seconds in which the mean rank waited for the slowest.", _METRICS)
+MEMORY_RANK = _family("memory/rank/{rank}", "MiB", "Peak memory of each rank beside rank 0.", _METRICS)
 
 # Loss, ratio, gradient
 

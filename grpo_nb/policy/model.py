@@ -300,6 +300,10 @@ class Policy:
         """
         return adapters.snapshot(self._known_reference().state())
 
+    def reference_by_name(self) -> dict[str, Tensor]:
+        """The reference's own weights, not copies, by the names of `state`; `ModelError` where there is none."""
+        return self._known_reference().state()
+
     def _new_reference(self) -> adapters.Reference:
         if isinstance(self.model, PeftModel):
             return adapters.AdapterReference(self.model, self.parameters_by_name())

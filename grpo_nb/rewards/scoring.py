@@ -93,7 +93,9 @@ class Scoring:
     drawing, which they would slow; their async ones side by side at its end. Leaving the block cancels what still runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by: "TaskScores | None" = None) -> None:
+        """`by`: what gives the tasks' own verdicts; None: `task_scores`."""
+        self._task_scores = by or task_scores
         self._early: dict[Rubric, _Early] = {}
         self._parts: list[_Part] = []
         self._settled = False
@@ -150,7 +152,7 @@ class Scoring:
         """
         self._settled = True
         for part in self._parts:
-            part.own = task_scores(part.rubric.task, part.examples, part.texts)
+            part.own = self._task_scores(part.rubric.task, part.examples, part.texts)
             for entry in part.rubric.functions if part.texts else ():
                 if entry.name not in part.waiting:
                     part.results[entry.name] = _call(entry, part.arguments())
@@ -195,6 +197,9 @@ def task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str
         RewardError: it raised, or gave something that is no Score of numbers.
     """
     return [_verdict(task, example, text) for example, text in zip(examples_B, texts_B, strict=True)]
+
+
+TaskScores = Callable[[Task, Sequence[Example], Sequence[str]], list[Score]]
 
 
 def _verdict(task: Task, example: Example, text: str) -> Score:

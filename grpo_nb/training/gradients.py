@@ -1,7 +1,7 @@
 """Gradients of one optimizer update: micro-batches in, the objectives' combined gradient in `.grad`."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -78,12 +78,16 @@ def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
             return Measured(old, token_stats(policy, rollouts, plan).logprobs)
 
 
+Accumulate = Callable[[Policy, Experience, Mapping[str, Sequence[int]], StepPlan], "Accumulated"]
+
+
 def objective_gradients(
     policy: Policy,
     batch: Experience,
     rows: Mapping[str, Sequence[int]],
     plan: StepPlan,
     generator: torch.Generator,
+    accumulate: Accumulate | None = None,
 ) -> GradientStats:
     """Accumulate the gradient of each objective over its `rows` and leave their combination in `.grad`.
 
@@ -93,10 +97,13 @@ def objective_gradients(
 
     With `plan.most_bad_rows`, rows whose log-probs are not finite leave the update, denominators included: it is begun
     anew without them, unless they are more than that share of the step.
+
+    `accumulate` gives what this process does by default, e.g. by several.
     """
+    accumulate = accumulate or accumulated
     rows = {name: own for name, given in rows.items() if (own := [i for i in given if batch.kept[i]])}
     try:
-        return _accumulated(policy, batch, rows, plan, generator)
+        return combined(policy, accumulate(policy, batch, rows, plan), plan, generator)
     except BadRows as found:
         for parameter in policy.parameters_by_name().values():
             parameter.grad = None
@@ -109,26 +116,41 @@ def objective_gradients(
             rows,
             replace(plan, most_bad_rows=None) if too_many else plan,
             generator,
+            accumulate,
         )
         stats.bad += [] if too_many else bad
         return stats
 
 
-def _accumulated(
+@dataclass(frozen=True)
+class Accumulated:
+    """The gradients of an update before the objectives' are combined: in `.grad`, or apart."""
+
+    stats: GradientStats
+    apart: Mapping[str, Mapping[str, Tensor]]
+    """Gradients by objective and parameter name, where a combiner needs them; else empty."""
+
+
+def accumulated(
     policy: Policy,
     batch: Experience,
     rows: Mapping[str, Sequence[int]],
     plan: StepPlan,
-    generator: torch.Generator,
-) -> GradientStats:
-    parameters, algorithm = policy.parameters_by_name(), plan.algorithm
+    normalizers: Mapping[str, losses.LossNormalizer] | None = None,
+) -> Accumulated:
+    """The gradients over `rows` of an update that may have others; `normalizers` are the complete update's.
+
+    Raises:
+        BadRows: as far as `plan.most_bad_rows` has them looked for.
+    """
+    if normalizers is None:
+        normalizers = normalizers_of(batch, rows, plan)
+    parameters, separate = policy.parameters_by_name(), is_separate(plan, normalizers)
     stats = GradientStats(seen=None if plan.old_first else blank(batch.rollouts))
     apart: dict[str, dict[str, Tensor]] = {}
-    separate = algorithm.combine != "sum" and len(rows) > 1
-    for name, indices in rows.items():
+    for name, normalizer in normalizers.items():
         scale = 1.0 if separate else plan.weights[name]
-        normalizer = normalizer_of(batch, indices, plan.max_completion_length)
-        for micro in chunks(indices, plan.micro_batch):
+        for micro in chunks(rows.get(name, ()), plan.micro_batch):
             inputs = loss_inputs(policy, batch, micro, plan, stats.seen)
             _refuse_bad(inputs, micro, plan)
             terms = losses.loss_terms(inputs, plan.loss, plan.betas[name], normalizer)
@@ -138,14 +160,33 @@ def _accumulated(
             apart[name] = {key: p.grad for key, p in parameters.items() if p.grad is not None}
             for parameter in parameters.values():
                 parameter.grad = None
-    if separate:
-        gram = combine_gradients.gram(list(apart.values()))
-        shares = torch.tensor([plan.weights[name] for name in apart], dtype=gram.dtype)
-        shares = combine_gradients.combiner(algorithm.combine, algorithm.cagrad_c)(gram, shares, generator)
-        for key, gradient in combine_gradients.combine(list(apart.values()), shares).items():
-            parameters[key].grad = gradient
-        stats.norms = dict(zip(apart, combine_gradients.norms(gram).tolist(), strict=True))
-        stats.cosine = combine_gradients.min_cosine(gram)
+    return Accumulated(stats, apart)
+
+
+def is_separate(plan: StepPlan, objectives: Sized) -> bool:
+    """Whether the gradients of an update with these objectives are kept apart, for a combiner."""
+    return plan.algorithm.combine != "sum" and len(objectives) > 1
+
+
+def normalizers_of(
+    batch: Experience, rows: Mapping[str, Sequence[int]], plan: StepPlan
+) -> dict[str, losses.LossNormalizer]:
+    """The denominators of an update, by objective."""
+    return {name: normalizer_of(batch, own, plan.max_completion_length) for name, own in rows.items()}
+
+
+def combined(policy: Policy, found: Accumulated, plan: StepPlan, generator: torch.Generator) -> GradientStats:
+    """Leave the combination of what is apart in `.grad`, with its norms and cosine among the statistics."""
+    stats, apart, algorithm = found.stats, found.apart, plan.algorithm
+    if not apart:
+        return stats
+    parameters, gram = policy.parameters_by_name(), combine_gradients.gram(list(apart.values()))
+    shares = torch.tensor([plan.weights[name] for name in apart], dtype=gram.dtype)
+    shares = combine_gradients.combiner(algorithm.combine, algorithm.cagrad_c)(gram, shares, generator)
+    for key, gradient in combine_gradients.combine(list(apart.values()), shares).items():
+        parameters[key].grad = gradient
+    stats.norms = dict(zip(apart, combine_gradients.norms(gram).tolist(), strict=True))
+    stats.cosine = combine_gradients.min_cosine(gram)
     return stats
 
 

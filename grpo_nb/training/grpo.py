@@ -29,6 +29,7 @@ from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import Task, told
 from grpo_nb.training import (
     commands,
+    follower,
     gradient_check,
     guards,
     loop,
@@ -38,15 +39,16 @@ from grpo_nb.training import (
     resume,
     rollback,
     samples,
+    sharded,
     texts,
 )
 from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
-from grpo_nb.training.gradients import measure, objective_gradients
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.objectives import Rewards
 from grpo_nb.training.overflow_report import explain_no_scores, overflow_row
 from grpo_nb.training.plan import StepPlan, plan_step
+from grpo_nb.training.sharded import measure, objective_gradients
 from grpo_nb.training.state import TrainState, deterministic, draw_prompts, save
 from grpo_nb.types import Experience, Rollouts, SampledPrompt, Score, Steps, StepStats
 
@@ -73,6 +75,8 @@ def grpo(
     `engine` takes the place of `rollout.engine`. A `policy` that is given belongs to this training until the generator
     ends or is closed.
     A checkpoint is saved every `run.checkpoint_every` steps and when the generator ends or is closed.
+    In a script under torchrun, each rank calls it alike: rank 0's steps are yielded, the others work for it and yield
+    nothing (see `grpo_nb.ranks`).
 
     Raises:
         ConfigError, RunError, ModelError, DataError: before any work.
@@ -84,10 +88,14 @@ def grpo(
     goal = run.config.run.steps if steps is None else steps
     if engine not in (None, "auto"):
         engine_of(engine)
-    with run.lock() as lock:
+    given = resume.Given(policy, tasks, rewards, engine, accept_changed)
+    if follower.follows(given):
+        return
+    with run.lock() as lock, sharded.leading(run, policy) as ranks:
         run.check_settings()
         run.knobs.request(Command.RUN)  # before the model loads: what is asked meanwhile is not forgotten
-        state = resume.prepare(run, goal, resume.Given(policy, tasks, rewards, engine, accept_changed), lock)
+        state = resume.prepare(run, goal, replace(given, ranks=ranks), lock)
+        sharded.begin(state)
         if lock.took_over:
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (
@@ -100,7 +108,7 @@ def grpo(
 def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
     policy, plan, clock = state.policy, plan_step(state, knobs), metrics.Clock()
-    with Scoring() as scoring:
+    with Scoring(sharded.task_scores(state.ranks, state.objectives)) as scoring:
         with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns; judges get each as it ends
             rollouts = sample(state, plan, scoring)
         with clock("score"):  # 2. a reward for each, None where there is no verdict
@@ -127,7 +135,7 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     if quick_eval.due(state.config, plan.step):
         with clock("eval"):  # 8. now and then, a few held-out prompts
             row |= quick_eval.measure(state, plan.step)
-    return finish(state, plan, batch, row | clock.row())  # 9. move the betas, log
+    return finish(state, plan, batch, row | clock.row() | metrics.rank_row(state.ranks))  # 9. move the betas, log
 
 
 class Grpo(loop.Stage):
@@ -267,6 +275,7 @@ def apply(state: TrainState, plan: StepPlan) -> optim.Update:
         BrokenUpdate: they are, and `guards.rollback` is off.
     """
     state.weights_moved, state.policy.torn = True, f"step {plan.step} of {state.run.name}"
+    state.ranks.weights_changed()
     try:
         return optim.apply(
             state.policy.parameters_by_name(),

@@ -70,15 +70,16 @@ def halved(state: TrainState, error: Exception) -> tuple[str, int] | None:
 
 
 def rows_at_once(state: TrainState) -> int:
-    """Completions that are drawn at a time."""
-    every = state.config.batch.completions
+    """Completions that are drawn at a time, on each rank."""
+    batch = state.config.batch
+    every = -(-batch.prompts // state.ranks.size) * batch.group_size
     return min(state.numerics.rows_at_once or every, getattr(state.engine, "max_rows", every), every)
 
 
 def micro_rows(state: TrainState) -> int:
-    """Completions in the largest forward and backward pass: of one objective and one update."""
-    batch = state.config.batch
-    return min(state.numerics.micro_batch_of(batch.micro_batch), -(-batch.update_size // len(state.objectives)))
+    """Completions in the largest forward and backward pass: of one objective and one update, on one rank."""
+    batch, parts = state.config.batch, len(state.objectives) * state.ranks.size
+    return min(state.numerics.micro_batch_of(batch.micro_batch), -(-batch.update_size // parts))
 
 
 def freed_for_less(run: Run, step: int, setting: str, error: Exception, stage: str = "") -> None:

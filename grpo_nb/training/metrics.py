@@ -21,6 +21,7 @@ from grpo_nb.judge.tally import spearman
 from grpo_nb.losses.rounding import FAR
 from grpo_nb.metrics import keys
 from grpo_nb.optim import Update
+from grpo_nb.ranks.leader import Ranks
 from grpo_nb.rewards.rubric import TASK
 from grpo_nb.training.gradients import GradientStats
 from grpo_nb.types import Experience, Rollouts, Score
@@ -53,6 +54,15 @@ class Clock:
     def row(self) -> Row:
         phases: Row = {keys.TIME.of(name): seconds for name, seconds in self.phases.items()}
         return phases | {keys.TIME_STEP: time.perf_counter() - self.began}
+
+
+def rank_row(ranks: Ranks) -> Row:
+    """What each rank took for its part since the row before; nothing where there is one."""
+    if ranks.size == 1:
+        return {}
+    seconds: Row = {keys.TIME_RANK.of(str(rank)): value for rank, value in sorted(ranks.seconds().items())}
+    memory: Row = {keys.MEMORY_RANK.of(str(rank)): value for rank, value in sorted(ranks.peaks().items())}
+    return seconds | {keys.TIME_RANKS_WAITED: ranks.waited()} | memory
 
 
 def peak_memory_mib(device: torch.device) -> float:

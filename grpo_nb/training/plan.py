@@ -8,6 +8,7 @@ import torch
 from grpo_nb import losses, optim, seeding
 from grpo_nb.beta_control import KLTarget
 from grpo_nb.config import AlgorithmConfig, ObjectiveConfig
+from grpo_nb.ranks.leader import ALONE, Ranks
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.state import TrainState
@@ -50,6 +51,8 @@ class StepPlan:
     looked for."""
     epochs: int = 1
     updates_per_epoch: int = 1
+    ranks: Ranks = ALONE
+    """Who computes it."""
 
     def updates(self, batch: Experience) -> list[UpdateRows]:
         """Rows of each optimizer update: every epoch deals each objective's rows evenly."""
@@ -103,6 +106,7 @@ def plan_step(state: TrainState, knobs: KnobSnapshot) -> StepPlan:
         numerics=state.numerics,
         epochs=batch.num_iterations,
         updates_per_epoch=batch.updates_per_rollout // batch.num_iterations,
+        ranks=state.ranks,
     )
 
 

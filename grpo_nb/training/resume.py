@@ -9,6 +9,7 @@ from grpo_nb.losses import Moments
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
+from grpo_nb.ranks.leader import ALONE, Ranks
 from grpo_nb.rollout import Drawer, EagerEngine, Engine
 from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.rules.finding import Steps, spans
@@ -40,6 +41,8 @@ class Given:
     engine: Engine | str | None = None
     accept_changed: Collection[str] = ()
     """Kinds of content that may be other than the run was made with."""
+    ranks: Ranks = ALONE
+    """Who computes the steps."""
 
 
 def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
@@ -73,6 +76,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     optimizer = optim.adamw(policy.parameters_by_name(), rate, decay, together=chosen.passes == "flat")
     forget_gradients(policy)
     state = TrainState(run, policy, optimizer, drawer, objectives, run.knobs.snapshot(), goal, numerics=chosen)
+    state.ranks = given.ranks
     run.doing("checking the prompts")
     requirements.check_examples(config, examples, policy.context, state.encode)
     run.doing("beginning at step 0" if newest is None else f"going back to step {newest.step}")
@@ -274,4 +278,5 @@ def _log_missing_sft(run: Run) -> None:
 def _computes(state: TrainState) -> dict[str, object]:
     """The choices that bits depend on, for the log."""
     reason = {"engine_reason": state.drawer.reason} if state.drawer.reason else {}
-    return state.numerics.model_dump() | reason
+    ranks = {"ranks": state.ranks.size} if state.ranks.size > 1 else {}
+    return state.numerics.model_dump() | reason | ranks

@@ -59,7 +59,7 @@ def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Ro
     looks = guards.rollback and due(state.history, row, state.config)
     measured = _probed(state, plan, batch) if looks else {}
     if finding := health.exploded([row | measured], state.config):
-        state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+        _restore_weights(state)
         _take_controllers_back(state)
         state.recovery = before.rolled_back()
         _log_rollback(state, plan, before, finding)
@@ -100,7 +100,7 @@ def take_back(state: TrainState) -> bool:
     if state.weights_moved:
         if not state.config.guards.rollback:
             return False
-        state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+        _restore_weights(state)
     _take_controllers_back(state)
     forget_gradients(state.policy)
     state.recovery, state.policy.torn = state.snapshot.recovery, ""
@@ -136,6 +136,11 @@ def probed(batch: Experience) -> list[int]:
         rows = batch.kept_rows(name)
         chosen += rows[:: min(PROBED, max(len(rows), 1))]
     return chosen
+
+
+def _restore_weights(state: TrainState) -> None:
+    state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+    state.ranks.weights_changed()
 
 
 def _take_controllers_back(state: TrainState) -> None:

@@ -19,6 +19,7 @@ from grpo_nb.evaluation import pareto
 from grpo_nb.evaluation.compare import Growing
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
+from grpo_nb.ranks.leader import ALONE, Ranks
 from grpo_nb.rollout import Drawer, Engine
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
@@ -62,6 +63,8 @@ class TrainState:
     """The updates of the unfinished step are kept or undone, and counted in `recovery`: it is not done again."""
     numerics: Numerics = field(default_factory=Numerics)
     """How it computes: decided when the run starts, since it changes bits, and kept from then on."""
+    ranks: Ranks = ALONE
+    """Who computes the steps."""
     recovery: Recovery = field(default_factory=Recovery)
     """What is left of rollbacks: factor of the learning rate, sampling stream, count."""
     snapshot: Snapshot = field(init=False)

@@ -1,0 +1,231 @@
+"""Rank 0 at the head of a training: work goes out, replies come back, and a rank that fails is named."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grpo_nb.printable import clean_logger
+from grpo_nb.ranks import link, transfer
+from grpo_nb.ranks.link import Link, RankError
+from grpo_nb.ranks.messages import Message
+
+logger = clean_logger(__name__)
+
+T = TypeVar("T")
+Log = Callable[..., None]
+"""`Run.log_event`."""
+
+LATE_SECONDS = 60.0
+"""After rank 0 and all others have done their part, a rank that is still at it is logged."""
+FAILED, MEMORY_FULL = "failed", "memory full"
+"""What a reply says of work that was not done."""
+
+
+class Ranks:
+    """The ranks of a training that has one: nothing is dealt, and nothing is sent."""
+
+    size = 1
+
+    def weights_changed(self) -> None:
+        """The weights moved: the other ranks need them before their next work."""
+
+    def seconds(self) -> dict[int, float]:
+        """Seconds that each rank has worked since this was last asked; empty where there is one."""
+        return {}
+
+    def peaks(self) -> dict[int, float]:
+        """Peak memory of the other ranks in MiB."""
+        return {}
+
+    def waited(self) -> float:
+        """Seconds since this was last asked in which the mean rank waited for the slowest."""
+        return 0.0
+
+
+ALONE = Ranks()
+
+
+class Leader(Ranks):
+    """Rank 0 of several."""
+
+    def __init__(self, own: Link, log: Log, seconds: float) -> None:
+        """`seconds`: how long another rank's part of a piece of work may take after rank 0's own."""
+        self.link, self.size = own, own.place.size
+        self._log, self._limit = log, seconds
+        self._group: dist.ProcessGroup | None = None
+        self._weights: list[Tensor] = []
+        self._stale = False
+        """The other ranks' weights are not rank 0's."""
+        self._broken = False
+        """Messages and replies no longer match: nothing more can be asked."""
+        self._seconds, self._waited, self._peaks = dict[int, float](), 0.0, dict[int, float]()
+
+    # ------------------------------------------------------------------ of a stage
+
+    def open(self, data: Mapping[str, Any], device: torch.device) -> None:
+        """Have every rank load its replica; all of them form the group of the transfers."""
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        for rank in self.others:
+            self.link.send(rank, Message("open", {**data, "backend": backend, "seconds": self._limit}))
+        self._group = transfers(backend, self._limit)
+
+    def begin(self, message: Message, weights: Sequence[Tensor]) -> None:
+        """Give every replica what rank 0 has decided; from here on they have its `weights`."""
+        self._weights = list(weights)
+        self.ask([message] * (self.size - 1), lambda: None)
+        self._stale = True
+
+    def send_once(self, message: Message, tensors: Sequence[Tensor]) -> None:
+        """Have every rank do `message`, whose last part is to receive these tensors."""
+        assert self._group is not None
+        self._asked([message] * (self.size - 1), lambda: None)  # all are there before the transfer begins
+        with self._unless_broken():
+            transfer.send(tensors, self._group)
+
+    def close(self) -> None:
+        """End the stage: the other ranks forget their replicas and wait for the next one."""
+        for rank in self.others:
+            if rank not in self.link.gone:
+                try:
+                    self.link.send(rank, Message("close"))
+                except RankError as error:
+                    logger.info("%s", error)
+        if self._group is not None and not self._broken:
+            dist.destroy_process_group(self._group)
+
+    @property
+    def others(self) -> range:
+        return range(1, self.size)
+
+    # ------------------------------------------------------------------ work
+
+    def weights_changed(self) -> None:
+        self._stale = True
+
+    def ask(self, messages: Sequence[Message | None], own: Callable[[], T]) -> tuple[T, list[Message | None]]:
+        """Rank 0's `own` part and the replies of ranks 1, 2, ... to their messages; a rank without one does nothing.
+
+        Raises:
+            RankError: a rank died, raised, or is silent for the time limit; this training cannot go on.
+            OutOfMemoryError: the memory of a rank was full, and no part was done as a whole; all can go on with less.
+        """
+        self._check()
+        if self._stale and any(messages):
+            self._send_weights()
+        return self._asked(messages, own)
+
+    def add_up(self, gradients: Sequence[Mapping[str, Tensor]], data: Mapping[str, Any]) -> None:
+        """Make these gradients, one set or several, the sums over all ranks; the ranks have answered for theirs."""
+        assert self._group is not None
+        self._check()
+        for rank in self.others:
+            self.link.send(rank, Message("add up", data))
+        with self._unless_broken():
+            for one in gradients:
+                transfer.add_up(list(one.values()), self._group)
+
+    def _send_weights(self) -> None:
+        self.send_once(Message("weights"), self._weights)
+        self._stale = False
+
+    def _asked(self, messages: Sequence[Message | None], own: Callable[[], T]) -> tuple[T, list[Message | None]]:
+        asked = {rank: message for rank, message in enumerate(messages, 1) if message is not None}
+        mine: list[T] = []
+        failure: Exception | None = None
+        with self._unless_broken():
+            for rank, message in asked.items():
+                self.link.send(rank, message)
+            began = time.perf_counter()
+            try:
+                mine.append(own())
+            except Exception as error:  # the others answer all the same, and their next message is the next one
+                failure = error
+            took = time.perf_counter() - began
+            replies = self._replies(asked, failure)
+        self._count({0: took} | {rank: float(reply.data["seconds"]) for rank, reply in replies.items()})
+        self._peaks |= {rank: float(reply.data["peak"]) for rank, reply in replies.items()}
+        full = [f"rank {rank}: {reply.data['error']}" for rank, reply in replies.items() if reply.work == MEMORY_FULL]
+        if failure is None and full:
+            failure = torch.OutOfMemoryError(full[0])
+        if failure is not None:
+            raise failure
+        return mine[0], [replies.get(rank) for rank in self.others]
+
+    def _replies(self, asked: Mapping[int, Message], failure: Exception | None) -> dict[int, Message]:
+        """Everybody's reply; where rank 0 itself has failed, a failure of another is its consequence or its twin.
+
+        Raises:
+            RankError: as `ask`.
+        """
+        replies: dict[int, Message] = {}
+        began, logged = time.monotonic(), False
+        while left := [rank for rank in asked if rank not in replies]:
+            work, seconds = asked[left[0]].work, time.monotonic() - began
+            if self.link.gone:
+                rank, how = next(iter(self.link.gone.items()))
+                self._lost(rank, work, f"died ({how})")
+            if seconds > self._limit:
+                self._lost(left[0], work, f"has not answered for {seconds:.0f} s (run.rank_timeout)")
+            if seconds > LATE_SECONDS and not logged:
+                logged = True
+                self._log("rank_late", rank=left[0], ranks=left, work=work, seconds=seconds)
+                logger.warning("rank %d is still at '%s', %.0f s after rank 0", left[0], work, seconds)
+            rank, reply = self.link.next(min(1.0, self._limit)) or (0, None)
+            if isinstance(reply, Message):
+                if reply.work == FAILED and failure is None:
+                    self._lost(rank, work, f"raised {reply.data['error']}")
+                replies[rank] = reply
+        return replies
+
+    def _lost(self, rank: int, work: str, how: str) -> None:
+        self._log("rank_failed", rank=rank, ranks=self.size, work=work, reason=how)
+        raise RankError(
+            f"rank {rank} of {self.size} {how}, at '{work}'. All ranks end; its own output says why. Start the run "
+            "again, with any number of ranks: it resumes from its newest checkpoint",
+            rank,
+        )
+
+    def _check(self) -> None:
+        if self._broken:
+            raise RankError("the ranks no longer work together; start the run again: it resumes from its checkpoint")
+
+    @contextmanager
+    def _unless_broken(self) -> Iterator[None]:
+        """What is raised inside, an interrupt too, leaves messages without replies."""
+        try:
+            yield
+        except BaseException as error:
+            self._broken = True
+            if type(error) is RuntimeError:  # of a transfer; a message tells who it was
+                raise RankError(f"a transfer between the ranks failed: {link.first_line(error)}") from error
+            raise
+
+    # ------------------------------------------------------------------ what it took
+
+    def _count(self, seconds: Mapping[int, float]) -> None:
+        for rank, value in seconds.items():
+            self._seconds[rank] = self._seconds.get(rank, 0.0) + value
+        self._waited += max(seconds.values()) - sum(seconds.values()) / self.size
+
+    def seconds(self) -> dict[int, float]:
+        found, self._seconds = self._seconds, {}
+        return found
+
+    def waited(self) -> float:
+        found, self._waited = self._waited, 0.0
+        return found
+
+    def peaks(self) -> dict[int, float]:
+        return dict(self._peaks)
+
+
+def transfers(backend: str, seconds: float) -> "dist.ProcessGroup":
+    """The group of the transfers, formed by all ranks at once."""
+    group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=timedelta(seconds=seconds))
+    return group

@@ -1,0 +1,201 @@
+"""This process among the ranks: how it joins them, and the messages between rank 0 and each other rank."""
+
+import atexit
+import contextlib
+import functools
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_nb.printable import Clean, clean_logger
+from grpo_nb.ranks import launch
+from grpo_nb.ranks.messages import Message
+
+logger = clean_logger(__name__)
+
+JOIN_SECONDS = 300.0
+"""Seconds that a rank waits for all others to start."""
+LEAVE_SECONDS = 10.0
+BYE = "bye"
+"""The last message of a process to each other."""
+_ALWAYS = timedelta(days=365)
+"""What a message is waited for in a thread: whoever needs it earlier gives up by itself. A time-out within gloo would
+break the connections to all other ranks."""
+_TAG = 1
+_c10d: Any = dist
+"""With the names that it has, and does not say that it has."""
+
+
+class RankError(Clean, RuntimeError):
+    """A rank died, raised, is silent or never came; `rank` says which, None where that is unknown."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+Arrival = tuple[int, "Message | Exception"]
+"""The rank, and its message or what became of the connection to it."""
+
+
+class Link:
+    """Messages in both directions between rank 0 and every other rank."""
+
+    def __init__(self, place: launch.Place) -> None:
+        self.place = place
+        self.inbox: queue.Queue[Arrival] = queue.Queue()
+        """What arrives, in each rank's own order."""
+        self.gone: dict[int, str] = {}
+        """Ranks whose connection broke, and how; kept up by `next`."""
+        peers = range(1, place.size) if place.leads else (0,)
+        self._readers = {peer: threading.Thread(target=self._read, args=(peer,), daemon=True) for peer in peers}
+        for reader in self._readers.values():
+            reader.start()
+
+    def send(self, rank: int, message: Message) -> None:
+        """Hand a message to a rank.
+
+        Raises:
+            RankError: the connection is broken.
+        """
+        content = message.encoded()
+        try:
+            dist.send(torch.tensor([content.numel()]), dst=rank, tag=_TAG)
+            dist.send(content, dst=rank, tag=_TAG)
+        except RuntimeError as error:
+            raise RankError(f"rank {rank} cannot be reached: {first_line(error)}", rank) from error
+
+    def next(self, seconds: float) -> Arrival | None:
+        """The next arrival; None where none comes in so many seconds. Signals are served meanwhile."""
+        try:
+            rank, arrived = self.inbox.get(timeout=max(seconds, 0.001))
+        except queue.Empty:
+            return None
+        if isinstance(arrived, Exception):
+            self.gone[rank] = first_line(arrived)
+        return rank, arrived
+
+    def leave(self) -> None:
+        """Say that nothing more comes, and wait for the others to say so; as this process ends.
+
+        A reader that still waits for a rank that hangs would crash it: then it ends here, as failed.
+        """
+        end = time.monotonic() + LEAVE_SECONDS
+        for peer in self._readers.keys() - self.gone.keys():
+            with contextlib.suppress(RankError):
+                self.send(peer, Message(BYE))
+        for reader in self._readers.values():
+            reader.join(max(end - time.monotonic(), 0.0))
+        if any(reader.is_alive() for reader in self._readers.values()):
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(1)
+
+    def _read(self, peer: int) -> None:
+        message = Message("")
+        try:
+            while message.work != BYE:
+                size = torch.zeros(1, dtype=torch.int64)
+                _receive(size, peer)
+                content = torch.empty(int(size), dtype=torch.uint8)
+                _receive(content, peer)
+                message = Message.decoded(content)
+                self.inbox.put((peer, message))
+        except Exception as error:
+            self.inbox.put((peer, error))
+
+
+def _receive(into: torch.Tensor, peer: int) -> None:
+    work = dist.irecv(into, src=peer, tag=_TAG)
+    assert work is not None
+    work.wait(_ALWAYS)
+
+
+@functools.cache
+def joined() -> Link | None:
+    """The link of this process, which joins the other ranks at the first call; None where it trains alone.
+
+    Raises:
+        RankError: the ranks do not meet within JOIN_SECONDS, or the machine has fewer cards than ranks.
+    """
+    if (place := launch.place()) is None:
+        return None
+    use_own_card(place)
+    store = _store(place)
+    _meet(store, place)
+    dist.init_process_group(
+        "gloo",
+        store=_c10d.PrefixStore("grpo_nb", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=timedelta(seconds=JOIN_SECONDS),
+    )
+    link = Link(place)
+    atexit.register(link.leave)
+    return link
+
+
+def use_own_card(place: launch.Place) -> None:
+    """Make the card of this rank the one that `cuda` means.
+
+    Raises:
+        RankError: the machine has fewer cards than ranks.
+    """
+    if not torch.cuda.is_available():
+        return
+    if place.local_rank >= (cards := torch.cuda.device_count()):
+        raise RankError(
+            f"rank {place.rank} needs card {place.local_rank} of {socket.gethostname()}, which has {cards}; needs one "
+            f"card a rank: start {cards} ranks there (--gpus {cards}, or torchrun --nproc-per-node {cards})",
+            place.rank,
+        )
+    torch.cuda.set_device(place.local_rank)
+
+
+def _store(place: launch.Place) -> Any:
+    """Where ranks leave a sign before there is a group."""
+    try:
+        store, _, _ = next(iter(_c10d.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS))))
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {place.rank} of {place.size} found nobody at {place.address} within {JOIN_SECONDS:.0f} s "
+            f"({first_line(error)}). All ranks need the same MASTER_ADDR, a free MASTER_PORT that no firewall blocks, "
+            f"and a RANK below WORLD_SIZE={place.size} of their own: start them with torchrun",
+            place.rank,
+        ) from error
+    return store
+
+
+def _meet(store: Any, place: launch.Place) -> None:
+    """Wait until every rank has left its sign."""
+    signs = [f"grpo_nb/here/{rank}" for rank in range(place.size)]
+    store.set(signs[place.rank], f"{socket.gethostname()}, process {os.getpid()}")
+    try:
+        store.wait(signs, timedelta(seconds=JOIN_SECONDS))
+    except RuntimeError as error:
+        missing = _missing(store, signs)
+        raise RankError(
+            f"rank {place.rank} of {place.size} waited {JOIN_SECONDS:.0f} s at {place.address} and "
+            f"{f'rank {missing} never came' if missing else 'lost the connection'}. Look into its log; start as many "
+            f"processes as WORLD_SIZE={place.size} says, all with torchrun",
+            missing[0] if missing else None,
+        ) from error
+
+
+def _missing(store: Any, signs: Sequence[str]) -> list[int]:
+    with contextlib.suppress(RuntimeError):
+        return [rank for rank, sign in enumerate(signs) if not store.check([sign])]
+    return []
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,235 @@
+"""A rank beside rank 0: it holds a replica of the policy, and does what rank 0's messages say until the stage ends."""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grpo_nb.optim import Parameters
+from grpo_nb.policy.model import Policy
+from grpo_nb.printable import clean_logger
+from grpo_nb.ranks import transfer
+from grpo_nb.ranks.leader import FAILED, MEMORY_FULL, transfers
+from grpo_nb.ranks.link import BYE, Link, RankError, first_line, joined
+from grpo_nb.ranks.messages import Message
+from grpo_nb.rewards.scoring import task_scores
+from grpo_nb.rollout import Engine
+from grpo_nb.run.lock import LOCK, RunLock
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.tasks import Task, load_tasks, read_examples
+from grpo_nb.training import gradients, memory_ladder, metrics, numerics, resume, wire
+from grpo_nb.training.gradients import BadRows
+from grpo_nb.training.numerics import Numerics
+from grpo_nb.training.resume import Given
+from grpo_nb.training.sharded import completed
+from grpo_nb.training.state import deterministic, forget_gradients
+from grpo_nb.types import Example
+
+logger = clean_logger(__name__)
+
+POLL_SECONDS = 5.0
+"""Between two looks at whether rank 0 still gives signs of life, while no message comes."""
+
+Reply = tuple[Mapping[str, Any], Mapping[str, Tensor]]
+
+
+@dataclass
+class Replica:
+    """What a rank beside rank 0 holds during a stage."""
+
+    link: Link
+    run: Run
+    policy: Policy
+    given: Given
+    group: "dist.ProcessGroup"
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    engine: Engine | None = None
+    examples: dict[str, dict[str, Example]] = field(default_factory=dict)
+    """By objective and id."""
+    sets: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Gradients of the newest work, until they are added up."""
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.policy.parameters_by_name()
+
+
+def follows(given: Given) -> bool:
+    """Whether this process is a rank beside rank 0, which has then worked for it through one stage.
+
+    Raises:
+        RankError: as `follow`.
+    """
+    own = joined()
+    if own is None or own.place.leads:
+        return False
+    follow(own, given)
+    return True
+
+
+def follow(link: Link, given: Given | None = None) -> bool:
+    """Work for rank 0 through one stage, SFT or GRPO, with the parts that are `given` in place of the run's own.
+
+    Returns:
+        Whether there was one; rank 0 may have nothing more to do.
+
+    Raises:
+        RankError: rank 0 died, ended without a word, or gives no sign of life.
+    """
+    if (opened := _next(link, None)).work == BYE:
+        return False
+    run = Run.open(opened.data["run"])
+    try:
+        with _replica(link, run, opened, given or Given()) as replica:
+            while (message := _next(link, run)).work != wire.CLOSE:
+                _answer(replica, message)
+        return True
+    except RankError:
+        raise
+    except Exception as error:
+        with contextlib.suppress(RankError):
+            link.send(0, Message(FAILED, _took(0.0) | {"error": f"{type(error).__name__}: {error}"}))
+            logger.error("%s", "".join(traceback.format_exception(error)))
+            while _next(link, run).work != wire.CLOSE:  # rank 0 saves: what ends here now would end it, too
+                pass
+        raise
+
+
+@contextlib.contextmanager
+def _replica(link: Link, run: Run, opened: Message, given: Given) -> Iterator[Replica]:
+    group = transfers(opened.data["backend"], opened.data["seconds"])
+    policy = given.policy or resume.loaded(run)
+    forget_gradients(policy)
+    with deterministic(run.config, policy.device):
+        yield Replica(link, run, policy, given, group)
+    dist.destroy_process_group(group)
+
+
+def _next(link: Link, run: Run | None) -> Message:
+    """Rank 0's next message, however long it takes while rank 0 lives: a pause has no end."""
+    while True:
+        arrival = link.next(POLL_SECONDS)
+        if arrival is None:
+            if run is not None and not _lives(run):
+                raise RankError("rank 0 gives no sign of life in the run's lock; this rank ends", 0)
+            continue
+        if isinstance(arrival[1], Exception):
+            raise RankError(
+                f"rank 0 has ended ({first_line(arrival[1])}); this rank ends, and the run resumes from its newest "
+                "checkpoint",
+                0,
+            )
+        return arrival[1]
+
+
+def _lives(run: Run) -> bool:
+    _, alive = RunLock(run.path / LOCK).look()
+    return alive
+
+
+def _answer(replica: Replica, message: Message) -> None:
+    """Do what a message says, and tell rank 0; a full memory is no failure, since less at a time may do."""
+    if message.work == wire.ADD_UP:
+        _add_up(replica, message)
+        return
+    replica.sets = {}
+    forget_gradients(replica.policy)
+    began = time.perf_counter()
+    try:
+        data, tensors = WORK[message.work](replica, message)
+        reply = Message(wire.DONE, data, tensors)
+    except torch.OutOfMemoryError as error:
+        forget_gradients(replica.policy)
+        if release := getattr(replica.engine, "release", None):
+            release()
+        memory_ladder.free()
+        reply = Message(MEMORY_FULL, {"error": first_line(error)})
+    took = _took(time.perf_counter() - began) | {"peak": metrics.peak_memory_mib(replica.policy.device)}
+    replica.link.send(0, Message(reply.work, {**reply.data, **took}, reply.tensors))
+    if message.work in (wire.WEIGHTS, wire.REFERENCE):
+        transfer.send([parameter.data for parameter in replica.parameters.values()], replica.group)
+    if message.work == wire.REFERENCE:
+        replica.policy.freeze_reference()
+
+
+def _took(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "peak": 0.0}
+
+
+def _begin(replica: Replica, message: Message) -> Reply:
+    """Take on what rank 0 has decided, and the reference."""
+    run, policy, chosen = replica.run, replica.policy, Numerics.model_validate(message.data["numerics"])
+    replica.tasks = load_tasks(run.config, run.path, replica.given.tasks)
+    now, drawer = numerics.resume(run, policy, chosen, replica.given.engine)
+    if now != chosen:
+        raise RunError(
+            f"rank {replica.link.place.rank} computes with {now}, rank 0 with {chosen}; needs the same model, packages "
+            "and kind of card on every rank"
+        )
+    replica.engine = drawer.engine
+    return {}, {}
+
+
+def _ready(replica: Replica, message: Message) -> Reply:
+    """Weights follow once every rank has answered."""
+    return {}, {}
+
+
+def _draw(replica: Replica, message: Message) -> Reply:
+    assert replica.engine is not None
+    return wire.drawn(replica.engine.generate(replica.policy, wire.request_of(message, replica.policy.device)))
+
+
+def _score(replica: Replica, message: Message) -> Reply:
+    name, task = message.data["objective"], replica.tasks[message.data["objective"]]
+    if name not in replica.examples:
+        replica.examples[name] = {example.id: example for example in read_examples(task, "train")}
+    asked = [replica.examples[name][which] for which in message.data["examples"]]
+    return {"scores": wire.scores(task_scores(task, asked, message.data["texts"]))}, {}
+
+
+def _measure(replica: Replica, message: Message) -> Reply:
+    plan = wire.plan_of(message.data["plan"], replica.run.config)
+    return {}, wire.measured(gradients.measure(replica.policy, wire.completions_of(message), plan))
+
+
+def _gradients(replica: Replica, message: Message) -> Reply:
+    plan, batch = wire.plan_of(message.data["plan"], replica.run.config), wire.batch_of(message)
+    denominators = wire.normalizers_of(message.data["normalizers"])
+    try:
+        found = gradients.accumulated(replica.policy, batch, message.data["rows"], plan, denominators)
+    except BadRows as error:
+        forget_gradients(replica.policy)
+        return {"bad": error.rows}, {}
+    data, tensors = wire.statistics(found.stats)
+    replica.sets = dict(found.apart) or _in_grad(replica)
+    return data | {"present": {which: list(own) for which, own in replica.sets.items()}}, tensors
+
+
+def _in_grad(replica: Replica) -> dict[str, Mapping[str, Tensor]]:
+    return {"": {name: p.grad for name, p in replica.parameters.items() if p.grad is not None}}
+
+
+def _add_up(replica: Replica, message: Message) -> None:
+    for own in completed(replica.parameters, replica.sets, message.data["present"]).values():
+        transfer.add_up(list(own.values()), replica.group)
+    replica.sets = {}
+    forget_gradients(replica.policy)
+
+
+WORK = {
+    wire.BEGIN: _begin,
+    wire.REFERENCE: _ready,
+    wire.WEIGHTS: _ready,
+    wire.DRAW: _draw,
+    wire.SCORE: _score,
+    wire.MEASURE: _measure,
+    wire.GRADIENTS: _gradients,
+}
+"""By the name of the work."""

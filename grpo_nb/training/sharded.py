@@ -1,0 +1,288 @@
+"""A step on several ranks, as rank 0 sees it: each function does what its namesake does on one, and gives the same.
+
+With one rank each is that namesake.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpo_nb.config import ConfigError
+from grpo_nb.config.batch import MOST_COMPLETIONS
+from grpo_nb.policy.loading import pick_device
+from grpo_nb.policy.model import Policy
+from grpo_nb.ranks import link
+from grpo_nb.ranks.deal import deal
+from grpo_nb.ranks.leader import ALONE, Leader, Ranks
+from grpo_nb.ranks.messages import Message
+from grpo_nb.rewards import scoring
+from grpo_nb.rollout import Ended, Engine, Request
+from grpo_nb.run.run import Run
+from grpo_nb.tasks import Task
+from grpo_nb.training import gradients, wire
+from grpo_nb.training.gradients import Accumulated, BadRows, GradientStats, Measured
+from grpo_nb.training.numerics import Numerics
+from grpo_nb.training.objectives import Objective
+from grpo_nb.training.plan import StepPlan
+from grpo_nb.training.state import TrainState
+from grpo_nb.types import Example, Experience, Rollouts, Score, TokenStats
+
+Rows = Mapping[str, Sequence[int]]
+
+
+@contextmanager
+def leading(run: Run, policy: Policy | None) -> Iterator[Ranks]:
+    """The ranks that train a run, during one stage; the others load their replicas meanwhile."""
+    if (own := link.joined()) is None:
+        yield ALONE
+        return
+    config = run.config
+    if policy is None and config.model.device.startswith("cuda:"):
+        raise ConfigError(
+            f"model.device='{config.model.device}' is one card, and {own.place.size} ranks train, each on its own; set "
+            "model.device='cuda' or 'auto'"
+        )
+    ranks = Leader(own, run.log_event, config.run.rank_timeout)
+    try:
+        ranks.open({"run": str(run.path)}, pick_device(config.model.device) if policy is None else policy.device)
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def begin(state: TrainState) -> None:
+    """Give every replica what rank 0 has decided, its reference and its weights; prompts are dealt from here on."""
+    ranks, policy = state.ranks, state.policy
+    if isinstance(ranks, Leader):
+        start_replicas(ranks, policy, state.numerics, list(policy.reference_by_name().values()))
+        state.drawer = replace(state.drawer, engine=SharedEngine(state.engine, ranks, policy))
+
+
+def start_replicas(ranks: Leader, policy: Policy, numerics: Numerics, reference: Sequence[Tensor] = ()) -> None:
+    """The same for a stage that draws nothing."""
+    weights = [parameter.data for parameter in policy.parameters_by_name().values()]
+    ranks.begin(Message(wire.BEGIN, {"numerics": numerics.model_dump()}), weights)
+    if reference:
+        ranks.send_once(Message(wire.REFERENCE), reference)
+
+
+class SharedEngine:
+    """Draws each prompt's completions on one of the ranks; what is drawn does not depend on which."""
+
+    def __init__(self, own: Engine, ranks: Leader, policy: Policy) -> None:
+        self.own, self._ranks, self._policy = own, ranks, policy
+        self.max_rows = getattr(own, "max_rows", MOST_COMPLETIONS)
+        """Completions in flight on each rank."""
+
+    def release(self) -> None:
+        """Give back what rank 0's engine holds; the other ranks do so when their memory is full."""
+        if release := getattr(self.own, "release", None):
+            release()
+
+    def generate(self, policy: Policy, request: Request) -> Rollouts:
+        """As the engine of each rank does."""
+        if policy is not self._policy:
+            return self.own.generate(policy, request)
+        group, parts = request.group_size, deal([1] * len(request.prompt_ids), self._ranks.size)
+        messages = [wire.drawing(request, part) if part else None for part in parts[1:]]
+        own, replies = self._ranks.ask(messages, lambda: self.own.generate(policy, _own(request, parts[0])))
+        found = {0: own}
+        for rank, reply in enumerate(replies, 1):
+            if reply is not None:
+                prompts = [request.prompt_ids[p] for p in parts[rank]]
+                found[rank] = wire.drawn_of(reply, prompts, group)
+        for rank in found:
+            if rank and request.ended is not None:
+                rows, texts = wire.rows_of(parts[rank], group), found[rank].scored_texts
+                request.ended([Ended(row, text) for row, text in zip(rows, texts, strict=True)])
+        return _together(request, [(parts[rank], part) for rank, part in found.items()])
+
+
+def _own(request: Request, prompts: Sequence[int]) -> Request:
+    """The part of a request that rank 0 draws itself."""
+    rows, ended = wire.rows_of(prompts, request.group_size), request.ended
+
+    def renumbered(completions: Sequence[Ended]) -> None:
+        assert ended is not None
+        ended([replace(completion, row=rows[completion.row]) for completion in completions])
+
+    return replace(
+        request,
+        prompt_ids=[request.prompt_ids[p] for p in prompts],
+        uniforms=None if request.uniforms is None else request.uniforms[rows],
+        ended=None if ended is None else renumbered,
+    )
+
+
+def _together(request: Request, parts: Sequence[tuple[Sequence[int], Rollouts]]) -> Rollouts:
+    """The completions of all ranks, prompt by prompt."""
+    group = request.group_size
+    places = {row: (part, n) for prompts, part in parts for n, row in enumerate(wire.rows_of(prompts, group))}
+    rows = [places[row] for row in range(request.rows)]
+    return Rollouts(
+        request.prompt_ids,
+        [part.completion_ids[n] for part, n in rows],
+        [part.logprobs[n] for part, n in rows],
+        [part.stop_reasons[n] for part, n in rows],
+        [part.texts[n] for part, n in rows],
+        group,
+        [part.scored_texts[n] for part, n in rows] if any(part.marked for _, part in parts) else (),
+    )
+
+
+def task_scores(ranks: Ranks, objectives: Mapping[str, Objective]) -> Callable[..., list[Score]]:
+    """What gives a task's own verdicts on completions, each rank those on a part of them."""
+    if not isinstance(ranks, Leader):
+        return scoring.task_scores
+    names = {id(objective.rubric.task): name for name, objective in objectives.items()}
+
+    def scores(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> list[Score]:
+        parts = [range(len(texts))[rank :: ranks.size] for rank in range(ranks.size)]
+        messages = [_to_score(names[id(task)], examples, texts, part) if part else None for part in parts[1:]]
+        own, replies = ranks.ask(messages, lambda: _scored(task, examples, texts, parts[0]))
+        found = dict(zip(parts[0], own, strict=True))
+        for part, reply in zip(parts[1:], replies, strict=True):
+            if reply is not None:
+                found |= dict(zip(part, wire.scores_of(reply.data["scores"]), strict=True))
+        return [found[i] for i in range(len(texts))]
+
+    return scores
+
+
+def _scored(task: Task, examples: Sequence[Example], texts: Sequence[str], part: Sequence[int]) -> list[Score]:
+    return scoring.task_scores(task, [examples[i] for i in part], [texts[i] for i in part])
+
+
+def _to_score(name: str, examples: Sequence[Example], texts: Sequence[str], part: Sequence[int]) -> Message:
+    """Every rank has read the examples, so that their names will do."""
+    data = {"objective": name, "examples": [examples[i].id for i in part], "texts": [texts[i] for i in part]}
+    return Message(wire.SCORE, data)
+
+
+def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
+    """As `gradients.measure`."""
+    ranks = plan.ranks
+    if not isinstance(ranks, Leader) or not (plan.old_first or plan.needs_reference):
+        return gradients.measure(policy, rollouts, plan)
+    parts = _dealt(rollouts, ranks.size, range(len(rollouts.completion_ids)))
+    messages = [_to_measure(wire.part(rollouts, part), plan) if part else None for part in parts[1:]]
+    own, replies = ranks.ask(
+        messages, lambda: wire.measured(gradients.measure(policy, wire.part(rollouts, parts[0]), plan))
+    )
+    found = [own, *({} if reply is None else reply.tensors for reply in replies)]
+    tables: dict[str, Tensor] = {}
+    for part, tensors in zip(parts, found, strict=True):
+        rows = wire.rows_of(part, rollouts.group_size)
+        for name, table in tensors.items():
+            if name not in tables:
+                tables[name] = gradients.blank(rollouts).logprobs
+            tables[name][rows, : table.shape[1]] = table
+    old = TokenStats(tables["old"], tables["entropy"]) if "old" in tables else None
+    return Measured(old, tables.get("reference"))
+
+
+def _to_measure(rollouts: Rollouts, plan: StepPlan) -> Message:
+    data, tensors = wire.completions(rollouts)
+    return Message(wire.MEASURE, {**data, "plan": wire.plan(plan)}, tensors)
+
+
+def objective_gradients(
+    policy: Policy, batch: Experience, rows: Rows, plan: StepPlan, generator: torch.Generator
+) -> GradientStats:
+    """As `gradients.objective_gradients`; the combined gradient is in rank 0's `.grad` alone."""
+    by_ranks = accumulated if isinstance(plan.ranks, Leader) else None
+    return gradients.objective_gradients(policy, batch, rows, plan, generator, by_ranks)
+
+
+def accumulated(policy: Policy, batch: Experience, rows: Rows, plan: StepPlan) -> Accumulated:
+    """As `gradients.accumulated` of all rows, on all ranks.
+
+    Raises:
+        BadRows: of any rank.
+    """
+    ranks = plan.ranks
+    assert isinstance(ranks, Leader)
+    group, normalizers = batch.rollouts.group_size, gradients.normalizers_of(batch, rows, plan)
+    parts = _dealt(batch.rollouts, ranks.size, [i for own in rows.values() for i in own])
+    messages = [_to_train(batch, part, rows, plan) if part else None for part in parts[1:]]
+
+    def own() -> Accumulated | list[int]:
+        try:
+            return gradients.accumulated(policy, batch, _within(rows, parts[0], group), plan, normalizers)
+        except BadRows as found:
+            return found.rows
+
+    mine, replies = ranks.ask(messages, own)
+    bad = mine if isinstance(mine, list) else []
+    for part, reply in zip(parts[1:], replies, strict=True):
+        every = wire.rows_of(part, group)
+        bad += [every[i] for i in (reply.data.get("bad", ()) if reply else ())]
+    if bad or isinstance(mine, list):
+        raise BadRows(sorted(bad))
+    for part, reply in zip(parts[1:], replies, strict=True):
+        if reply is not None:
+            wire.add_statistics(mine.stats, reply, wire.rows_of(part, group))
+    return Accumulated(mine.stats, _summed(policy, mine, ranks, replies))
+
+
+def _summed(
+    policy: Policy, mine: Accumulated, ranks: Leader, replies: Sequence[Message | None]
+) -> dict[str, dict[str, Tensor]]:
+    """Add up the gradients of all ranks, where each rank has those of its own rows; what is apart, if anything."""
+    parameters = policy.parameters_by_name()
+    sets: dict[str, Mapping[str, Tensor]] = dict(mine.apart)
+    if not mine.apart:
+        sets = {"": {name: p.grad for name, p in parameters.items() if p.grad is not None}}
+    elsewhere = [reply.data["present"] for reply in replies if reply is not None]
+    present: dict[str, list[str]] = {}
+    for which, own in sets.items():
+        names = {name for found in elsewhere for name in found.get(which, ())} | own.keys()
+        present[which] = [name for name in parameters if name in names]
+    complete = completed(parameters, sets, present)
+    ranks.add_up(list(complete.values()), {"present": present})
+    if mine.apart:
+        return complete
+    for name, gradient in complete[""].items():
+        parameters[name].grad = gradient
+    return {}
+
+
+def completed(
+    parameters: Mapping[str, Tensor], sets: Mapping[str, Mapping[str, Tensor]], present: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Tensor]]:
+    """Sets of gradients with zeros for those that other ranks have, in the order that all ranks have them in."""
+    return {
+        which: {
+            name: torch.zeros_like(parameters[name]) if (own := sets.get(which, {}).get(name)) is None else own
+            for name in names
+        }
+        for which, names in present.items()
+    }
+
+
+def _to_train(batch: Experience, part: Sequence[int], rows: Rows, plan: StepPlan) -> Message:
+    """The rows of a part of the prompts, with the denominators of all."""
+    data, tensors = wire.training(batch, part, _within(rows, part, batch.rollouts.group_size), plan)
+    normalizers = gradients.normalizers_of(batch, rows, plan)
+    return Message(wire.GRADIENTS, {**data, "normalizers": wire.normalizers(normalizers)}, tensors)
+
+
+def _within(rows: Rows, prompts: Sequence[int], group: int) -> dict[str, list[int]]:
+    """The rows that belong to these prompts."""
+    own = {*wire.rows_of(prompts, group)}
+    return {name: [i for i in given if i in own] for name, given in rows.items()}
+
+
+def _dealt(rollouts: Rollouts, ranks: int, rows: Sequence[int]) -> list[list[int]]:
+    """Prompts by rank, so that each has about as many tokens of these rows; a prompt without any is nobody's."""
+    tokens = dict.fromkeys(map(rollouts.prompt_of, rows), 0)
+    for i in rows:
+        prompt = rollouts.prompt_of(i)
+        tokens[prompt] += len(rollouts.completion_ids[i]) + (
+            len(rollouts.prompt_ids[prompt]) if not tokens[prompt] else 0
+        )
+    prompts = sorted(tokens)
+    return [[prompts[n] for n in part] for part in deal([tokens[p] for p in prompts], ranks)]
