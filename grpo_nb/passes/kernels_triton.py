@@ -105,19 +105,11 @@ def _rotate_grad_kernel(
         tl.store(OUT + place + i, grad.to(raw.dtype), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride", "other_stride"], do_not_specialize_on_alignment=["LSE", "OTHER_LSE"])
 def _join_kernel(
-    OUT,
-    LSE,
-    OTHER,
-    OTHER_LSE,
-    stride,
-    other_stride,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BH: tl.constexpr,
-    BD: tl.constexpr,
-):
+    OUT, LSE, OTHER, OTHER_LSE, stride, other_stride,
+    H: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
     """grid (token)"""
     t = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BH)

@@ -42,13 +42,13 @@ def _over_keys(
     return m, s, acc
 
 
-@triton.jit
+# The number of a prompt's spans is no constant: it changes from step to step, and each kernel takes seconds to compile.
+@triton.jit(do_not_specialize=["prompts", "S"])
 def _spans_kernel(
     Q, KN, VN, PK, PV, OK, OV, PART, PM, PS, FIRST, START, STEP,
-    sqb, sqh, skb, skh, svb, svh, spp, sph, spl, sob, soh, sol, scale, window, length, prompts,
-    HQ: tl.constexpr, GR: tl.constexpr, HK: tl.constexpr, S: tl.constexpr, S2: tl.constexpr,
-    SPAN: tl.constexpr, OWN: tl.constexpr, BM: tl.constexpr, BG: tl.constexpr,
-    D: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr,
+    sqb, sqh, skb, skh, svb, svh, spp, sph, spl, sob, soh, sol, scale, window, length, prompts, S,
+    HQ: tl.constexpr, GR: tl.constexpr, HK: tl.constexpr, S2: tl.constexpr, SPAN: tl.constexpr, OWN: tl.constexpr,
+    BM: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """Each query over one span: grid (prompt, key head, span of it), then (row, key head, span of its own tokens)."""
     pid = tl.program_id(0)
@@ -113,11 +113,10 @@ def _spans_kernel(
             tl.store(PART + place[:, None] * BD + d[None, :], acc, mask=(g < GR)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"])
 def _join_kernel(
-    PART, PM, PS, OUT, STEP,
-    HQ: tl.constexpr, S: tl.constexpr, S2: tl.constexpr, OWN: tl.constexpr,
-    BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    PART, PM, PS, OUT, STEP, S,
+    HQ: tl.constexpr, S2: tl.constexpr, OWN: tl.constexpr, BS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """The spans' softmaxes joined: grid (row, query head)."""
     place = tl.program_id(0).to(tl.int64) * HQ + tl.program_id(1)
@@ -146,17 +145,25 @@ def attention(query: Tensor, key: Tensor, value: Tensor, layer: LayerCache, stat
     out = torch.empty(rows, 1, heads, d, dtype=query.dtype, device=query.device)
     least = max(16, triton.next_power_of_2(group))
     most = max(least, min(64, triton.next_power_of_2(state.group_rows * group)))
-    shape = {"HQ": heads, "S": spans, "S2": own_spans, "OWN": own_span, "D": d, "BD": block}
+    shape = {"HQ": heads, "S2": own_spans, "OWN": own_span, "D": d, "BD": block}
     _spans_kernel[(kv_heads * (prompt.shape[0] * spans + rows * own_spans),)](
         query, key, value, prompt, layer.prompt_values, own, layer.own_values, part, top, total,
         state.first, state.start, state.step, query.stride(0), query.stride(1), key.stride(0), key.stride(1),
         value.stride(0), value.stride(1), prompt.stride(0), prompt.stride(1), prompt.stride(2),
         own.stride(0), own.stride(1), own.stride(2), options.scale, options.window or 0, prompt.shape[2],
-        prompt.shape[0], GR=group, HK=kv_heads, SPAN=span, BM=most, BG=least, BL=TOKENS,
+        prompt.shape[0], spans, GR=group, HK=kv_heads, SPAN=span, BM=most, BG=least, BL=TOKENS,
         num_warps=WARPS, num_stages=STAGES, **shape,
     )  # fmt: skip
     _join_kernel[(rows, heads)](
-        part, top, total, out, state.step, BS=triton.next_power_of_2(spans + own_spans), num_warps=1, **shape
+        part,
+        top,
+        total,
+        out,
+        state.step,
+        spans,
+        num_warps=1,
+        **shape,
+        BS=triton.next_power_of_2(SPANS + own_spans),
     )
     return out
 

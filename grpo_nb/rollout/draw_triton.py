@@ -25,7 +25,7 @@ def _blocks_kernel(Z, TOP, SUM, BEST, TEMPERATURE, szb, V, NB, BV: tl.constexpr)
     tl.store(BEST + b * NB + n, n * BV + tl.argmax(z, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["suc"])
 def _pick_kernel(
     Z, TOP, SUM, BEST, TEMPERATURE, U, TOKEN, LOGPROB, STEP, szb, suc, V, NB,
     GREEDY: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
@@ -71,16 +71,16 @@ def draw(
     """See `sampling.draw`; `block`: tokens that are summed together."""
     rows, vocabulary = scores.shape
     blocks = triton.cdiv(vocabulary, block)
-    top = torch.empty(2, rows, blocks, dtype=torch.float32, device=scores.device)
+    top, total = (torch.empty(rows, blocks, dtype=torch.float32, device=scores.device) for _ in range(2))
     best = torch.empty(rows, blocks, dtype=torch.int32, device=scores.device)
     tokens = torch.empty(rows, dtype=torch.long, device=scores.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=scores.device)
     _blocks_kernel[(rows, blocks)](
-        scores, top[0], top[1], best, temperature, scores.stride(0), vocabulary, blocks, BV=block
+        scores, top, total, best, temperature, scores.stride(0), vocabulary, blocks, BV=block
     )
     table = top if uniforms is None else uniforms
     _pick_kernel[(rows,)](
-        scores, top[0], top[1], best, temperature, table, tokens, logprobs, step, scores.stride(0), table.stride(0),
+        scores, top, total, best, temperature, table, tokens, logprobs, step, scores.stride(0), table.stride(0),
         vocabulary, blocks, GREEDY=uniforms is None, BN=triton.next_power_of_2(blocks), BV=block,
     )  # fmt: skip
     return tokens, logprobs

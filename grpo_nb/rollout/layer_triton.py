@@ -77,7 +77,7 @@ def _gate_kernel(X, OUT, width, BI: tl.constexpr):
     tl.store(OUT + b * width + i, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=i < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _low_kernel(X, DOWN, OUT, R, K, BR: tl.constexpr, BK: tl.constexpr):
     """x A^T: grid (row, block of ranks)."""
     b = tl.program_id(0).to(tl.int64)

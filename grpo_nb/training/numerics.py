@@ -10,6 +10,7 @@ from torch import Tensor
 from grpo_nb import passes, seeding
 from grpo_nb.config import Config
 from grpo_nb.config.batch import MOST_COMPLETIONS
+from grpo_nb.passes.ahead import compile_kernels
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout import ENGINES, Drawer, Engine, choose
@@ -74,6 +75,7 @@ _ROLLOUT = "rollout"
 
 def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[Numerics, Drawer]:
     """The choices of a run that starts; `given` is an engine that the caller wants."""
+    compile_kernels(policy, config)
     drawer = choose(given or config.rollout.engine, policy)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
     return Numerics(
@@ -83,6 +85,7 @@ def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[N
 
 def begin_sft(config: Config, policy: Policy) -> Numerics:
     """The choices of a warm-up that starts; it draws nothing, and shares no prompts."""
+    compile_kernels(policy, config)
     return Numerics(passes=_served(config, policy))
 
 
@@ -126,6 +129,7 @@ def stored(run: Run, state: State) -> Numerics:
 
 def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | None) -> tuple[Numerics, Drawer]:
     """The choices of a run that goes on: those that it made, as far as the model as loaded here still bears them."""
+    compile_kernels(policy, run.config)
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
     drawer = choose(given or known, policy)
     shares = before.shares_prompts and shares_prompts(policy)
