@@ -146,7 +146,7 @@ def _gate_grad_kernel(GRAD, X, OUT, GATED, width, BI: tl.constexpr):
     tl.store(OUT + t * 2 * width + width + i, (grad * silu).to(first.dtype), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["TARGETS"])
 def _head_kernel(
     LOGITS, TARGETS, LOGPROB, ENTROPY, PULL, temperature, V: tl.constexpr, PULLS: tl.constexpr, BV: tl.constexpr
 ):
