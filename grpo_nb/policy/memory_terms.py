@@ -85,9 +85,10 @@ def terms(config: Config, shape: ModelShape, on_gpu: bool) -> tuple[Term, ...]:
     trainable = shape.parameters if setting.full else config.model.lora_rank * shape.linear_sizes
     result = [*_weights(setting, trainable), *(_graph(setting) if setting.graph else _eager(setting))]
     rows = min(config.batch.micro_batch, config.batch.update_size)
-    result += _flat(setting, rows) if setting.flat else _backward(setting, rows, "training")
+    passes = _flat if setting.flat else _backward
+    result += passes(setting, rows, "training")
     if config.sft.steps:
-        result += _backward(setting, min(config.sft.micro_batch, config.sft.batch), "sft")
+        result += passes(setting, min(config.sft.micro_batch, config.sft.batch), "sft")
     return tuple(sorted(result, key=lambda term: list(PHASES).index(term.phase)))
 
 
@@ -159,10 +160,10 @@ def _graph(setting: Setting) -> Iterator[Term]:
     yield Term("next-token logits", "sampling", each * rows * shape.vocabulary, words)
 
 
-def _flat(setting: Setting, rows: int) -> Iterator[Term]:
-    """What `grpo_nb.passes` keep; see `passes.layer`."""
+def _flat(setting: Setting, rows: int, phase: Phase) -> Iterator[Term]:
+    """What `grpo_nb.passes` keep; see `passes.layer`. Pairs of SFT share no prompts."""
     config, shape, item = setting.config, setting.shape, setting.item
-    shared = config.batch.share_prompts == "auto"
+    shared = phase == "training" and config.batch.share_prompts == "auto"
     prompts = -(-rows // config.batch.group_size) if shared else rows
     tokens = prompts * config.sampling.max_prompt_length + rows * config.sampling.max_completion_length
     heads = shape.heads * shape.head_dim
@@ -175,12 +176,12 @@ def _flat(setting: Setting, rows: int) -> Iterator[Term]:
     else:
         each = kept * shape.layers + works
         words = f"{tokens:,} tokens x ({kept:,} B x {shape.layers} layers + {works:,} B in the backward pass)"
-    yield Term("activations", "training", each * tokens, words)
+    yield Term("activations", phase, each * tokens, words)
     answers = rows * config.sampling.max_completion_length
     scores = min(SCORES_AT_ONCE, item * answers * shape.vocabulary)
     pulls = 2 * item * answers * shape.hidden
     words = f"2 x {scores:,} B of scores, {answers:,} tokens x {2 * item * shape.hidden:,} B of gradients"
-    yield Term("logits", "training", 2 * scores + pulls, words)
+    yield Term("logits", phase, 2 * scores + pulls, words)
 
 
 def _backward(setting: Setting, rows: int, phase: Phase) -> Iterator[Term]:
