@@ -61,8 +61,6 @@ def start(
     if fresh:
         begin_anew(run)
     session = Session(run, job)
-    if stage == "grpo" and (cold := _cold(run)):
-        kernel.notify(cold)
     session.begin()
     return session
 
@@ -84,15 +82,3 @@ def begin_anew(run: Run) -> None:
         moved = run.rewind(0)
         run.knobs.reset(by="fresh start")
         run.log_event("begun_anew", step=0, set_aside=moved)
-
-
-def _cold(run: Run) -> str | None:
-    """What a first start of GRPO begins from, where the warm-up that the settings ask for is not done."""
-    wanted, done = run.config.sft.steps, max(run.sft_checkpoints.steps(), default=0)
-    if done >= wanted or run.checkpoints.steps():
-        return None
-    origin = f"step {done} of its SFT's {wanted}" if done else f"the model as loaded, without its {wanted} steps of SFT"
-    return (
-        f"{run.name} trains from {origin}; a new run is warmed up first by `start(run, stage='sft')` and waiting for "
-        "it, and sft.steps=0 says that none is wanted"
-    )

@@ -257,21 +257,25 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     policy.freeze_reference()
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
     run.log_event("start", step=0, **origin, **_computes(state), **environment_info(policy))
-    if warm is None and run.config.sft.steps > 0:
-        _log_missing_sft(run)
+    _log_missing_sft(run, 0 if warm is None else warm.step)
     if state.drawer.reason and run.config.rollout.engine != "auto":
         asked, now = run.config.rollout.engine, state.drawer
         logger.warning("rollout.engine='%s' cannot serve this model: '%s' draws (%s)", asked, now.name, now.reason)
     save(state)
 
 
-def _log_missing_sft(run: Run) -> None:
+def _log_missing_sft(run: Run, done: int) -> None:
+    wanted = run.config.sft.steps
+    if done >= wanted:
+        return
+    kind, origin, answers = "sft_not_run", "the model as loaded, without SFT", "may be cut, unreadable or all alike"
+    if done:
+        kind, origin, answers = "sft_unfinished", f"step {done} of its SFT", "may not have the asked form yet"
     message = (
-        f"{run.name} has no result of SFT although sft.steps is {run.config.sft.steps}: GRPO starts from the model as "
-        "loaded, whose answers may be cut, unreadable or all alike. In a new run, call sft(run) before grpo(run), or "
-        "set sft.steps=0 if no SFT is wanted"
+        f"{run.name} trains from {origin}, although sft.steps is {wanted}: its answers {answers}. In a new run, call "
+        "sft(run) before grpo(run), or set sft.steps=0 if no SFT is wanted"
     )
-    run.log_event("sft_not_run", step=0, sft_steps=run.config.sft.steps, message=message)
+    run.log_event(kind, step=0, sft_steps=wanted, message=message)
     logger.warning(message)
 
 

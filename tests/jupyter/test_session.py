@@ -13,7 +13,6 @@ from typing import Any
 
 import ipywidgets
 import pytest
-import torch
 
 import grpo_nb
 import grpo_nb.training.grpo
@@ -213,24 +212,6 @@ def test_where_a_run_trains_that_another_process_has(run: Run) -> None:
     assert attach(run).where == "thread"
     with run.lock():
         assert attach(run).where == "process"
-
-
-def test_a_start_without_its_warm_up_says_what_it_trains_from(
-    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stage.release(FOREVER)
-
-    def said(name: str, steps: int, saved: int = 0, **changes: Any) -> str:
-        caplog.clear()
-        run = tiny_run(tmp_path, name, run__steps=1, sft__steps=steps)
-        if saved:
-            run.sft_checkpoints.save(saved, {"policy": {"w": torch.zeros(1)}}, {"step": saved})
-        start(run, **changes).wait_blocking()
-        return caplog.text
-
-    assert names(said("cold", 3), "cold", 3, "SFT")
-    assert names(said("half", 3, saved=2), "half", 2, 3, "SFT")
-    assert said("warm", 3, saved=3) == said("none", 0) == said("warming", 3, stage="sft") == ""
 
 
 @pytest.mark.ux(10, at="unit")

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -724,10 +725,19 @@ def test_a_start_without_sft_is_logged_once(tmp_path: Path, caplog: pytest.LogCa
     assert names(event["message"], 3, "sft(run)", "sft.steps=0")
 
 
+def test_a_start_from_half_of_sft_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tiny_run(tmp_path, sft__steps=2, sft__warmup_steps=0)
+    with closing(sft(run)) as steps:
+        next(steps)
+    next(grpo(run, steps=1))
+    (event,) = run.stored("events").having("kind", {"sft_unfinished"})
+    assert names(event["message"], 1, 2, "sft.steps") and event["message"] in caplog.text
+
+
 @pytest.mark.parametrize("sft_steps", [0, 1])
 def test_a_start_that_needs_no_sft_or_had_it_logs_nothing(sft_steps: int, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, sft__steps=sft_steps, sft__warmup_steps=0)
     if sft_steps:
         list(sft(run))
     list(grpo(run, steps=1))
-    assert not [*run.stored("events").having("kind", {"sft_not_run"})]
+    assert not [*run.stored("events").having("kind", {"sft_not_run", "sft_unfinished"})]
