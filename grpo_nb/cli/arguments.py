@@ -68,8 +68,8 @@ def commands() -> dict[str, ArgumentParser]:
 
 
 def changes(arguments: Namespace) -> dict[str, Any]:
-    """Dotted settings that the command line sets."""
-    given: dict[str, Any] = dict(arguments.set or [])
+    """Dotted settings that the command line sets: of a file, and over them one by one."""
+    given: dict[str, Any] = arguments.settings | dict(arguments.set or [])
     if arguments.seed is not None:
         given["run.seed"] = arguments.seed
     if arguments.deterministic is not None:
@@ -377,6 +377,13 @@ def _making(command: ArgumentParser) -> None:
         "settings", "make the run if it is missing, correct it until it has trained; after that, others are refused"
     )
     group.add_argument("--preset", choices=sorted(presets.PRESETS), help="where the settings start (default: demo)")
+    group.add_argument(
+        "--settings",
+        type=values.settings_file,
+        metavar="FILE",
+        default={},
+        help="change those of a TOML or JSON file, a table a group; --set goes over them",
+    )
     group.add_argument(
         "--set",
         action="append",

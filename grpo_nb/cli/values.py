@@ -2,9 +2,15 @@
 
 import argparse
 import json
+import tomllib
+from pathlib import Path
 from typing import Any
 
+from grpo_nb.storage import safe_open
 from grpo_nb.storage.vocabulary import Command
+
+LARGEST = 1 << 20
+"""Bytes of a file of settings."""
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -20,6 +26,26 @@ def setting(text: str) -> tuple[str, Any]:
                 f"'{text}' begins like JSON and is none: {error}; quote it for the shell, e.g. 'KEY={{\"a\": 1}}'"
             ) from None
         return key, value
+
+
+def settings_file(name: str) -> dict[str, Any]:
+    """A TOML or JSON file of settings, a table a group, as dotted names; its `objectives` take the place of others."""
+    try:
+        text = safe_open.read(Path(name).expanduser().resolve(), LARGEST).decode()
+        tree = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(
+            f"'{name}' cannot be read: {why}; needs a TOML file (or .json) with a table a group, e.g. "
+            '"[batch]" and under it "group_size = 4"'
+        ) from None
+    if not isinstance(tree, dict):
+        raise argparse.ArgumentTypeError(f"'{name}' holds {type(tree).__name__}; needs an object of settings")
+    found: dict[str, Any] = {}
+    for group, value in tree.items():
+        apart = isinstance(value, dict) and group != "objectives"
+        found |= {f"{group}.{key}": each for key, each in value.items()} if apart else {group: value}
+    return found
 
 
 def count(text: str) -> int:

@@ -1,5 +1,6 @@
 """The command line's contract: help, usage, exit statuses, opening a run, steering one."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -90,6 +91,29 @@ def test_preset_and_set_make_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (config.sft.steps, config.model.name, config.run.seed, config.run.deterministic) == (0, "my/model", 7, False)
     assert config.objectives["fairness"].kl_band is None
     assert config.sampling == presets.demo().sampling
+
+
+@pytest.mark.parametrize("kind", ["toml", "json"])
+def test_a_file_of_settings_changes_the_presets(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / f"mine.{kind}"
+    tree = {"batch": {"group_size": 4}, "run": {"steps": 7}, "objectives": {"one": {"task": "bbq", "data": "demo"}}}
+    toml = '[batch]\ngroup_size = 4\n[run]\nsteps = 7\n[objectives.one]\ntask = "bbq"\ndata = "demo"\n'
+    file.write_text(json.dumps(tree) if kind == "json" else toml)
+    status, out, _ = says(capsys, "settings", "--settings", file, "--set", "run.steps=8", "--json")
+    shown = {row["key"]: row["value"] for row in json.loads(out)}
+    assert (status, shown["batch.group_size"], shown["run.steps"], shown["objectives.one.task"]) == (0, 4, 8, "bbq")
+    assert "objectives.fairness.task" not in shown and shown["batch.prompts"] == presets.demo().batch.prompts
+
+
+@pytest.mark.parametrize("text", ["[batch", "1", None])
+def test_a_file_of_settings_that_is_none_is_refused(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.json"
+    if text is not None:
+        file.write_text(text)
+    status, _, err = says(capsys, "settings", "--settings", file)
+    assert status == 2 and names(err, "--settings", str(file)) and "Traceback" not in err
 
 
 def test_the_same_command_again_is_no_contradiction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
