@@ -112,8 +112,8 @@ def _ticks(run: Run, rows: list[dict[str, Any]], short: int, long: int) -> tuple
     for length in (short, long):
         while (run.last_step() or 0) < length:
             run.log_metrics(next(following))
-        board.refresh(draw_now=True)
-        found.append(_mean(lambda: board.refresh(draw_now=True), lambda: run.log_metrics(next(following))))
+        board.refresh()
+        found.append(_mean(lambda: board.refresh(), lambda: run.log_metrics(next(following))))
     board.close()
     return found[0], found[1]
 

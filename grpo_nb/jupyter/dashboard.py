@@ -1,14 +1,13 @@
 """The live view of a run: a status line, a bar, pages to turn between, findings, the controls.
 
 All of it comes from the run's files, so it shows a run of this kernel, of another process, or of last week
-alike. One thread draws, at most once a second, and only when a file changed. When the run ends it rests: it looks
+alike. One thread brings words and curves up to date every second. When the run ends it rests: it looks
 now and then whether the run moves again, in whatever process, and ends when the dashboard is closed.
 """
 
 import os
 import statistics
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,11 +18,11 @@ import ipywidgets as w
 from grpo_nb import plots
 from grpo_nb.jupyter import notices
 from grpo_nb.jupyter.controls import Controls
+from grpo_nb.jupyter.live import Curves
 from grpo_nb.jupyter.notices import Notice
 from grpo_nb.jupyter.samples import SampleBrowser
 from grpo_nb.jupyter.tailing import Followed
 from grpo_nb.metrics import keys
-from grpo_nb.plots import canvas
 from grpo_nb.printable import clean_logger
 from grpo_nb.report import report
 from grpo_nb.report.markup import html
@@ -36,11 +35,6 @@ logger = clean_logger(__name__)
 TICK_SECONDS = 1.0
 REST_SECONDS = 3.0
 """Between two looks at where a run stands that does not move; nothing is drawn for them."""
-PICTURE = {"width": "100%", "max_width": "1100px", "min_width": "860px"}
-"""Smaller, its numbers could not be read; a narrow window scrolls it sideways."""
-DRAWING_SHARE = 0.01
-"""Of one core's seconds, drawing gets this share: a slow machine gets fewer pictures, not a slower training. With the
-words, which are brought up to date every second, it stays under 2% even where it never runs beside the training."""
 MOST_FINDINGS = 3
 SAMPLES = "samples"
 CLASS = "grpo-nb"
@@ -65,9 +59,8 @@ class Dashboard:
         self.message = w.HTML()
         self.bar = w.FloatProgress(min=0, max=1.0, layout=w.Layout(width="100%", height="12px"))
         grpo = session.stage == "grpo"
-        empty = canvas.blank(canvas.PAGE if grpo else canvas.STRIP)  # else a broken picture until the first is drawn
-        self.picture = w.Image(value=empty, format="png", layout=w.Layout(**PICTURE))
-        self._frame = w.Box([self.picture], layout=w.Layout(overflow="auto hidden", flex="0 0 auto"))
+        self._followed = Followed(session.run, _log(session), MOST_FINDINGS)
+        self.curves = Curves(session.run, self._followed, session.stage)
         self.controls = Controls(session, self.notify, self.watch) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
@@ -86,21 +79,14 @@ class Dashboard:
         self._wake = threading.Event()
         self.resting = threading.Event()
         """Set while there is nothing to follow."""
-        self._followed = Followed(session.run, _log(session), MOST_FINDINGS)
         self._read: object = None
-        self._drawn: object = None
-        self._next_drawing = 0.0
-        self._pictured = False
         self._lay_out()
-        if session.followed:  # its thread draws, and the cell need not wait for it
-            self._refresh_words()
-        else:
-            self._try_refresh(draw_now=True)
+        self._try_refresh()
 
     def _parts(self) -> list[w.Widget]:
         """From top to foot: what grows and shrinks is below what the hand is on."""
         steering = [self.controls.widget, self.message] if self.controls else [self.message]
-        shown = [self._frame, self.samples.widget] if self.samples else [self._frame]
+        shown = [self.curves, self.samples.widget] if self.samples else [self.curves]
         return [self.status, self.bar, self.notices, *steering, self.pages, self.caption, *shown, self.findings]
 
     def watch(self) -> None:
@@ -136,26 +122,8 @@ class Dashboard:
         """Show one line under the controls; an empty one takes it away."""
         self.message.value = notices.notice_html([Notice("warning", text)]) if text else ""
 
-    def refresh(self, draw_now: bool = False) -> None:
-        """Bring everything up to date from the files; the picture only when it is due."""
-        state = self._refresh_words()
-        if self.pages.value == SAMPLES and self.samples is not None:
-            self.samples.refresh()
-        elif (self._read, self.pages.value) != self._drawn and (draw_now or self._is_due(state)):
-            drawn = self._read, self.pages.value
-            self._draw(drawn[1])
-            self._drawn = drawn
-
-    def _try_refresh(self, draw_now: bool) -> None:
-        """`refresh`; a picture that fails ends neither the watching nor the opening, and never the training."""
-        try:
-            self.refresh(draw_now)
-        except Exception as error:
-            logger.exception("the dashboard of %s could not be drawn", self.session.run.name)
-            self.notify(f"the picture could not be drawn ({error}); training is not affected")
-
-    def _refresh_words(self) -> RunState:
-        """All but the picture and the samples; the session's state."""
+    def refresh(self) -> None:
+        """Bring everything up to date from the files."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest not in (None, self._read):
             self._followed.read()
@@ -170,33 +138,30 @@ class Dashboard:
         self.bar.max, self.bar.value = max(self.session.steps, 1), float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
-        return state
+        if self.pages.value == SAMPLES and self.samples is not None:
+            self.samples.refresh()
+        self.curves.update(self.session.steps)
 
-    def _is_due(self, state: RunState) -> bool:
-        """Also at once where it takes nothing from a training, or where the picture shows no step yet."""
-        return state is RunState.PAUSED or not self._pictured or time.monotonic() >= self._next_drawing
-
-    def _draw(self, page: str) -> None:
-        self._pictured = bool(self._followed.newest())
-        self.picture.value, spent = canvas.on_the_drawing_thread(lambda: self._timed_png(page))
-        self._next_drawing = time.monotonic() + max(TICK_SECONDS, spent / DRAWING_SHARE)
-
-    def _timed_png(self, page: str) -> tuple[bytes, float]:
-        """The picture, and the seconds of CPU time that it took."""
-        began = time.thread_time()
-        return plots.to_png(_figure(self.session, self._followed, page)), time.thread_time() - began
+    def _try_refresh(self) -> None:
+        """`refresh`; a view that fails ends neither the watching nor the opening, and never the training."""
+        try:
+            self.refresh()
+        except Exception as error:
+            logger.exception("the dashboard of %s could not be brought up to date", self.session.run.name)
+            self.notify(f"the dashboard could not be brought up to date ({error}); training is not affected")
 
     def _turned(self, _: Any) -> None:
-        """Another page was chosen: the one thread that draws does so at once, woken or started for it."""
+        """Another page was chosen: the browser has its curves; samples are read by the thread that follows."""
         self._lay_out()
-        self._next_drawing = 0.0
         self.watch()
 
     def _lay_out(self) -> None:
         reading = self.pages.value if self.session.stage == "grpo" else None
         self.caption.value = str(html("note", text=READING[reading])) if reading else ""
         samples = reading == SAMPLES
-        self._frame.layout.display = "none" if samples else None
+        self.curves.layout.display = "none" if samples else None
+        if reading and not samples:
+            self.curves.page = reading
         if self.samples is not None:
             self.samples.widget.layout.display = None if samples else "none"
 
@@ -204,8 +169,8 @@ class Dashboard:
         while not self._closed.is_set():
             self._wake.clear()
             stood = self._standing()
-            active = self.session.followed  # before drawing, so that the last picture has the last row
-            self._try_refresh(draw_now=not (active or stood[0].is_active))
+            active = self.session.followed  # before reading, so that the last row is shown
+            self._try_refresh()
             if active or self.session.followed:
                 self._wake.wait(TICK_SECONDS)
             else:

@@ -1,12 +1,20 @@
 """What the live view shows of a run's logs: each row is read once, and what is kept of them has a bound."""
 
+import itertools
 import sys
 import threading
 from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
+from grpo_nb.metrics import keys
+from grpo_nb.plots.marks import Found
+from grpo_nb.plots.thinning import UNDONE
 from grpo_nb.run.run import Log, Run
+from grpo_nb.storage import schema
 from grpo_nb.storage.index.frames import narrowed
 from grpo_nb.storage.journal import Row
 
@@ -18,33 +26,82 @@ NEWEST = 20
 """The newest rows, all of which are kept."""
 
 
+_generations = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far somebody has seen the rows: so many of those that are kept, of one generation."""
+
+    generation: int = 0
+    kept: int = 0
+    count: int = 0
+    """Rows in all, also those that are no longer kept."""
+
+
+@dataclass(frozen=True)
+class News:
+    """Rows since a place: those that stay, and the newest ones behind them, which later news replaces."""
+
+    place: Place
+    """After these rows."""
+    anew: bool
+    """They are all rows: what was seen before is to be forgotten."""
+    kept: list[Row]
+    tail: list[Row]
+
+
 class Rows:
-    """The rows of a run for its pictures, at even distances, with the newest ones and the skipped steps."""
+    """The rows of a run for its pictures, at even distances, with the newest ones and those without an update."""
 
     def __init__(self) -> None:
         self.count = 0
         """Rows that were added."""
+        self.latest: dict[str, Any] = {}
+        """The newest value of each key."""
+        self.newest: deque[Row] = deque(maxlen=NEWEST)
         self._stride = 1
         self._even: list[Row] = []
-        self._skipped: deque[Row] = deque(maxlen=MOST_MARKS)
-        self.newest: deque[Row] = deque(maxlen=NEWEST)
+        self._undone: list[Row] = []
+        self._kept: list[Row] = []
+        """Both, by step; rows are only added to it while the generation is the same."""
+        self._generation = next(_generations)
 
     def add(self, row: Row) -> None:
         """Add the next row."""
         row = {sys.intern(key): value for key, value in row.items()}  # each row brings its own copies of the keys
-        if self.count % self._stride == 0:
-            self._even.append(row)
+        even, undone = self.count % self._stride == 0, row.get(keys.STATUS) in UNDONE
+        self._even += [row] if even else []
+        self._undone += [row] if undone else []
+        self._kept += [row] if even or undone else []
         self.count += 1
         self.newest.append(row)
-        if row.get("status") in ("skipped", "rolled_back"):
-            self._skipped.append(row)
+        if len(self.latest) < schema.MOST_KEYS:
+            self.latest |= row
+        if len(self._even) > MOST_ROWS or len(self._undone) > 2 * MOST_MARKS:
+            self._thin()
+
+    def _thin(self) -> None:
         if len(self._even) > MOST_ROWS:
             self._even, self._stride = self._even[::2], 2 * self._stride
+        self._undone = self._undone[-MOST_MARKS:]
+        self._kept, self._generation = _by_step([*self._even, *self._undone]), next(_generations)
 
     def frame(self) -> pd.DataFrame:
         """One row a step, by step."""
-        chosen = {id(row): row for row in (*self._even, *self._skipped, *self.newest)}
-        return narrowed(sorted(chosen.values(), key=lambda row: int(row["step"])), "step")
+        return narrowed(_by_step([*self._kept, *self.newest]), "step")
+
+    def since(self, place: Place) -> News:
+        """What is new after a place."""
+        known = place.kept if place.generation == self._generation else 0
+        last = self._kept[-1] if self._kept else None
+        tail = list(itertools.takewhile(lambda row: row is not last, reversed(self.newest)))[::-1]
+        here = Place(self._generation, len(self._kept), self.count)
+        return News(here, place.generation != self._generation, self._kept[known:], tail)
+
+
+def _by_step(rows: list[Row]) -> list[Row]:
+    return sorted({id(row): row for row in rows}.values(), key=lambda row: int(row["step"]))
 
 
 class Events:
@@ -81,6 +138,11 @@ class Events:
     def newest_findings(self) -> list[Row]:
         """Errors first, then the newest."""
         return [event for found in self._found.values() for event in reversed(found)][: self._most]
+
+    def steps(self, kind: str, key: str | None = None) -> list[int]:
+        """Steps of the marks of a kind; of knobs, of one key."""
+        marks = [event for event in self._marks[kind] if key is None or event.get("key") == key]
+        return sorted({int(event["step"]) for event in marks if event.get("step") is not None})
 
     def frame(self) -> pd.DataFrame:
         """The marks and the newest goal, as the pictures read them."""
@@ -123,6 +185,22 @@ class Followed:
         """Rows and events as the pictures read them."""
         with self._lock:
             return self._rows.frame(), self._events.frame()
+
+    def since(self, place: Place) -> News:
+        """Rows that are new after a place that earlier news gave."""
+        with self._lock:
+            return self._rows.since(place)
+
+    def found(self) -> Found:
+        """Which keys the rows have, and the newest value of each."""
+        with self._lock:
+            return Found([*self._rows.latest], dict(self._rows.latest))
+
+    def marks(self, knobs: Collection[str]) -> tuple[list[int], dict[str, list[int]]]:
+        """Steps at which the run was resumed, and those at which each of the knobs was turned."""
+        with self._lock:
+            turned = {key: self._events.steps("knob", key) for key in knobs}
+            return self._events.steps("resume"), {key: steps for key, steps in turned.items() if steps}
 
     def _anew(self) -> None:
         self._rows = Rows()

@@ -2,11 +2,9 @@
 
 import io
 import math
-import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,40 +37,6 @@ LONG = 30
 """From so many steps on, the raw line steps back behind a smoothed one."""
 AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500)
 """The step axis grows from one of these to the next, so that it does not move with every step."""
-
-
-_asked: Any = globals().setdefault("_asked", queue.SimpleQueue())
-"""Drawings to make, each with the Future of its result."""
-_starting: Any = globals().setdefault("_starting", threading.Lock())
-_drawing: list[threading.Thread] = globals().setdefault("_drawing", [])
-
-
-def on_the_drawing_thread(draw: Callable[[], T]) -> T:
-    """What `draw` returns, called on the one thread that draws for all live views.
-
-    matplotlib opens the fonts anew for each thread that draws, and keeps them open after the thread's end. The caller
-    must not hold RENDER_LOCK.
-    """
-    result: Future[T] = Future()
-    _asked.put((draw, result))
-    with _starting:
-        if not any(thread.is_alive() for thread in _drawing):
-            _drawing[:] = [threading.Thread(target=_draw_for_ever, name="grpo_nb drawing", daemon=True)]
-            _drawing[0].start()
-    return result.result()
-
-
-def _draw_for_ever() -> None:
-    while True:
-        _draw_next()
-
-
-def _draw_next() -> None:
-    draw, result = _asked.get()
-    try:
-        result.set_result(draw())
-    except BaseException as error:
-        result.set_exception(error)
 
 
 class Picture(Figure):
@@ -124,13 +88,6 @@ def _without_math(figure: Figure) -> None:
 def new(width: float, height: float) -> Picture:
     """An empty picture of so many inches, at 100 dots an inch."""
     return Picture(figsize=(width, height), dpi=100, facecolor=PAPER)
-
-
-def blank(size: tuple[float, float]) -> bytes:
-    """PNG bytes of an empty sheet of so many inches, in a millisecond: what keeps a picture's place."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (round(100 * size[0]), round(100 * size[1])), PAPER).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def colours(objectives: Iterable[str]) -> dict[str, str]:
@@ -210,11 +167,19 @@ def log_axis(axis: Axes, low: float, high: float) -> None:
     axis.tick_params(axis="y", which="minor", length=0)
 
 
+def axis_end(last: int, total: int = 0) -> int:
+    """Where the step axis ends: at the total, or a stride beyond the last step.
+
+    >>> axis_end(8, total=60), axis_end(47, total=60), axis_end(70, total=60)
+    (10, 50, 70)
+    """
+    end = next((n for n in AXIS_ENDS if n >= last), math.ceil(last / 5000) * 5000)
+    return max(last, min(end, total) if total else end, 1)
+
+
 def step_axis(axis: Axes, rows: pd.DataFrame, total: int = 0, resumed: Sequence[int] = ()) -> None:
     """Steps along the foot, with a dotted line where a run was resumed."""
-    last = int(rows["step"].iloc[-1]) if len(rows) else 0
-    end = next((n for n in AXIS_ENDS if n >= last), math.ceil(last / 5000) * 5000)
-    axis.set_xlim(0, max(last, min(end, total) if total else end, 1))
+    axis.set_xlim(0, axis_end(int(rows["step"].iloc[-1]) if len(rows) else 0, total))
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.set_xlabel("step", size=8.5, color=MUTED, labelpad=1)
     for step in resumed:

@@ -17,7 +17,9 @@ Numbers = Literal["plain", "percent", "scientific"]
 Names = Literal["", "above", "inside"]
 
 BOLD, THIN = 2.0, 1.3
-"""Widths of a curve and of its companions, in points."""
+"""Widths of a curve and of its companion, in points."""
+MOST_NAMES = 40
+"""Of one family of keys in a panel: nobody tells more curves apart."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +185,8 @@ class Found:
         return cls([*map(str, rows.columns)], rows.ffill().iloc[-1].to_dict() if len(rows) else {})
 
     def below(self, prefix: str) -> list[str]:
-        """What follows `prefix` in the keys that have it, in their order."""
-        return [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix)]
+        """What follows `prefix` in the first MOST_NAMES keys that have it, in their order."""
+        return [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix)][:MOST_NAMES]
 
     def number(self, key: str) -> float | None:
         """The newest value of a key, where it is a finite number."""

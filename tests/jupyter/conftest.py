@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ipywidgets
-import pandas as pd
 import pytest
 
 import grpo_nb
 import grpo_nb.training.grpo
 import grpo_nb.training.sft
-from grpo_nb import plots
-from grpo_nb.report import report
+from grpo_nb.jupyter.live import Curves
+from grpo_nb.jupyter.tailing import News
 from grpo_nb.run.run import Run
 from tests.support.stage import FOREVER, PATIENCE, Stage, workers
 from tests.support.tiny import tiny_run
@@ -41,14 +39,15 @@ def no_dashboard_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def drawings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of metric rows in each picture of this test's runs that was drawn."""
-    drawn: list[int] = []
+def sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The newest step of each message of rows that a view of this test's runs sent to its browser; 0 without rows."""
+    steps: list[int] = []
+    tell = Curves._tell
 
-    def picture(run: Run, rows: pd.DataFrame, page: str, events: pd.DataFrame) -> Any:
-        if run.path.is_relative_to(tmp_path):  # a view that another test left may draw meanwhile
-            drawn.append(len(rows))
-        return plots.Picture(figsize=(1, 1))
+    def noted(curves: Curves, news: News) -> None:
+        if curves.run_path.is_relative_to(tmp_path):  # a view that another test left may send meanwhile
+            steps.append(max([0, *(int(row["step"]) for row in (*news.kept, *news.tail))]))
+        tell(curves, news)
 
-    monkeypatch.setattr(report, "picture", picture)
-    return drawn
+    monkeypatch.setattr(Curves, "_tell", noted)
+    return steps

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_nb.report import report
-from tests.support.lab import Desk
+from tests.support.lab import Desk, until
 from tests.support.strangers_run import strangers_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -53,6 +53,14 @@ def test_widgets_and_tables_in_a_notebook_run_nothing(desk: Desk, tmp_path: Path
     desk.open(desk.lab.write("strangers.ipynb", SHOWN.format(path=str(run.path), folder=str(tmp_path))))
     desk.run_all()
     desk.says("are logged")
+    for page in ("overview", "rewards", "machinery"):
+        desk.page.get_by_role("button", name=page, exact=True).click()
+        panels = {"overview": 6, "rewards": 4, "machinery": 6}[page]
+        until(lambda panels=panels: desk.page.locator(".gnb-canvas").count() == panels, f"the page {page}")
+        desk.page.locator(".gnb-canvas").first.hover(position={"x": 120, "y": 60})
+        desk.page.locator(".gnb-tip:visible").wait_for()
+        assert desk.page.locator(".gnb-live :is(img, script)").count() == 0
+    assert "onerror" in desk.page.locator(".gnb-legend").inner_text(), "the markup of a name is its text"
     desk.page.locator("table:has-text('onerror')").first.wait_for()
     assert not desk.errors()
     desk.page.wait_for_timeout(1000)

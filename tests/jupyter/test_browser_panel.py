@@ -21,6 +21,8 @@ from tests.support.tokens import names
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PAGES = ("overview", "rewards", "machinery", "samples")
+TITLES = {"overview": "Reward", "rewards": "Reward functions, fairness", "machinery": "Time of a step"}
+"""Of the first panel of each page."""
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script> $x^2$ \\(y\\) **b** "
 FULL = """
 import shutil
@@ -34,7 +36,7 @@ def panel_of(desk: Desk, *runs: Run, before: str = "") -> None:
     sources = [f"g.attach({str(run.path)!r})" for run in runs]
     desk.open(desk.lab.write("panel.ipynb", f"import grpo_nb as g\n{before}", *sources))
     desk.run_all()
-    desk.page.locator(".grpo-nb img.widget-image").nth(len(runs) - 1).wait_for()
+    desk.page.locator(".grpo-nb .gnb-live[data-drawn]").nth(len(runs) - 1).wait_for()
 
 
 def notices(panel: Any) -> list[str]:
@@ -142,7 +144,7 @@ def test_hostile_text_is_text(desk: Desk, tmp_path: Path) -> None:
     desk.shot("hostile-table", desk.cell(2))
     assert "$x^2$ \\(y\\) **b**" in desk.output(2), "no dollar is typeset in a table either"
     inside = desk.page.locator(".jp-OutputArea-output")
-    assert inside.locator("img:not(.widget-image), script, mjx-container").count() == 0
+    assert inside.locator("img, script, mjx-container").count() == 0
     assert "owned" not in desk.page.title()
 
 
@@ -171,8 +173,8 @@ def test_pages_are_turned_in_both_themes(desk: Desk, trained: Run, theme: str) -
     assert all(place == places[0] for place in places), "turning a page moves no control"
     assert desk.page.locator(".gnb i").count() > 5 and not desk.errors()
     if theme.endswith("Dark"):
-        ground = desk.page.locator(".grpo-nb img").evaluate("image => getComputedStyle(image).filter")
-        assert "invert" in ground, "the picture is dark on a dark page"
+        inks = desk.page.locator(".gnb-title").first.evaluate("title => getComputedStyle(title).color")
+        assert inks == "rgb(230, 237, 243)", "light words on a dark page"
 
 
 def test_narrow_window_hides_nothing(desk: Desk, trained: Run) -> None:
@@ -184,7 +186,8 @@ def test_narrow_window_hides_nothing(desk: Desk, trained: Run) -> None:
     parts = desk.page.locator(".grpo-nb :is(input, button, select, .noUi-handle, .widget-html-content)")
     boxes = [box for box in (part.bounding_box() for part in parts.all()) if box]
     assert len(boxes) > 20 and all(box["x"] + box["width"] <= right + 1 for box in boxes)
-    assert desk.page.locator(".grpo-nb img").bounding_box()["width"] >= 860, "its numbers can be read"
+    widths = [canvas.bounding_box()["width"] for canvas in desk.page.locator(".gnb-canvas").all()]
+    assert len(widths) == 6 and min(widths) >= 250, "its numbers can be read"
     desk.shot("panel-narrow", desk.cell(1))
 
 
@@ -193,6 +196,37 @@ def _settle(desk: Desk, page: str) -> None:
     if page == "samples":
         desk.page.locator(".gnb i").first.wait_for()
         return
-    drawn = "all => all.every(one => one.complete && one.naturalWidth === 1260)"
-    until(lambda: desk.page.locator(".grpo-nb img").evaluate_all(drawn), f"the picture of {page}")
-    time.sleep(2)  # no text tells one picture from another
+    canvas = desk.page.locator(".gnb-canvas").first
+    until(lambda: TITLES[page] in (canvas.get_attribute("aria-label") or ""), f"the curves of {page}")
+
+
+def test_curves_answer_hover_zoom_and_clicks(desk: Desk, trained: Run) -> None:
+    """On the panel of beta, whose values are known."""
+    panel_of(desk, trained)
+    view, beta = desk.page.locator(".gnb-live"), desk.page.locator(".gnb-canvas").nth(2)
+    until(lambda: desk.newest_step() == 10, "all steps")
+    box = beta.bounding_box()
+    across = box["width"] - 60  # what stands around the axis: grpo_nb/jupyter/live/plot.js
+    beta.hover(position={"x": 50 + across * 7 / 10, "y": 60})
+    tip = view.locator(".gnb-tip").inner_text()
+    assert "step 7" in tip and "beta/fairness 0.1" in tip
+
+    for share, act in ((0.2, desk.page.mouse.down), (0.5, desk.page.mouse.up)):
+        desk.page.mouse.move(box["x"] + 50 + across * share, box["y"] + 60)
+        act()
+    until(lambda: "steps 2 to 5" in view.inner_text(), "the zoom")
+    beta.dblclick(position={"x": 100, "y": 60})
+    until(lambda: "double-click" not in view.inner_text(), "all steps again")
+
+    beta.hover(position={"x": 50 + across * 7 / 10, "y": 60})
+    beta.focus()
+    desk.page.keyboard.press("ArrowRight")
+    until(lambda: "step 8" in view.locator(".gnb-tip").inner_text(), "the cursor moved by a key")
+    name = view.get_by_role("button", name="fairness reward")
+    name.click()
+    assert name.get_attribute("aria-pressed") == "false"
+    until(lambda: "beta/fairness" not in beta.get_attribute("aria-label"), "the objective's curves to go")
+    assert "beta/hallucination" in beta.get_attribute("aria-label")
+    desk.page.set_viewport_size({"width": 900, "height": 1200})
+    until(lambda: beta.evaluate("c => c.width === Math.round(c.clientWidth * devicePixelRatio)"), "the new size")
+    assert not desk.errors()

@@ -1,6 +1,5 @@
-"""The dashboard follows a run, draws within its share of the time, and leaves nothing."""
+"""The dashboard follows a run, sends its browser what is new, and leaves nothing."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pandas as pd
 import pytest
 from ipywidgets.widgets.widget import _instances
 
-from grpo_nb import plots, rules
+from grpo_nb import rules
 from grpo_nb.jupyter import dashboard, notices, session
 from grpo_nb.jupyter.dashboard import Dashboard
 from grpo_nb.jupyter.start import attach, start
@@ -23,10 +22,7 @@ from tests.support.tiny import tiny_run
 from tests.support.tokens import names
 
 
-def test_dashboard_follows_to_the_last_row_and_ends_when_closed(
-    stage: Stage, run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("grpo_nb.jupyter.dashboard.DRAWING_SHARE", 1e-9)  # no picture is due but the last
+def test_dashboard_follows_to_the_last_row_and_ends_when_closed(stage: Stage, run: Run, sent: list[int]) -> None:
     stage.release(3)
     live = start(run)
     board = live.dashboard()
@@ -34,27 +30,27 @@ def test_dashboard_follows_to_the_last_row_and_ends_when_closed(
     stage.release(FOREVER)
     live.wait_blocking()
     until(board.resting.is_set)
-    assert drawings[-1] == 6 and board.bar.value == 6 and "done" in board.status.value
+    assert sent[-1] == 6 and board.bar.value == 6 and "done" in board.status.value
     board.close()
     until(lambda: not board._thread.is_alive())  # type: ignore[union-attr]
 
 
 @pytest.mark.ux(10, 37, at="unit")
 def test_resting_dashboard_notices_that_its_run_is_taken_up_again(
-    run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
+    run: Run, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "REST_SECONDS", 0.01)
     looks: list[str] = []
-    status, words = Run.status, Dashboard._refresh_words
+    status, refresh = Run.status, Dashboard.refresh
     monkeypatch.setattr(Run, "status", lambda run: looks.append("look") or status(run))
-    monkeypatch.setattr(Dashboard, "_refresh_words", lambda board: looks.append("words") or words(board))
+    monkeypatch.setattr(Dashboard, "refresh", lambda board: looks.append("words") or refresh(board))
     run.log_metrics(row(run, 1))
     run.log_event("stopped", step=1)
     board = attach(run).dashboard()
     until(board.resting.is_set)
     looks.clear()
     until(lambda: len(looks) > 9)
-    assert set(looks) == {"look"} and drawings == [1], "at rest it looks where the run stands, and no more"
+    assert set(looks) == {"look"} and sent == [1], "at rest it looks where the run stands, and no more"
     with Run.open(run.path).lock():  # as another process would
         run.log_event("resume", step=1)
         until(lambda: "running" in board.status.value and not board.resting.is_set())
@@ -62,13 +58,13 @@ def test_resting_dashboard_notices_that_its_run_is_taken_up_again(
         until(lambda: board.bar.value == 2)
         run.log_event("stopped", step=2)
     until(board.resting.is_set)
-    assert "stopped" in board.status.value and drawings[-1] == 2
+    assert "stopped" in board.status.value and sent[-1] == 2
     board.widget.close()  # as ipywidgets does when all widgets are closed
     until(lambda: not board._thread.is_alive())  # type: ignore[union-attr]
 
 
 def test_folder_that_is_gone_is_said_and_what_was_known_stays(
-    run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
+    run: Run, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "REST_SECONDS", 0.01)
     run.log_metrics(row(run, 1))
@@ -77,13 +73,13 @@ def test_folder_that_is_gone_is_said_and_what_was_known_stays(
     away = run.path.rename(run.path.with_name("away"))
     until(lambda: "(No such file or directory)" in board.notices.value)
     until(lambda: "knobs.json" in board.message.value)  # it comes a moment after the notice
-    assert names(board.status.value, 1, 6) and drawings == [1]
+    assert names(board.status.value, 1, 6) and sent == [1]
     away.rename(run.path)
     until(lambda: board.notices.value == "" and board.message.value == "")
     board.close()
 
 
-def test_dashboard_that_is_closed_leaves_nothing_and_can_be_shown_again(run: Run, drawings: list[int]) -> None:
+def test_dashboard_that_is_closed_leaves_nothing_and_can_be_shown_again(run: Run, sent: list[int]) -> None:
     seen = attach(run)
     for trained in (seen, session.Session(run, Job(run, "sft"))):
         before, shown = len(_instances), []
@@ -98,45 +94,22 @@ def test_dashboard_that_is_closed_leaves_nothing_and_can_be_shown_again(run: Run
         assert len({id(board) for board in shown}) == 3
 
 
-@pytest.mark.ux(16, at="unit")
-@pytest.mark.parametrize("trained", ["grpo", "sft"])
-def test_place_of_the_picture_is_kept_before_there_is_one(
-    stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch, trained: Any
-) -> None:
-    live = session.Session(run, Job(run, trained))
-    board = Dashboard(live)
-    drawn = board.picture.value
-    monkeypatch.setattr(session.Session, "followed", True)
-    empty = Dashboard(live).picture.value
-    assert empty != drawn and empty[:24] == drawn[:24], "a PNG of the same size"
-
-
-def test_nothing_new_is_not_drawn_again(run: Run, drawings: list[int]) -> None:
+def test_nothing_new_is_not_sent_again(run: Run, sent: list[int]) -> None:
     board = Dashboard(attach(run))
-    board.refresh(draw_now=True)
-    assert drawings == [0]
+    board.refresh()
+    assert sent == [0]
     run.log_metrics(row(run, 1))
-    board.refresh(draw_now=True)
-    assert drawings == [0, 1]
+    board.refresh()
+    board.refresh()
+    assert sent == [0, 1]
 
 
-def test_row_written_while_drawing_is_drawn_next(
-    run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_are_turned_in_the_browser(run: Run, sent: list[int]) -> None:
     board = Dashboard(attach(run))
-    read = board._followed.frames
-
-    def meanwhile() -> tuple[pd.DataFrame, pd.DataFrame]:
-        rows, events = read()
-        run.log_metrics(row(run, len(rows) + 1))
-        return rows, events
-
-    run.log_metrics(row(run, 1))
-    monkeypatch.setattr(board._followed, "frames", meanwhile)
-    board.refresh(draw_now=True)
-    monkeypatch.setattr(board._followed, "frames", read)
-    board.refresh(draw_now=True)
-    assert drawings == [0, 1, 2]
+    for page in ("rewards", "machinery", "overview"):
+        board.pages.value = page
+        assert board.curves.page == page
+    assert sent == [0], "the browser has the rows of every page"
 
 
 @pytest.mark.ux(17, 18, at="unit")
@@ -182,66 +155,15 @@ def test_panel_explains_the_loss_and_has_reward_for_its_headline(run: Run) -> No
     assert "fairness   reward 0.50" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_pages_are_turned_by_the_drawing_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[tuple[str, str]] = []
-
-    def picture(run: Run, rows: pd.DataFrame, page: str, events: pd.DataFrame) -> Any:
-        drawn.append((page, threading.current_thread().name))
-        return plots.Picture(figsize=(1, 1))
-
-    monkeypatch.setattr(report, "picture", picture)
-    board = Dashboard(attach(run))
-    for page in ("rewards", "machinery"):
-        board.pages.value = page
-        until(lambda page=page: drawn[-1] == (page, "grpo_nb drawing"))
-    until(board.resting.is_set)
-    assert len(drawn) == 3, "each page once"
-
-
 def test_samples_take_the_place_of_the_picture(run: Run) -> None:
     board = Dashboard(attach(run))
     assert board.samples is not None and board.samples.widget.layout.display == "none"
     run.log_samples([{"step": 1, "objective": "fairness", "example": "e", "completion": "so it is"}])
     board.pages.value = "samples"
     until(lambda: "so it is" in board.samples.text.value)  # type: ignore[union-attr]
-    assert board._frame.layout.display == "none" and board.samples.widget.layout.display is None
+    assert board.curves.layout.display == "none" and board.samples.widget.layout.display is None
     board.pages.value = "overview"
-    assert board._frame.layout.display is None and board.samples.widget.layout.display == "none"
-
-
-@pytest.mark.ux(16, 36, at="unit")
-def test_drawing_takes_a_small_share_of_the_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = {"wall": 1000.0, "thread": 0.0}
-    monkeypatch.setattr(dashboard.time, "monotonic", lambda: clock["wall"])
-    monkeypatch.setattr(dashboard.time, "thread_time", lambda: clock["thread"])
-
-    def slow(run: Run, rows: pd.DataFrame, page: str, events: pd.DataFrame) -> plots.Picture:
-        clock["thread"] += 0.4
-        return plots.Picture(figsize=(1, 1))
-
-    monkeypatch.setattr(report, "picture", slow)
-    board, drawn = Dashboard(attach(run)), []
-    for step in range(1, 101):
-        clock["wall"] += 1.0
-        run.log_metrics({"step": step})
-        before = clock["thread"]
-        board.refresh()
-        drawn.append(clock["thread"] > before)
-    steps = [step for step, was in enumerate(drawn, 1) if was]
-    assert steps == [1, 41, 81], "the first step at once, then every 40 s, of which 0.4 s are 1%"
-
-
-def test_view_of_a_run_that_trains_leaves_the_drawing_to_its_thread(
-    stage: Stage, run: Run, drawings: list[int]
-) -> None:
-    """The cell that starts need not wait for a picture."""
-    live = start(run)
-    stage.release(1)
-    live.wait_blocking(step=1)
-    Dashboard(live)
-    assert drawings == []
-    live.dashboard()
-    until(lambda: drawings)
+    assert board.curves.layout.display is None and board.samples.widget.layout.display == "none"
 
 
 def test_sft_has_no_pages_to_turn(stage: Stage, run: Run) -> None:
@@ -249,40 +171,16 @@ def test_sft_has_no_pages_to_turn(stage: Stage, run: Run) -> None:
     assert board.pages.layout.display == "none" and board.samples is None and not board.caption.value
 
 
-def test_drawing_waits_for_its_turn(run: Run, drawings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard.time, "monotonic", lambda: 1000.0)
-    board = Dashboard(attach(run))
-    for step in (1, 2, 3):
-        run.log_metrics(row(run, step))
-        board.refresh()
-    assert drawings == [0, 1], "the first steps at once, then at most one picture a second"
-    assert board.bar.value == 3, "numbers do not wait"
-
-
-def test_held_run_is_drawn_at_once(run: Run, drawings: list[int]) -> None:
-    with run.lock():
-        board = Dashboard(attach(Run.open(run.path)))
-        for step in (1, 2):
-            run.log_metrics(row(run, step))
-            board.refresh()
-        run.knobs.request("pause")
-        run.log_event("paused", step=2)
-        board.refresh()
-    assert drawings == [1, 2], "a picture takes nothing from a run that holds"
-
-
-def test_failed_picture_is_said_and_the_watching_goes_on(
-    stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch, drawings: list[int]
-) -> None:
+def test_failed_view_is_said_and_the_watching_goes_on(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     live = start(run)
     board = live.dashboard()
-    monkeypatch.setattr(report, "picture", lambda run, rows, page, events: 1 / 0)
+    monkeypatch.setattr(board.curves, "update", lambda goal: 1 / 0)
     stage.release()
     until(lambda: "division by zero" in board.message.value)
     assert board._thread is not None and board._thread.is_alive()
 
 
-def test_closed_dashboard_leaves_the_run_alone(stage: Stage, run: Run, drawings: list[int]) -> None:
+def test_closed_dashboard_leaves_the_run_alone(stage: Stage, run: Run, sent: list[int]) -> None:
     live = start(run)
     board = live.dashboard()
     board.close()
@@ -291,7 +189,7 @@ def test_closed_dashboard_leaves_the_run_alone(stage: Stage, run: Run, drawings:
     live.wait_blocking()
 
 
-def test_resume_wakes_the_dashboard(stage: Stage, run: Run, drawings: list[int]) -> None:
+def test_resume_wakes_the_dashboard(stage: Stage, run: Run, sent: list[int]) -> None:
     live = start(run)
     board = live.dashboard()
     live.stop()
@@ -302,10 +200,10 @@ def test_resume_wakes_the_dashboard(stage: Stage, run: Run, drawings: list[int])
     live.resume()
     live.wait_blocking()
     until(board.resting.is_set)
-    assert drawings[-1] == 6
+    assert sent[-1] == 6
 
 
-def test_dashboard_of_an_earlier_start_rests(stage: Stage, run: Run, drawings: list[int]) -> None:
+def test_dashboard_of_an_earlier_start_rests(stage: Stage, run: Run, sent: list[int]) -> None:
     stage.release(2)
     first = start(run, steps=2)
     board = first.dashboard()
@@ -317,7 +215,7 @@ def test_dashboard_of_an_earlier_start_rests(stage: Stage, run: Run, drawings: l
     assert first.state == "continued"
 
 
-def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, drawings: list[int]) -> None:
+def test_dashboard_follows_a_run_of_another_process(stage: Stage, run: Run, sent: list[int]) -> None:
     with run.lock():
         board = attach(Run.open(run.path)).dashboard()
         run.log_metrics(row(run, 1))
@@ -336,7 +234,7 @@ def test_session_shows_widget_picture_and_text(run: Run) -> None:
     assert names(bundle["text/plain"], "tiny", "stopped", 1, 6)
 
 
-def test_what_is_shown_is_escaped(tmp_path: Path, drawings: list[int]) -> None:
+def test_what_is_shown_is_escaped(tmp_path: Path, sent: list[int]) -> None:
     board = Dashboard(attach(tiny_run(tmp_path, name="<b>run")))
     board.notify("<script>")
     assert "&lt;b&gt;run" in board.status.value and "<script>" not in board.message.value

@@ -258,14 +258,15 @@ class Desk:
         """Wait until the page has this text somewhere."""
         self.page.get_by_text(text).first.wait_for()
 
-    def picture(self) -> str:
-        """Address of the newest picture of the first panel."""
-        return str(self.page.locator("img.widget-image").first.get_attribute("src"))
+    def newest_step(self) -> int:
+        """The newest step that the curves of the first panel show."""
+        shown = self.page.locator(".gnb-live[data-step]").first
+        return int(shown.get_attribute("data-step"))
 
     def drawn(self) -> None:
-        """Wait until the picture of the first panel is the last one: none has come for two seconds."""
-        seen = ""
-        while seen != (seen := self.picture()):
+        """Wait until the curves of the first panel are the last ones: none have come for two seconds."""
+        seen = -1
+        while seen != (seen := self.newest_step()):
             time.sleep(2)
 
     def show_panel(self) -> None:
