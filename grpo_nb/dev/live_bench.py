@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 import numpy as np
+import psutil
 from nbclient import NotebookClient
 from traitlets.config import Config
 
@@ -42,7 +43,7 @@ SPARE = 300
 """Steps for turning the knobs, more than any model does meanwhile."""
 MANY = 1000
 FAST_ROWS = 200.0
-"""Rows a second, when a thousand of them are logged: faster than any model, so the picture is always behind."""
+"""Rows a second, when a thousand of them are logged: faster than any model."""
 STATE = "application/vnd.jupyter.widget-state+json"
 
 
@@ -65,21 +66,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def alternate(without: Session, beside: Session, pairs: int, block: int) -> list[tuple[float, float]]:
+async def alternate(without: Session, beside: Session, pairs: int, block: int) -> list[tuple[float, float, float]]:
     """Seconds a step in each block of steps: of a run that nobody watches, and of its twin with a dashboard.
+
+    The third number is the CPU time of the dashboard's own thread for each step of its twin.
 
     Twins (one configuration, one seed) do the same work in a step, bit for bit, so a block is compared with itself;
     they train by turns, each held while the other does. The first block, in which all is loaded, is left out.
     """
-    means: list[tuple[float, float]] = []
+    means: list[tuple[float, float, float]] = []
     for i in range(pairs + 1):
         begun, end = i * (LEFT_OUT + block), (i + 1) * (LEFT_OUT + block)
         await _train(without, end)
-        with _shown(beside):
+        with _shown(beside) as board:
             await _train(beside, end)
+            spent = _cpu_seconds(board)
         found = [_step_times(session).loc[begun + LEFT_OUT : end - 1].mean() for session in (without, beside)]
-        means.append((float(found[0]), float(found[1])))
+        means.append((float(found[0]), float(found[1]), spent / (end - begun)))
     return means[1:]
+
+
+def _cpu_seconds(board: Any) -> float:
+    """CPU time of the thread that follows the run."""
+    threads = psutil.Process().threads()
+    return float(sum(t.user_time + t.system_time for t in threads if t.id == board._thread.native_id))
 
 
 async def _train(session: Session, step: int) -> None:
@@ -92,7 +102,7 @@ async def _train(session: Session, step: int) -> None:
 
 
 @contextmanager
-def _shown(session: Session) -> Iterator[None]:
+def _shown(session: Session) -> Iterator[Any]:
     from IPython.display import display
 
     from grpo_nb.jupyter.dashboard import Dashboard
@@ -100,7 +110,7 @@ def _shown(session: Session) -> Iterator[None]:
     board = Dashboard(session)
     board.watch()
     display(board)  # type: ignore[no-untyped-call]
-    yield
+    yield board
     board.close()
 
 
@@ -152,25 +162,27 @@ def _steps(folder: Path, pairs: int, block: int) -> list[str]:
         "session.resume()\nprint(json.dumps(await live_bench.turn(session, 10)))",
         "session.stop()\ng.attach('twin').stop()\nawait session.wait()",
     )
-    times: list[tuple[float, float]] = json.loads(_printed(book.cells[3]))
+    times: list[tuple[float, float, float]] = json.loads(_printed(book.cells[3]))
     turns: list[int] = json.loads(_printed(book.cells[4]))
     return [
         f"the cell that starts: {_seconds(book.cells[1]):.2f} s, {float(_printed(book.cells[1])):.2f} s of CPU time "
         "in the thread that runs it",
-        _compared(times),
+        compared(times),
         f"{pairs} blocks of {block} steps, each with itself; in brackets, the 95% interval of the mean (bootstrap)",
         f"a turned knob is in use {max(turns)} step(s) after the one under way at the latest ({len(turns)} turns)",
     ]
 
 
-def _compared(times: Sequence[tuple[float, float]]) -> str:
-    without, beside = (statistics.mean(column) for column in zip(*times, strict=True))
-    more = np.array([b / a - 1 for a, b in times])
+def compared(times: Sequence[tuple[float, float, float]]) -> str:
+    """What `alternate` found, in a sentence."""
+    without, beside, spent = (statistics.mean(column) for column in zip(*times, strict=True))
+    more = np.array([b / a - 1 for a, b, _ in times])
     drawn = bootstrap(lambda rows: {"mean": float(more[rows].mean())}, [str(i) for i in range(len(more))], seed=0)
     low, high = interval("mean", float(more.mean()), drawn["mean"], len(more))
     return (
         f"a step: {without:.3f} s without the dashboard, {beside:.3f} s with it; block by block {more.mean():+.1%} "
-        f"({low:+.1%} to {high:+.1%}), median {np.median(more):+.1%}"
+        f"({low:+.1%} to {high:+.1%}), median {np.median(more):+.1%}; CPU time of the dashboard's thread "
+        f"{1e3 * spent:.1f} ms a step, {spent / without:.1%} of it"
     )
 
 
