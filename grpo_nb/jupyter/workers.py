@@ -239,7 +239,7 @@ class ThreadWorker(Worker):
         logger.info("%s failed: %s", run.name, error)  # no warning: it would stand under whichever cell ran last
         if isinstance(error, RunError):  # nothing of this run's doing, and another process may own its log
             return
-        with contextlib.suppress(OSError):  # a full or read-only disk must not hide the first error
+        with contextlib.suppress(RunError, OSError):  # a full or read-only disk must not hide the first error
             step = self.grpo_nb_session.step
             run.log_event("traceback", step=step, error=type(error).__name__, traceback=trace)
 

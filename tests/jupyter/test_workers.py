@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,8 +42,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def session_threads() -> list[workers.Worker]:
-    import threading
-
     return [thread for thread in threading.enumerate() if isinstance(thread, workers.Worker)]
 
 
@@ -214,6 +213,24 @@ def test_thread_of_a_kernel_trains_when_the_cell_has_ended(run: Run, monkeypatch
     monkeypatch.setattr(workers, "HEAD_START", PATIENCE)
     start(run, where="thread").wait_blocking()
     assert done[3:] == ["thread"], "nor does a script"
+
+
+def test_a_full_disk_does_not_hide_why_a_thread_failed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(job: Job) -> Iterator[None]:
+        yield
+        raise ZeroDivisionError
+
+    def full(self: Run, kind: str, **data: object) -> None:
+        raise RunError("no space is left on the disk")
+
+    unhandled: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", unhandled.append)
+    monkeypatch.setattr(Job, "work", failing)
+    monkeypatch.setattr(Run, "log_event", full)
+    live = start(run, where="thread")
+    with pytest.raises(ZeroDivisionError):
+        live.wait_blocking()
+    assert not unhandled
 
 
 # seen from another kernel
