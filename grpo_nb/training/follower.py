@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpo_nb.optim import Parameters
+from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.ranks import transfer
@@ -142,7 +143,8 @@ def _answer(replica: Replica, message: Message) -> None:
     forget_gradients(replica.policy)
     began = time.perf_counter()
     try:
-        data, tensors = WORK[message.work](replica, message)
+        with full_memory():
+            data, tensors = WORK[message.work](replica, message)
         reply = Message(wire.DONE, data, tensors)
     except torch.OutOfMemoryError as error:
         forget_gradients(replica.policy)

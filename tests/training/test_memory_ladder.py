@@ -6,15 +6,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy, load_policy
+from grpo_nb.ranks.link import Link
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.run.run import Run
-from grpo_nb.training import gradients, rollback
+from grpo_nb.training import follower, gradients, rollback
 from grpo_nb.training import sft as sft_module
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
@@ -139,6 +142,19 @@ def test_a_step_is_done_with_less_whoever_says_it(target: str, tmp_path: Path, m
     list(grpo(run, steps=1, **given()) if "grpo" in target else sft(run))
     prefix = "" if "grpo" in target else "sft_evaluation_"
     assert [e["step"] for e in events(run, f"{prefix}out_of_memory")] == [0 if prefix else 1]
+
+
+def test_another_rank_is_full_whoever_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crowded(*_: object) -> Any:
+        raise RuntimeError(SAID[0])
+
+    link, policy, group = (create_autospec(kind, instance=True) for kind in (Link, Policy, dist.ProcessGroup))
+    policy.parameters_by_name.return_value, policy.device = {}, torch.device("cpu")
+    replica = follower.Replica(link, Run.__new__(Run), policy, follower.Given(), group)
+    monkeypatch.setitem(follower.WORK, "draw", crowded)
+    follower._answer(replica, follower.Message("draw", {}))
+    ((rank, reply), _) = link.send.call_args
+    assert (rank, reply.work, reply.data["error"]) == (0, follower.MEMORY_FULL, SAID[0])
 
 
 def test_weights_that_have_moved_are_not_moved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
