@@ -6,12 +6,14 @@ answer (pure JSON under --json); progress, notes and errors go to standard error
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from grpo_nb.cli.arguments import UsageError, parser
 from grpo_nb.config import ConfigError
 from grpo_nb.printable import Formatter, printable
+from grpo_nb.ranks import launch
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -30,13 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, handlers=[handler])
     command: Callable[..., int] = arguments.command
     try:
-        return command(arguments)
+        ended = command(arguments)
+        return (
+            DONE if ended == INTERRUPTED and launch.place() is not None else ended
+        )  # torchrun takes others for crashes
     except KeyboardInterrupt:
         return _say(INTERRUPTED_AT_ONCE, INTERRUPTED)
     except BrokenPipeError:  # the reader of the answer has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except Exception as error:
+        if launch.place() is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what torchrun sends on another rank's death: this one ends
         if (status := _explain(error)) is None:  # a bug: it keeps its traceback
             raise
         return status

@@ -104,7 +104,8 @@ def _train(commands: Any) -> None:
         "checkpoint, and so does one whose process was killed. Ctrl-C (or SIGTERM) ends after the present step "
         "and saves; a second one ends at once.",
         "grpo-nb train runs/demo --preset demo --set algorithm.learning_rate=1e-4\n"
-        "grpo-nb train runs/demo --steps 120          60 done: does 60 more",
+        "grpo-nb train runs/demo --steps 120          60 done: does 60 more\n"
+        "grpo-nb train runs/demo --gpus 2             on two GPUs; the run is the same on any number",
     )
     _run(command)
     _making(command)
@@ -118,6 +119,12 @@ def _train(commands: Any) -> None:
         "--debug", action="store_true", help="name the operation behind a nan or a CUDA error; several times slower"
     )
     command.add_argument("--no-sft", action="store_true", help="GRPO at once, whatever SFT has or has not done")
+    command.add_argument(
+        "--gpus", type=values.count, metavar="N", help="N processes train together, one on each GPU, by torchrun"
+    )
+    command.add_argument(
+        "--nodes", type=values.count, metavar="M", help="with --gpus: print the line that starts it on M machines"
+    )
     _accepting(command)
 
 

@@ -9,6 +9,7 @@ from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import open_run
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
+from grpo_nb.cli.several import followed, started
 from grpo_nb.doctor.debugging import debug_mode
 from grpo_nb.evaluation.compare import STAGES, Stage, comparison, three
 from grpo_nb.evaluation.evaluate import evaluate
@@ -27,6 +28,8 @@ STAGE_KEYS = ("stage", "step", "split", "mode")
 
 def sft_command(arguments: Namespace) -> int:
     """Supervised warm-up to its last step."""
+    if (status := followed()) is not None:
+        return status
     with open_run(arguments) as run:
         run.lock().refuse_if_taken()  # before a word of what is going to be done
         return _warm_up(run, arguments, f"; next: grpo-nb train {run.shown}")
@@ -34,8 +37,12 @@ def sft_command(arguments: Namespace) -> int:
 
 def train_command(arguments: Namespace) -> int:
     """GRPO to a total number of steps; SFT first where the run has not had it."""
+    if (status := started(arguments)) is not None:
+        return status
     if arguments.debug:
         say(str(debug_mode()))
+    if (status := followed()) is not None:
+        return status
     with open_run(arguments, steps=arguments.steps) as run:
         run.lock().refuse_if_taken()  # before a word of what is going to be done
         return _train(run, arguments)

@@ -113,13 +113,21 @@ def model_config(work: Work) -> transformers.PreTrainedConfig:
     return config
 
 
-def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
-    """A model of random weights, the same each time, with LoRA on every linear layer; adapters are float32."""
+def random_model(work: Work, device: torch.device) -> transformers.PreTrainedModel:
+    """A model of random weights, the same each time."""
     config = model_config(work)
     torch.manual_seed(0)
     with device:
         kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=kind, attn_implementation="sdpa")
+        made: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=kind, attn_implementation="sdpa"
+        )
+    return made
+
+
+def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
+    """The same with LoRA on every linear layer; adapters are float32."""
+    model = random_model(work, device)
     return attach(model, ModelConfig(train="lora", lora_rank=RANK, lora_alpha=ALPHA), "random", seed=0)
 
 

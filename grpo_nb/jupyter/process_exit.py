@@ -62,7 +62,7 @@ def return_memory() -> None:
 def _at_the_end() -> None:
     for thread in threading.enumerate():
         job = getattr(thread, "job", None)
-        if hasattr(thread, "grpo_nb_session") and job is not None and job.where != "process":
+        if hasattr(thread, "grpo_nb_session") and job is not None and not job.apart:
             _outlast(thread)
     for failure in _failures:
         if not failure.reported:

@@ -83,7 +83,7 @@ class Session:
 
     @property
     def where(self) -> Where:
-        """Where it trains now, else where `resume` trains: `thread`, `foreground` or `process`."""
+        """Where it trains now, else where `resume` trains: `thread`, `foreground`, `process` or `torchrun`."""
         elsewhere = self._worker is None and self.run.status().state.is_live
         return "process" if elsewhere else self._job.where
 
@@ -269,7 +269,7 @@ class Session:
     @property
     def stale(self) -> str | None:
         """Says which of the package's files were edited since this kernel loaded them, if that matters to the run."""
-        files = fingerprint.changed() if self.live and self.where != "process" else []
+        files = fingerprint.changed() if self.live and not self._job.apart else []
         return fingerprint.sentence(files) if files else None
 
     def __repr__(self) -> str:
@@ -294,7 +294,7 @@ class Session:
 
     def _launch(self) -> None:
         refuse_if_live(self.run)
-        if self.where != "process":
+        if not self._job.apart:
             kernel.shield_from_autoreload()
         if self._worker is None and self.where == "thread" and (self.run.path / LOG).exists():
             kernel.notify(

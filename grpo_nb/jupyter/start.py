@@ -8,6 +8,7 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.jupyter import kernel
 from grpo_nb.jupyter.session import Session
 from grpo_nb.jupyter.workers import Job, Rewards, Stage, Where, live_session, refuse_if_live
+from grpo_nb.ranks.launch import MOST_RANKS
 from grpo_nb.run.dependencies_file import accepted_kinds
 from grpo_nb.run.run import Run
 from grpo_nb.suggest import did_you_mean
@@ -25,6 +26,7 @@ def start(
     steps: int | None = None,
     stage: Stage = "grpo",
     where: Where | None = None,
+    gpus: int | None = None,
     fresh: bool = False,
     accept_changed: Collection[str] = (),
 ) -> Session:
@@ -39,30 +41,43 @@ def start(
         steps: stop after this many steps in total; None: the configuration's number.
         stage: `grpo`, or `sft` for the warm-up.
         where: `thread` of this kernel; `process` of its own, which lives on when the kernel dies (attach to it
-            again with `attach`); `foreground`, where the cell waits. None: a thread, or the foreground in a kernel
-            that would not serve a thread.
+            again with `attach`); `torchrun`, the same on several GPUs; `foreground`, where the cell waits. None: a
+            thread, or the foreground in a kernel that would not serve a thread; with `gpus`, torchrun.
+        gpus: with torchrun, how many processes train together, one on each GPU (on a machine without, on its CPU).
         accept_changed: kinds of content that may be other than the run was made with (`data`, `weights`, `tokenizer`,
             `template`, `prompt`, `generation`, `optimizer`), at this one start; each change is logged.
         fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
 
     Raises:
-        ConfigError: a `stage`, a `where` or a kind in `accept_changed` that there is not.
+        ConfigError: a `stage`, a `where` or a kind in `accept_changed` that there is not; `gpus` without torchrun, or
+            torchrun without `gpus`.
         RunError: the run is missing, or already trains, here or elsewhere; or `tasks` and `rewards` are to cross into a
             process.
     """
     for name, value, known in (("stage", stage, get_args(Stage)), ("where", where, get_args(Where))):
         if value is not None and value not in known:
             raise ConfigError(f"{name}={value!r}; needs one of {', '.join(known)}{did_you_mean(str(value), known)}")
-    accepted = accepted_kinds(accept_changed)
+    accepted, ranks = accepted_kinds(accept_changed), _ranks(where, gpus)
     if isinstance(run, str | Path):
         run = Run.open(run) if config is None else Run.open_or_create(run, config)
-    job = Job(run, stage, where or kernel.usual_place(), tasks, rewards, steps, accepted)
+    place = where or ("torchrun" if gpus is not None else kernel.usual_place())
+    job = Job(run, stage, place, tasks, rewards, steps, accepted, ranks)
     refuse_if_live(run)
     if fresh:
         begin_anew(run)
     session = Session(run, job)
     session.begin()
     return session
+
+
+def _ranks(where: Where | None, gpus: int | None) -> int:
+    """How many processes train."""
+    if (where == "torchrun") is (gpus is None) and where is not None:
+        found = "where='torchrun' without gpus" if gpus is None else f"where={where!r} with gpus={gpus}"
+        raise ConfigError(f"{found}; several GPUs need both: start(run, where='torchrun', gpus=2)")
+    if gpus is not None and not (isinstance(gpus, int) and 1 <= gpus <= MOST_RANKS):
+        raise ConfigError(f"gpus={gpus!r}; needs a number from 1 to {MOST_RANKS}")
+    return gpus or 1
 
 
 def attach(run: Run | str | Path) -> Session:

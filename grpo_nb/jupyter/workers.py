@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from grpo_nb import fingerprint
 from grpo_nb.jupyter import kernel, process_exit
 from grpo_nb.printable import clean_logger
-from grpo_nb.run.lock import LOCK, release_here
+from grpo_nb.ranks import launch
+from grpo_nb.run.lock import LOCK, RunLock, release_here
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import safe_open
 from grpo_nb.storage.files import separate
@@ -34,7 +35,7 @@ if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker
 logger = clean_logger(__name__)
 
 Stage = Literal["sft", "grpo"]
-Where = Literal["thread", "process", "foreground"]
+Where = Literal["thread", "process", "foreground", "torchrun"]
 Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]]
 
 LOG = "worker.log"
@@ -74,14 +75,21 @@ class Job:
     steps: int | None = None
     accept_changed: frozenset[str] = frozenset()
     """Kinds of content that may be other than the run was made with, at this one start."""
+    gpus: int = 1
+    """Ranks, where torchrun starts them."""
 
     def __post_init__(self) -> None:
-        if self.where == "process" and (self.tasks or self.rewards):
+        if self.apart and (self.tasks or self.rewards):
             given = " and ".join(name for name in ("tasks", "rewards") if getattr(self, name))
             raise RunError(
                 f"{given} given as Python objects live in this kernel and cannot reach a process of its own: train "
                 "in a thread (where='thread'), or put the data where the configuration names it (objectives.*.data)"
             )
+
+    @property
+    def apart(self) -> bool:
+        """Whether it trains in processes of its own, which outlive this one."""
+        return self.where in ("process", "torchrun")
 
     def complete(self) -> bool:
         """Whether a checkpoint of the last step asked for is there already (GRPO; SFT finds out for itself)."""
@@ -107,11 +115,13 @@ class Job:
         verb = ["sft"] if self.stage == "sft" else ["train", "--no-sft"]
         steps = ["--steps", str(self.steps)] if self.steps is not None and self.stage == "grpo" else []
         accepted = [part for kind in sorted(self.accept_changed) for part in ("--accept-changed", kind)]
-        return [sys.executable, "-m", "grpo_nb", verb[0], str(self.run.path.resolve()), *verb[1:], *steps, *accepted]
+        program = ["grpo_nb", verb[0], str(self.run.path.resolve()), *verb[1:], *steps, *accepted]
+        return launch.command(program, self.gpus) if self.where == "torchrun" else [sys.executable, "-m", *program]
 
     def worker(self, session: Any) -> "Worker":
         """Who does it; not started yet."""
-        return ProcessWorker(session, self) if self.where == "process" else ThreadWorker(session, self)
+        kind = {"process": ProcessWorker, "torchrun": TorchrunWorker}.get(self.where, ThreadWorker)
+        return kind(session, self)
 
 
 class Worker(threading.Thread):
@@ -249,28 +259,54 @@ class ProcessWorker(Worker):
 
     def __init__(self, session: Any, job: Job) -> None:
         super().__init__(session, job)
-        self.process = _spawn(job.command(), job.run.path / LOG)
+        self.process = _spawn(job.command(), job.run.path / LOG, self.variables())
+
+    def variables(self) -> Mapping[str, str]:
+        """What its environment has beside this one's."""
+        return {}
 
     def work(self) -> None:
         status = self.process.wait()
         stopped = self.asked_to_stop.is_set() and status == -signal.SIGTERM
         if status not in ENDED_WELL and not stopped:
-            self.error = WorkerFailed(_sentence(self.job.run, status))
+            self.error = self.failed(status)
             logger.info("%s", self.error)
+
+    def failed(self, status: int) -> WorkerFailed:
+        """What there is to say of a process that ended badly."""
+        return WorkerFailed(_sentence(self.job.run, status))
 
     def ask_to_stop(self) -> None:
         """A signal too: what the knobs ask while it loads is forgotten, and a second signal ends it at once."""
         first = not self.asked_to_stop.is_set()
         super().ask_to_stop()
         if first:
-            self.process.terminate()
+            self.terminate()
 
     def waits_for(self) -> str:
         return f"process {self.process.pid} (its output is in {self.job.run.path / LOG})"
 
     def break_off(self) -> None:
         """The second signal: the process ends within the step."""
+        self.terminate()
+
+    def terminate(self) -> None:
+        """Send the process the signal to stop."""
         self.process.terminate()
+
+
+class TorchrunWorker(ProcessWorker):
+    """The same for torchrun and its ranks, of which rank 0 obeys and saves."""
+
+    def variables(self) -> Mapping[str, str]:
+        return launch.environment(self.job.gpus)
+
+    def failed(self, status: int) -> WorkerFailed:
+        """torchrun's own last words are a table; rank 0 has logged which rank failed, and how."""
+        return recorded_failure(self.job.run) or super().failed(status)
+
+    def terminate(self) -> None:
+        launch.stop(self.process, RunLock(self.job.run.path / LOCK))
 
 
 def refuse_if_live(run: Run) -> None:
@@ -296,7 +332,7 @@ def refuse_if_here(path: Path) -> None:
     """
     if (here := live_session(path)) is not None:
         run = here.run
-        place = "in a process that this kernel started" if here.where == "process" else "in this kernel"
+        place = "in this kernel" if here.where in ("thread", "foreground") else "in a process that this kernel started"
         raise AlreadyTraining(
             f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
             f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.shown}')`), or train "
@@ -335,11 +371,11 @@ def recorded_failure(run: Run) -> WorkerFailed | None:
     return WorkerFailed(str(newest.get("error")) + _last_words(run, since=float(newest.get("time", 0.0))))
 
 
-def _spawn(command: Sequence[str], output: Path) -> "subprocess.Popen[bytes]":
+def _spawn(command: Sequence[str], output: Path, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     """Output goes to a file: a pipe would end, or fill up, with the kernel that reads it."""
     source = str(fingerprint.ROOT.resolve().parent)
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **variables}
     for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal
         environment.pop(colour, None)
     if os.path.lexists(output):

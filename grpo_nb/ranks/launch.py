@@ -2,11 +2,14 @@
 
 import os
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_nb.config import ConfigError
+from grpo_nb.run.lock import RunLock
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in each process, and torch's `env://` reads."""
@@ -64,6 +67,18 @@ def command(program: Sequence[str], ranks: int) -> list[str]:
     """
     node = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0"]
     return [sys.executable, "-m", "torch.distributed.run", *node, "-m", *program]
+
+
+def stop(torchrun: "subprocess.Popen[bytes]", lock: RunLock) -> None:
+    """Ask rank 0 to end after its step, saved, and with it all others; torchrun itself where none trains yet.
+
+    Asked again, it ends within the step. torchrun would end every rank by itself after SAVING_SECONDS.
+    """
+    owner, alive = lock.look()
+    if owner is not None and alive and owner.on_this_machine():
+        os.kill(owner.pid, signal.SIGTERM)
+    else:
+        torchrun.terminate()
 
 
 def environment(ranks: int) -> dict[str, str]:

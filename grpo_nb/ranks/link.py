@@ -24,13 +24,15 @@ logger = clean_logger(__name__)
 
 JOIN_SECONDS = 300.0
 """Seconds that a rank waits for all others to start."""
-LEAVE_SECONDS = 10.0
+SEND_SECONDS, LEAVE_SECONDS = 60.0, 10.0
 BYE = "bye"
 """The last message of a process to each other."""
 _ALWAYS = timedelta(days=365)
 """What a message is waited for in a thread: whoever needs it earlier gives up by itself. A time-out within gloo would
 break the connections to all other ranks."""
 _TAG = 1
+_AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Whether torchrun itself keeps the store; else rank 0 does."""
 _c10d: Any = dist
 """With the names that it has, and does not say that it has."""
 
@@ -55,23 +57,26 @@ class Link:
         self.inbox: queue.Queue[Arrival] = queue.Queue()
         """What arrives, in each rank's own order."""
         self.gone: dict[int, str] = {}
-        """Ranks whose connection broke, and how; kept up by `next`."""
+        """Ranks whose connection broke or that are silent, and how."""
         peers = range(1, place.size) if place.leads else (0,)
         self._readers = {peer: threading.Thread(target=self._read, args=(peer,), daemon=True) for peer in peers}
         for reader in self._readers.values():
             reader.start()
 
     def send(self, rank: int, message: Message) -> None:
-        """Hand a message to a rank.
+        """Hand a message to a rank, whose reader takes it at once, whatever else it does.
 
         Raises:
-            RankError: the connection is broken.
+            RankError: the connection is broken, or nothing is taken for SEND_SECONDS: the process is stopped.
         """
         content = message.encoded()
         try:
-            dist.send(torch.tensor([content.numel()]), dst=rank, tag=_TAG)
-            dist.send(content, dst=rank, tag=_TAG)
+            for tensor in (torch.tensor([content.numel()]), content):
+                work = dist.isend(tensor, dst=rank, tag=_TAG)
+                assert work is not None
+                work.wait(timedelta(seconds=SEND_SECONDS))
         except RuntimeError as error:
+            self.gone.setdefault(rank, first_line(error))
             raise RankError(f"rank {rank} cannot be reached: {first_line(error)}", rank) from error
 
     def next(self, seconds: float) -> Arrival | None:
@@ -93,8 +98,8 @@ class Link:
         for peer in self._readers.keys() - self.gone.keys():
             with contextlib.suppress(RankError):
                 self.send(peer, Message(BYE))
-        for reader in self._readers.values():
-            reader.join(max(end - time.monotonic(), 0.0))
+        for peer, reader in self._readers.items():
+            reader.join(0.0 if peer in self.gone else max(end - time.monotonic(), 0.0))
         if any(reader.is_alive() for reader in self._readers.values()):
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -134,7 +139,7 @@ def joined() -> Link | None:
     _meet(store, place)
     dist.init_process_group(
         "gloo",
-        store=_c10d.PrefixStore("grpo_nb", store),
+        store=_c10d.PrefixStore("group", store),
         rank=place.rank,
         world_size=place.size,
         timeout=timedelta(seconds=JOIN_SECONDS),
@@ -164,7 +169,14 @@ def use_own_card(place: launch.Place) -> None:
 def _store(place: launch.Place) -> Any:
     """Where ranks leave a sign before there is a group."""
     try:
-        store, _, _ = next(iter(_c10d.rendezvous("env://", timeout=timedelta(seconds=JOIN_SECONDS))))
+        host, _, port = place.address.rpartition(":")
+        store = _c10d.TCPStore(
+            host,
+            int(port),
+            is_master=place.leads and os.environ.get(_AGENTS_STORE) != "True",
+            timeout=timedelta(seconds=JOIN_SECONDS),
+            wait_for_workers=False,  # it would not say for whom
+        )
     except RuntimeError as error:
         raise RankError(
             f"rank {place.rank} of {place.size} found nobody at {place.address} within {JOIN_SECONDS:.0f} s "
@@ -172,12 +184,12 @@ def _store(place: launch.Place) -> Any:
             f"and a RANK below WORLD_SIZE={place.size} of their own: start them with torchrun",
             place.rank,
         ) from error
-    return store
+    return _c10d.PrefixStore(f"grpo_nb/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _meet(store: Any, place: launch.Place) -> None:
     """Wait until every rank has left its sign."""
-    signs = [f"grpo_nb/here/{rank}" for rank in range(place.size)]
+    signs = [f"here/{rank}" for rank in range(place.size)]
     store.set(signs[place.rank], f"{socket.gethostname()}, process {os.getpid()}")
     try:
         store.wait(signs, timedelta(seconds=JOIN_SECONDS))

@@ -1,6 +1,8 @@
 """A rank beside rank 0: it holds a replica of the policy, and does what rank 0's messages say until the stage ends."""
 
 import contextlib
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -24,7 +26,7 @@ from grpo_nb.rollout import Engine
 from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import Task, load_tasks, read_examples
-from grpo_nb.training import gradients, memory_ladder, metrics, numerics, resume, wire
+from grpo_nb.training import gradients, memory_ladder, metrics, numerics, pairs, resume, wire
 from grpo_nb.training.gradients import BadRows
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.resume import Given
@@ -87,7 +89,7 @@ def follow(link: Link, given: Given | None = None) -> bool:
         return False
     run = Run.open(opened.data["run"])
     try:
-        with _replica(link, run, opened, given or Given()) as replica:
+        with left_to_rank_0(), _replica(link, run, opened, given or Given()) as replica:
             while (message := _next(link, run)).work != wire.CLOSE:
                 _answer(replica, message)
         return True
@@ -100,6 +102,20 @@ def follow(link: Link, given: Given | None = None) -> bool:
             while _next(link, run).work != wire.CLOSE:  # rank 0 saves: what ends here now would end it, too
                 pass
         raise
+
+
+@contextlib.contextmanager
+def left_to_rank_0() -> Iterator[None]:
+    """Signals to stop do nothing inside the block: rank 0 has them too, decides, and saves first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -130,8 +146,8 @@ def _next(link: Link, run: Run | None) -> Message:
 
 
 def _lives(run: Run) -> bool:
-    _, alive = RunLock(run.path / LOCK).look()
-    return alive
+    owner, alive = RunLock(run.path / LOCK).look()
+    return alive and owner is not None and owner.age < run.config.run.rank_timeout  # one that is stopped exists
 
 
 def _answer(replica: Replica, message: Message) -> None:
@@ -214,6 +230,12 @@ def _gradients(replica: Replica, message: Message) -> Reply:
     return data | {"present": {which: list(own) for which, own in replica.sets.items()}}, tensors
 
 
+def _pairs(replica: Replica, message: Message) -> Reply:
+    loss = pairs.accumulate(replica.policy, wire.share_of(message))
+    replica.sets = _in_grad(replica)
+    return {"loss": loss, "present": {"": list(replica.sets[""])}}, {}
+
+
 def _in_grad(replica: Replica) -> dict[str, Mapping[str, Tensor]]:
     return {"": {name: p.grad for name, p in replica.parameters.items() if p.grad is not None}}
 
@@ -233,5 +255,6 @@ WORK = {
     wire.SCORE: _score,
     wire.MEASURE: _measure,
     wire.GRADIENTS: _gradients,
+    wire.PAIRS: _pairs,
 }
 """By the name of the work."""

@@ -19,7 +19,8 @@ from grpo_nb.optim import global_norm
 from grpo_nb.policy.model import Policy
 from grpo_nb.rules.finding import FIRST_STEP
 from grpo_nb.training.batches import score
-from grpo_nb.training.gradients import chunks, collate, loss_inputs, normalizer_of
+from grpo_nb.training.dealing import rows_by_rank
+from grpo_nb.training.gradients import chunks, collate, loss_inputs, normalizer_of, normalizers_of
 from grpo_nb.training.metrics import Row
 from grpo_nb.training.plan import StepPlan, UpdateRows
 from grpo_nb.types import Experience
@@ -65,10 +66,11 @@ def compared(policy: Policy, batch: Experience, plan: StepPlan, expected: Mappin
 
 def _summed(policy: Policy, batch: Experience, rows: UpdateRows, plan: StepPlan, term: str | None) -> Gradient:
     """The gradient of an update's loss, or of one of its terms, added up apart from `.grad`."""
-    parameters, sums = _compared(policy), Gradient()
-    for name, indices in rows.items():
-        normalizer = normalizer_of(batch, indices, plan.max_completion_length)
-        for micro in chunks(indices, plan.micro_batch):
+    parameters, sums, normalizers = _compared(policy), Gradient(), normalizers_of(batch, rows, plan)
+    # in the parts that the ranks compute: else a gradient that is all rounding would be another
+    for part in rows_by_rank(batch.rollouts, plan.ranks.size, rows):
+        for name, micro in ((name, m) for name, own in part.items() for m in chunks(own, plan.micro_batch)):
+            normalizer = normalizers[name]
             terms = losses.loss_terms(loss_inputs(policy, batch, micro, plan), plan.loss, plan.betas[name], normalizer)
             loss = plan.weights[name] * (torch.stack(list(terms.values())).sum() if term is None else terms[term])
             found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)

@@ -6,13 +6,11 @@
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from grpo_nb import fingerprint, optim, seeding
 from grpo_nb.config import Config, ConfigError
@@ -20,6 +18,7 @@ from grpo_nb.metrics import keys
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
+from grpo_nb.ranks.leader import ALONE, Leader, Ranks
 from grpo_nb.rules.updates import SKIPS_TO_STOP
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
 from grpo_nb.run.knob_file import KnobSnapshot
@@ -28,23 +27,15 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import guards, loop, memory_ladder, metrics, numerics, resume
-from grpo_nb.training.batches import batch_of, score
+from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
+from grpo_nb.training.pairs import Pair, Share, logprobs
 from grpo_nb.training.state import deterministic, draw, environment_info, forget_gradients, load_state_dict, state_dict
 from grpo_nb.types import Prompt, Steps, StepStats
 
 HELD_OUT = 64
 """Pairs kept apart to measure the loss before and after, at most (and never more than a tenth)."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A prompt and the completion to learn, as token ids; the completion ends with a terminator."""
-
-    prompt_ids: list[int]
-    completion_ids: list[int]
 
 
 def sft(
@@ -68,6 +59,8 @@ def sft(
         RunError: GRPO has begun in this run, so its reference must not change any more.
         TrainingError: a completion to learn has no stop token at its end, or three updates in a row were refused.
     """
+    if follower.follows(resume.Given(policy, tasks)):
+        return
     config = run.config
     dependencies.accepted_kinds(accept_changed)
     requirements.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
@@ -76,7 +69,7 @@ def sft(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
             "more SFT needs a new run directory"
         )
-    with run.lock() as lock:
+    with run.lock() as lock, sharded.leading(run, policy) as ranks:
         run.check_settings()
         run.knobs.request(Command.RUN)
         newest = resume.newest_whole(run, run.sft_checkpoints, accept_changed)
@@ -97,6 +90,7 @@ def sft(
         guards.check_ends_with_stop([pair.completion_ids for pair in pairs], policy.stop_token_ids)
         with deterministic(config, policy.device):
             stage = Sft(run, policy, pairs, newest)
+            stage.share_among(ranks)
             with closing(loop.walk(stage, lock)) as steps_taken:
                 yield from steps_taken
 
@@ -140,14 +134,8 @@ def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int, numer
     total = 0.0
     with policy.eval_mode():
         for micro in chunks(pairs, micro_batch):
-            total -= float(_logprobs(policy, micro, numerics or Numerics()).double().sum())
+            total -= float(logprobs(policy, micro, numerics or Numerics()).double().sum())
     return total / sum(len(pair.completion_ids) for pair in pairs)
-
-
-def _logprobs(policy: Policy, pairs: Sequence[Pair], numerics: Numerics) -> Float[Tensor, "pair token"]:
-    """Of each completion token in nats, 0 behind a completion."""
-    prompts, completions = [pair.prompt_ids for pair in pairs], [pair.completion_ids for pair in pairs]
-    return score(policy, batch_of(policy, prompts, completions, range(len(pairs)), numerics)).logprobs
 
 
 @dataclass
@@ -183,6 +171,15 @@ class Sft(loop.Stage):
             numerics.log_changes(run, step, before, self.numerics)
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS_TO_STOP)
+        self.ranks: Ranks = ALONE
+        """Who computes the steps."""
+
+    def share_among(self, ranks: Ranks) -> None:
+        """Let these ranks compute the steps."""
+        self.ranks = ranks
+        if isinstance(ranks, Leader):
+            self.progress.run.log_event("sft_ranks", step=self.progress.step, ranks=ranks.size)
+            sharded.start_replicas(ranks, self.policy, self.numerics)
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -215,11 +212,12 @@ class Sft(loop.Stage):
     def _step(self, step: int) -> StepStats:
         while True:
             plan = plan_sft_step(self.progress.run.config, self.train, step, self.numerics)
+            plan = replace(plan, ranks=self.ranks)
             try:
                 with full_memory():
                     return sft_step(self.policy, self.optimizer, plan, self._moving)
             except torch.OutOfMemoryError as error:
-                now = min(plan.micro_batch, len(plan.pairs)) // 2
+                now = min(plan.micro_batch, -(-len(plan.pairs) // self.ranks.size)) // 2
                 if now < 1 or (self.progress.mid_update and not self.undo()):
                     raise
                 forget_gradients(self.policy)
@@ -230,6 +228,7 @@ class Sft(loop.Stage):
         run, policy = self.progress.run, self.policy
         policy.torn, policy.moved_in = f"step {self.progress.step + 1} of the SFT of {run.name}", run.path
         self.progress.mid_update = True
+        self.ranks.weights_changed()
 
     def undo(self) -> bool:
         """The optimizer's first update undoes itself (see `optim.apply`); of later ones no copy is kept."""
@@ -287,6 +286,7 @@ class SftPlan:
     max_grad_norm: float
     micro_batch: int
     numerics: Numerics
+    ranks: Ranks = ALONE
 
 
 def plan_sft_step(config: Config, pairs: Sequence[Pair], step: int, numerics: Numerics) -> SftPlan:
@@ -309,12 +309,8 @@ def sft_step(
 
     `moving` is called right before the weights move.
     """
-    clock, total = metrics.Clock(), 0.0
-    tokens = sum(len(pair.completion_ids) for pair in plan.pairs)
-    for micro in chunks(plan.pairs, plan.micro_batch):
-        loss = -_logprobs(policy, micro, plan.numerics).sum() / tokens
-        loss.backward()
-        total += loss.item()
+    clock, tokens = metrics.Clock(), sum(len(pair.completion_ids) for pair in plan.pairs)
+    total = sharded.accumulate(policy, Share(plan.pairs, tokens, plan.micro_batch, plan.numerics), plan.ranks)
     moving()
     update = optim.apply(
         policy.parameters_by_name(), optimizer, learning_rate=plan.learning_rate, max_norm=plan.max_grad_norm
@@ -329,7 +325,7 @@ def sft_step(
         keys.TOKENS: tokens,
         keys.MEMORY_PEAK: metrics.peak_memory_mib(policy.device),
     }
-    return StepStats(step=plan.step, metrics=row | clock.row(), status=update.status)
+    return StepStats(step=plan.step, metrics=row | clock.row() | metrics.rank_row(plan.ranks), status=update.status)
 
 
 def schedule(step: int, warmup_steps: int, steps: int) -> float:

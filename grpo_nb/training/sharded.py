@@ -3,6 +3,7 @@
 With one rank each is that namesake.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,15 +23,15 @@ from grpo_nb.rewards import scoring
 from grpo_nb.rollout import Ended, Engine, Request
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
-from grpo_nb.training import gradients, wire
+from grpo_nb.training import gradients, pairs, wire
+from grpo_nb.training.dealing import Rows, prompts_of, within
 from grpo_nb.training.gradients import Accumulated, BadRows, GradientStats, Measured
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Objective
+from grpo_nb.training.pairs import Share
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example, Experience, Rollouts, Score, TokenStats
-
-Rows = Mapping[str, Sequence[int]]
 
 
 @contextmanager
@@ -167,7 +168,7 @@ def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     ranks = plan.ranks
     if not isinstance(ranks, Leader) or not (plan.old_first or plan.needs_reference):
         return gradients.measure(policy, rollouts, plan)
-    parts = _dealt(rollouts, ranks.size, range(len(rollouts.completion_ids)))
+    parts = prompts_of(rollouts, ranks.size, range(len(rollouts.completion_ids)))
     messages = [_to_measure(wire.part(rollouts, part), plan) if part else None for part in parts[1:]]
     own, replies = ranks.ask(
         messages, lambda: wire.measured(gradients.measure(policy, wire.part(rollouts, parts[0]), plan))
@@ -206,12 +207,12 @@ def accumulated(policy: Policy, batch: Experience, rows: Rows, plan: StepPlan) -
     ranks = plan.ranks
     assert isinstance(ranks, Leader)
     group, normalizers = batch.rollouts.group_size, gradients.normalizers_of(batch, rows, plan)
-    parts = _dealt(batch.rollouts, ranks.size, [i for own in rows.values() for i in own])
+    parts = prompts_of(batch.rollouts, ranks.size, [i for own in rows.values() for i in own])
     messages = [_to_train(batch, part, rows, plan) if part else None for part in parts[1:]]
 
     def own() -> Accumulated | list[int]:
         try:
-            return gradients.accumulated(policy, batch, _within(rows, parts[0], group), plan, normalizers)
+            return gradients.accumulated(policy, batch, within(rows, parts[0], group), plan, normalizers)
         except BadRows as found:
             return found.rows
 
@@ -225,16 +226,29 @@ def accumulated(policy: Policy, batch: Experience, rows: Rows, plan: StepPlan) -
     for part, reply in zip(parts[1:], replies, strict=True):
         if reply is not None:
             wire.add_statistics(mine.stats, reply, wire.rows_of(part, group))
-    return Accumulated(mine.stats, _summed(policy, mine, ranks, replies))
+    return Accumulated(mine.stats, _summed(policy, mine.apart, ranks, replies))
+
+
+def accumulate(policy: Policy, share: Share, ranks: Ranks) -> float:
+    """As `pairs.accumulate`, by all ranks."""
+    if not isinstance(ranks, Leader):
+        return pairs.accumulate(policy, share)
+    every = share.pairs
+    dealt = deal([len(pair.prompt_ids) + len(pair.completion_ids) for pair in every], ranks.size)
+    parts = [replace(share, pairs=[every[i] for i in part]) for part in dealt]
+    messages = [wire.share(part) if part.pairs else None for part in parts[1:]]
+    own, replies = ranks.ask(messages, lambda: pairs.accumulate(policy, parts[0]))
+    _summed(policy, {}, ranks, replies)
+    return math.fsum([own, *(reply.data["loss"] for reply in replies if reply is not None)])
 
 
 def _summed(
-    policy: Policy, mine: Accumulated, ranks: Leader, replies: Sequence[Message | None]
+    policy: Policy, apart: Mapping[str, Mapping[str, Tensor]], ranks: Leader, replies: Sequence[Message | None]
 ) -> dict[str, dict[str, Tensor]]:
     """Add up the gradients of all ranks, where each rank has those of its own rows; what is apart, if anything."""
     parameters = policy.parameters_by_name()
-    sets: dict[str, Mapping[str, Tensor]] = dict(mine.apart)
-    if not mine.apart:
+    sets: dict[str, Mapping[str, Tensor]] = dict(apart)
+    if not apart:
         sets = {"": {name: p.grad for name, p in parameters.items() if p.grad is not None}}
     elsewhere = [reply.data["present"] for reply in replies if reply is not None]
     present: dict[str, list[str]] = {}
@@ -243,7 +257,7 @@ def _summed(
         present[which] = [name for name in parameters if name in names]
     complete = completed(parameters, sets, present)
     ranks.add_up(list(complete.values()), {"present": present})
-    if mine.apart:
+    if apart:
         return complete
     for name, gradient in complete[""].items():
         parameters[name].grad = gradient
@@ -265,24 +279,6 @@ def completed(
 
 def _to_train(batch: Experience, part: Sequence[int], rows: Rows, plan: StepPlan) -> Message:
     """The rows of a part of the prompts, with the denominators of all."""
-    data, tensors = wire.training(batch, part, _within(rows, part, batch.rollouts.group_size), plan)
+    data, tensors = wire.training(batch, part, within(rows, part, batch.rollouts.group_size), plan)
     normalizers = gradients.normalizers_of(batch, rows, plan)
     return Message(wire.GRADIENTS, {**data, "normalizers": wire.normalizers(normalizers)}, tensors)
-
-
-def _within(rows: Rows, prompts: Sequence[int], group: int) -> dict[str, list[int]]:
-    """The rows that belong to these prompts."""
-    own = {*wire.rows_of(prompts, group)}
-    return {name: [i for i in given if i in own] for name, given in rows.items()}
-
-
-def _dealt(rollouts: Rollouts, ranks: int, rows: Sequence[int]) -> list[list[int]]:
-    """Prompts by rank, so that each has about as many tokens of these rows; a prompt without any is nobody's."""
-    tokens = dict.fromkeys(map(rollouts.prompt_of, rows), 0)
-    for i in rows:
-        prompt = rollouts.prompt_of(i)
-        tokens[prompt] += len(rollouts.completion_ids[i]) + (
-            len(rollouts.prompt_ids[prompt]) if not tokens[prompt] else 0
-        )
-    prompts = sorted(tokens)
-    return [[prompts[n] for n in part] for part in deal([tokens[p] for p in prompts], ranks)]

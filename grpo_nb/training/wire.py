@@ -13,14 +13,14 @@ from grpo_nb.ranks.messages import Message, joined, split
 from grpo_nb.rollout import Request
 from grpo_nb.training.gradients import GradientStats, Measured
 from grpo_nb.training.numerics import Numerics
+from grpo_nb.training.pairs import Pair, Share
 from grpo_nb.training.plan import StepPlan, loss_config
 from grpo_nb.types import Example, Experience, Rollouts, SampledPrompt, Score, TokenStats
 
 Tensors = dict[str, Tensor]
 
-DRAW, SCORE, MEASURE, GRADIENTS, ADD_UP = "draw", "score", "measure", "gradients", "add up"
+DRAW, SCORE, MEASURE, GRADIENTS, PAIRS, ADD_UP = "draw", "score", "measure", "gradients", "pairs", "add up"
 OPEN, BEGIN, REFERENCE, WEIGHTS, CLOSE = "open", "begin", "reference", "weights", "close"
-SFT = "sft"
 DONE = "done"
 
 
@@ -247,6 +247,24 @@ def put(table: TokenStats, found: TokenStats, rows: Sequence[int]) -> None:
     width = found.logprobs.shape[1]
     table.logprobs[rows, :width] = found.logprobs
     table.entropy[rows, :width] = found.entropy
+
+
+# ---- pairs of SFT
+
+
+def share(part: Share) -> Message:
+    """Pairs to learn, with the denominator of all."""
+    tensors = below("prompts", joined([pair.prompt_ids for pair in part.pairs], torch.int64))
+    tensors |= below("ids", joined([pair.completion_ids for pair in part.pairs], torch.int64))
+    data = {"tokens": part.tokens, "micro_batch": part.micro_batch, "numerics": part.numerics.model_dump()}
+    return Message(PAIRS, data, tensors)
+
+
+def share_of(message: Message) -> Share:
+    """What `share` said."""
+    prompts, ids = (split(of(name, message.tensors)) for name in ("prompts", "ids"))
+    data, pairs = message.data, [Pair(*both) for both in zip(prompts, ids, strict=True)]
+    return Share(pairs, data["tokens"], data["micro_batch"], Numerics.model_validate(data["numerics"]))
 
 
 # ---- scores

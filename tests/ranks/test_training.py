@@ -10,27 +10,36 @@ import pytest
 from grpo_nb.metrics import keys
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import sft
 from tests.support import ranks
 from tests.support.rank_process import policy_of, tasks_of
 from tests.support.tiny import REWARDS, stable, tiny_run
 
 STEPS, CLOSE = 4, 1e-6
-PARTS = {"sft__steps": 0, "batch__prompts": 6, "batch__group_size": 2, "sampling__max_completion_length": 12}
+PARTS = {
+    "sft__steps": 2,
+    "sft__batch": 5,
+    "batch__prompts": 6,
+    "batch__group_size": 2,
+    "sampling__max_completion_length": 12,
+}
 """Four ranks have one group or two of them each."""
 
 
 def run_of(folder: Path, name: str, **changes: Any) -> Run:
-    return tiny_run(folder, name, **PARTS, **{"run__steps": STEPS, "run__checkpoint_every": 2, **changes})
+    return tiny_run(folder, name, **{**PARTS, "run__steps": STEPS, "run__checkpoint_every": 2, **changes})
 
 
 def alone(run: Run, dtype: str = "float64", steps: int | None = None) -> Run:
     policy = policy_of(run, dtype)
+    if not run.checkpoints.steps():
+        list(sft(run, policy=policy, tasks=tasks_of(run)))
     list(grpo(run, policy=policy, tasks=tasks_of(run), rewards=REWARDS, steps=steps))
     return run
 
 
 def together(size: int, run: Run, **options: Any) -> Run:
-    ended = ranks.train(size, run.path, **{"dtype": "float64", **options})
+    ended = ranks.train(size, run.path, **{"dtype": "float64", "sft": True, **options})
     assert [rank.status for rank in ended] == [0] * size, [rank.errors for rank in ended]
     return run
 
@@ -66,6 +75,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_two_ranks_have_the_numbers_of_one(one: Run, two: Run) -> None:
     assert apart(one.rows("metrics"), two.rows("metrics")) < CLOSE
     assert texts(one) == texts(two)
+
+
+def test_two_ranks_warm_up_as_one(one: Run, two: Run) -> None:
+    assert [row["step"] for row in two.rows("sft")] == [1, 2]
+    assert apart(one.rows("sft"), two.rows("sft")) < CLOSE
 
 
 def test_the_log_says_how_many_ranks_and_what_each_took(one: Run, two: Run) -> None:

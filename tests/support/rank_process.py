@@ -1,6 +1,7 @@
 """One rank of a training under test: `python -m tests.support.rank_process RUN OPTIONS`, with torchrun's variables.
 
-OPTIONS are JSON: `dtype`, `steps`, `full` (names of modules' settings), and `fault`: {rank, work, call, do}.
+OPTIONS are JSON: `dtype`, `steps`, `sft`, `die_at` (a step after which rank 0 is killed), `join_seconds`,
+`late_seconds`, and `faults`: as `plant`.
 """
 
 import json
@@ -52,7 +53,7 @@ def failing(do: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plant(rank: int, work: str, calls: list[int], do: str) -> None:
-    """In this rank's calls of a kind of work."""
+    """A fault in these calls, from 1, of a kind of work of this rank."""
     if int(os.environ["RANK"]) != rank:
         return
     own, seen = follower.WORK[work], [0]

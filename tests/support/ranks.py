@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.support import forked
 
+PATIENCE_SECONDS = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -51,7 +52,14 @@ def start(size: int, run: Path, ranks: Sequence[int] | None = None, **options: A
 
 
 def train(size: int, run: Path, **options: Any) -> list[Ended]:
-    """Every rank, ended."""
+    """Every rank, ended; those that outlive rank 0 by PATIENCE_SECONDS are killed, with status -9."""
     processes = start(size, run, **options)
-    errors = [process.communicate(timeout=forked.PATIENCE)[1] for process in processes]
+    first, *others = processes
+    errors = [first.communicate(timeout=forked.PATIENCE)[1]]
+    for process in others:
+        try:
+            errors.append(process.communicate(timeout=PATIENCE_SECONDS)[1])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            errors.append(process.communicate()[1])
     return [Ended(process.returncode, text) for process, text in zip(processes, errors, strict=True)]

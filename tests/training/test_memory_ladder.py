@@ -135,7 +135,7 @@ def test_another_error_stays_what_it_is(other: RuntimeError) -> None:
     assert found.value is other
 
 
-@pytest.mark.parametrize("target", ["training.grpo.objective_gradients", "training.sft._logprobs"])
+@pytest.mark.parametrize("target", ["training.grpo.objective_gradients", "training.pairs.logprobs"])
 def test_a_step_is_done_with_less_whoever_says_it(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(tmp_path, "blas", sft__steps=0 if "grpo" in target else 1)
     failing(monkeypatch, target, {1}, RuntimeError(SAID[0]))

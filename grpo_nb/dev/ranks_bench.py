@@ -1,0 +1,164 @@
+"""A step on one GPU and on several, each with the same work: weak scaling.
+
+    python -m grpo_nb.dev.ranks_bench --size 0.6b --json one.json
+    torchrun --standalone --nproc-per-node 2 -m grpo_nb.dev.ranks_bench --size 0.6b --against one.json
+
+The work is that of `grpo_nb.dev.peer_work`: random weights, so that completions run to the cap, and so many prompts a
+GPU. Rank 0 prints the median step, tokens a second, what each rank took and the peak memory of each GPU.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from grpo_nb.cli.values import setting
+from grpo_nb.dev.bench import WARM_UP, machine
+from grpo_nb.dev.peer_work import (
+    OBJECTIVE,
+    SIZES,
+    Words,
+    Work,
+    lora_model,
+    our_config,
+    random_model,
+    taste,
+    words_tokenizer,
+)
+from grpo_nb.metrics import keys
+from grpo_nb.policy.model import Policy
+from grpo_nb.policy.roofline import now
+from grpo_nb.ranks.link import joined
+from grpo_nb.run.run import Run
+from grpo_nb.training.follower import follow
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.resume import Given
+
+PHASES = ("rollout", "score", "reference", "train", "guard")
+Figures = dict[str, Any]
+
+
+def policy_of(work: Work, train: str, device: torch.device) -> Policy:
+    """The model of random weights, of which adapters or all weights train."""
+    made = lora_model(work, device) if train == "lora" else random_model(work, device)
+    return Policy(made, words_tokenizer(work))
+
+
+def measured(work: Work, policy: Policy, steps: int, warm_up: int, changes: Mapping[str, Any]) -> list[Figures]:
+    """The rows of the steps after the warm-up, with their seconds by this process's clock."""
+    device, found = policy.device, list[Figures]()
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder) / "run", our_config(work, changes))
+        given: Any = {"tasks": {OBJECTIVE: Words(work)}, "rewards": {OBJECTIVE: [taste]}}
+        training = grpo(run, policy=policy, steps=steps + warm_up, **given)
+        began = now(device)
+        for stats in training:
+            ended = now(device)
+            if stats.step > warm_up:
+                found.append({**stats.metrics, "seconds": ended - began})
+            if device.type == "cuda" and stats.step == warm_up:
+                torch.cuda.reset_peak_memory_stats()
+            began = now(device)
+    return found
+
+
+def figures(rows: Sequence[Figures], ranks: int) -> Figures:
+    """Medians over the steps."""
+
+    def median(key: str) -> float | None:
+        values = [row[key] for row in rows if row.get(key) is not None]
+        return statistics.median(values) if values else None
+
+    seconds = statistics.median(row["seconds"] for row in rows)
+    tokens = statistics.median(row[keys.TOKENS] for row in rows)
+    own = rows[-1][keys.MEMORY_PEAK]
+    others = [rows[-1].get(keys.MEMORY_RANK.of(str(rank))) for rank in range(1, ranks)]
+    return {
+        "ranks": ranks,
+        "step_s": seconds,
+        "steps_s": [row["seconds"] for row in rows],
+        "tokens": tokens,
+        "tokens_per_s": tokens / seconds,
+        "phases_s": {phase: median(keys.TIME.of(phase)) for phase in PHASES},
+        "rank_s": [median(keys.TIME_RANK.of(str(rank))) for rank in range(ranks)] if ranks > 1 else [],
+        "waited_s": median(keys.TIME_RANKS_WAITED),
+        "peak_mib": [own, *others],
+    }
+
+
+def table(found: Figures, against: Figures | None) -> Table:
+    """The figures beside those of one GPU, where they are given."""
+    drawn = Table(box=None, pad_edge=False)
+    sides = [found] if against is None else [against, found]
+    drawn.add_column("")
+    for side in sides:
+        drawn.add_column(f"{side['ranks']} ranks" if side["ranks"] > 1 else "1 rank", justify="right")
+    drawn.add_row("step", *(f"{side['step_s']:.3f} s" for side in sides))
+    for phase in PHASES:
+        values = [side["phases_s"].get(phase) for side in sides]
+        drawn.add_row(f"  {phase}", *("" if value is None else f"{value:.3f} s" for value in values))
+    drawn.add_row("tokens a second", *(f"{side['tokens_per_s']:.0f}" for side in sides))
+    drawn.add_row("waited for the slowest", *(f"{side['waited_s'] or 0:.3f} s" for side in sides))
+    drawn.add_row(
+        "peak memory", *(", ".join(f"{mib / 1024:.1f}" for mib in side["peak_mib"]) + " GiB" for side in sides)
+    )
+    if against is not None:
+        scaling = found["tokens_per_s"] / against["tokens_per_s"] * against["ranks"] / found["ranks"]
+        drawn.add_row("weak scaling", "", f"{scaling:.1%}")
+    return drawn
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.ranks_bench", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--train", choices=("lora", "full"), default="lora")
+    parser.add_argument("--prompts", type=int, metavar="P", help="prompts a step on each GPU; default: of the size")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="N", help="steps that do not count")
+    parser.add_argument("--set", dest="changes", type=setting, action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="figures of one GPU, to compare with")
+    arguments = parser.parse_args(argv)
+    if min(arguments.steps, arguments.warm_up) < 1:
+        parser.error(f"--steps {arguments.steps} --warm-up {arguments.warm_up}; both need 1 or more")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    own = joined()
+    ranks = 1 if own is None else own.place.size
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    each = (
+        SIZES[arguments.size]
+        if arguments.prompts is None
+        else replace(SIZES[arguments.size], prompts=arguments.prompts)
+    )
+    work = replace(each, prompts=each.prompts * ranks)
+    policy = policy_of(work, arguments.train, device)
+    if own is not None and not own.place.leads:
+        follow(own, Given(policy, {OBJECTIVE: Words(work)}))
+        return 0
+    changes = {"model.train": arguments.train, **dict(arguments.changes)}
+    rows = measured(work, policy, arguments.steps, arguments.warm_up, changes)
+    found = figures(rows, ranks) | {"size": arguments.size, "train": arguments.train, "prompts_each": each.prompts}
+    against = None if arguments.against is None else json.loads(arguments.against.read_text())
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table(found, against))
+    console.print(
+        f"{each.prompts} prompts x {work.group} a rank, {work.prompt_tokens} + {work.completion_tokens} tokens, "
+        f"{arguments.train}; median of {arguments.steps} steps after {arguments.warm_up}; {machine()}"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
