@@ -25,15 +25,13 @@ class _Loaded:
     digest: bytes
 
 
+_Module = tuple[str, ModuleSpec, Path]
 _loaded: dict[str, _Loaded] = {}
 
 
 def note(package: str = PACKAGE) -> None:
     """Remember the sources of the loaded modules at and below `package` that are not remembered yet."""
-    for name, spec, path in _modules():
-        known = _loaded.get(name)
-        if f"{name}.".startswith(f"{package}.") and (known is None or known.spec is not spec):
-            _loaded[name] = _Loaded(spec, _stamp(path), _digest(path))
+    _note(_modules(package))
 
 
 def changed() -> list[str]:
@@ -55,22 +53,41 @@ def fingerprint() -> str:
     """Hash of the package's sources: of what is loaded as it was loaded, of the rest as it is on disk."""
     loaded = {path: noted.digest for path, noted in _noted()}
     total = hashlib.sha256()
-    for path in sorted(ROOT.rglob("*.py")):
-        total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + (loaded.get(path) or _digest(path)))
+    for name in sorted(_sources(), key=lambda name: name.split("/")):
+        path = _path(f"{ROOT}/{name}")
+        total.update(name.encode() + b"\0" + (loaded.get(path) or _kept_digest(path, _stamp(path))))
     return total.hexdigest()[:16]
+
+
+def _sources() -> list[str]:
+    """The package's files of Python, as paths below it."""
+    found = []
+    for folder, _, names in os.walk(ROOT):
+        below = os.path.relpath(folder, ROOT).replace(os.sep, "/")
+        found += [name if below == "." else f"{below}/{name}" for name in names if name.endswith(".py")]
+    return found
 
 
 def _noted() -> list[tuple[Path, _Loaded]]:
     """Those loaded by now; what another thread imports meanwhile comes the next time."""
-    note()
-    return [(path, _loaded[name]) for name, _, path in _modules() if name in _loaded]
+    modules = _modules()
+    _note(modules)
+    return [(path, _loaded[name]) for name, _, path in modules]
 
 
-def _modules() -> list[tuple[str, ModuleSpec, Path]]:
-    found = []
-    for name in [name for name in list(sys.modules) if name.startswith(PACKAGE)]:
+def _note(modules: list[_Module]) -> None:
+    for name, spec, path in modules:
+        known = _loaded.get(name)
+        if known is None or known.spec is not spec:
+            _loaded[name] = _Loaded(spec, _stamp(path), _digest(path))
+
+
+def _modules(package: str = PACKAGE) -> list[_Module]:
+    """The loaded modules at and below `package`."""
+    found, below = list[_Module](), f"{package}."
+    for name in [name for name in list(sys.modules) if name.startswith(package)]:
         spec = getattr(sys.modules.get(name), "__spec__", None)
-        if f"{name}.".startswith(f"{PACKAGE}.") and spec is not None and spec.origin:
+        if (name == package or name.startswith(below)) and spec is not None and spec.origin:
             found.append((name, spec, _path(spec.origin)))
     return found
 
@@ -91,3 +108,8 @@ def _digest(path: Path) -> bytes:
         return hashlib.sha256(path.read_bytes()).digest()
     except OSError:  # deleted, or moved away
         return b""
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept_digest(path: Path, stamp: tuple[int, int]) -> bytes:
+    return _digest(path)
