@@ -43,6 +43,13 @@ def local(number: int) -> int:
     return len(inner(number))
 
 
+def counted(by: int) -> Callable[[int], int]:
+    def count_down(number: int) -> int:
+        return count_down(number - by) if number > 0 else number
+
+    return count_down
+
+
 @dataclass(frozen=True)
 class Plain:
     number: int
@@ -114,6 +121,13 @@ def test_wrong_axes_are_refused(made: Any) -> None:
         lambda: made.Shaped(torch.ones(2), torch.ones(3)),
     ]
     assert [refused(call) for call in wrong] == [True] * len(wrong)
+
+
+def test_functions_of_one_inner_def_share_a_check_and_keep_their_own_variables(made: Any) -> None:
+    by_two, by_five = made.counted(2), made.counted(5)
+    assert (by_two(7), by_five(7), by_two(1)) == (-1, -3, -1)
+    assert refused(lambda: by_two("7")) and refused(lambda: by_five("7"))
+    assert refused(lambda: made.counted("5")(7)), "what it was made with is checked as well"
 
 
 def test_the_first_calls_in_each_test_are_checked(made: Any) -> None:

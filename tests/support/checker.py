@@ -3,9 +3,11 @@
 import functools
 import inspect
 import random
+import threading
 import typing
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from types import CodeType
 from typing import Any
 
 import jaxtyping
@@ -18,11 +20,11 @@ codemain.getrandbits = random.Random(0).getrandbits
 
 CALLS = 16
 """Calls of a function that are checked in one test: a loop's later ones are like its first ones."""
-CLOSURES = 4
-"""Functions made by one inner `def` that are checked in one test: the check of each is compiled anew."""
 _tests = 0
-_made: dict[Any, int] = {}
-"""How many functions of each inner `def` this test has made."""
+_shared: dict[CodeType, Callable[..., Any]] = {}
+"""What checks the functions made by each inner `def`: written for each of them anew, it takes longer than they do."""
+_turn = threading.local()
+"""`function`: that of them which is called now."""
 
 check = beartype(
     conf=BeartypeConf(
@@ -48,7 +50,6 @@ def begin() -> None:
     """A test begins: the first calls of every function are checked again."""
     global _tests
     _tests += 1
-    _made.clear()
 
 
 def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
@@ -58,15 +59,34 @@ def jaxtyped(target: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if target.__module__.endswith("_triton"):
         return target  # Triton compiles the function itself, with the names of its module
     if not inspect.isclass(target):
-        if "<locals>" in target.__qualname__:
-            made = _made[target.__code__] = _made.get(target.__code__, 0) + 1
-            if made > CLOSURES:
-                return target
-        axes = functools.partial(shaped, typechecker=typechecker)
-        return _checked(target, axes if _needs_jaxtyping(target) else typechecker)
+        if "<locals>" in target.__qualname__ and not _runs_in_parts(target):
+            return _checked_inner(target, typechecker)
+        return _checked(target, _checker(target, typechecker))
     if is_dataclass(target):
         target.__init__ = jaxtyped(target.__init__, typechecker=typechecker)
     return target
+
+
+def _checker(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
+    return functools.partial(shaped, typechecker=typechecker) if _needs_jaxtyping(function) else typechecker
+
+
+def _checked_inner(function: Callable[..., Any], typechecker: Callable[[Any], Any]) -> Callable[..., Any]:
+    shared = _shared.get(function.__code__)
+    if shared is None:
+
+        @functools.wraps(function)
+        def current(*args: Any, **kwargs: Any) -> Any:
+            return _turn.function(*args, **kwargs)
+
+        shared = _shared[function.__code__] = _checked(current, _checker(function, typechecker))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _turn.function = function
+        return shared(*args, **kwargs)
+
+    return call
 
 
 def _checked(function: Callable[..., Any], checker: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -90,13 +110,17 @@ def _checked(function: Callable[..., Any], checker: Callable[[Any], Any]) -> Cal
 
 def _needs_jaxtyping(function: Callable[..., Any]) -> bool:
     """A hint has axes, or cannot be read (jaxtyping then passes over it alone), or the call runs in parts."""
-    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+    if _runs_in_parts(function):
         return True
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception:
         return True
     return any(map(_has_axes, hints.values()))
+
+
+def _runs_in_parts(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function)
 
 
 def _has_axes(hint: Any) -> bool:
