@@ -1,13 +1,14 @@
 """The architecture: imports go down or stay in their layer, without circles; the library is quiet and pickle-free."""
 
 import ast
-import functools
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.sources import nodes, tree_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "grpo_nb"
@@ -42,11 +43,6 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 
 
-@functools.cache  # when a test asks: collecting them in a process that runs other files parses nothing
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def module_of(path: Path) -> list[str]:
     """`grpo_nb/tasks/bbq.py` -> ["grpo_nb", "tasks", "bbq"]; a package's `__init__` is the package."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
@@ -60,7 +56,7 @@ def entry_of(module: list[str]) -> str:
 def imported(path: Path, tree: ast.AST) -> Iterator[list[str]]:
     """Every module that a file imports anywhere, dotted parts, relative ones resolved."""
     package = module_of(path) if path.stem == PUBLIC else module_of(path)[:-1]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +89,7 @@ def climbs(path: Path, tree: ast.AST) -> list[str]:
 def forbidden_calls(tree: ast.AST) -> set[str]:
     """`pickle` in any form, and torch's pickling `save` and `load`."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
             found |= {f"torch.{node.attr}"} & {"torch.save", "torch.load"}
         elif isinstance(node, ast.Import):
@@ -134,7 +130,7 @@ def test_the_mathematics_knows_only_torch(path: Path) -> None:
 def test_the_library_does_not_print(path: Path) -> None:
     lines = [
         node.lineno
-        for node in ast.walk(tree_of(path))
+        for node in nodes(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not lines or entry_of(module_of(path)) in MAY_PRINT, f"{path.name}: print() in lines {lines}; use logging"
@@ -161,7 +157,7 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 def crowded(tree: ast.AST) -> dict[str, int]:
     """Functions with more than `MAX_PARAMETERS`, and how many they have; a GPU's kernels can take no records."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     functions = [f for f in functions if not any(ast.unparse(d).startswith("triton.jit") for d in f.decorator_list)]
     return {f.name: len(parameters(f)) for f in functions if len(parameters(f)) > MAX_PARAMETERS}
 

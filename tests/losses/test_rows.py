@@ -1,6 +1,7 @@
 """The rows of algorithms.py: what a new surrogate needs, and that nothing else in the package knows one by name."""
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from grpo_nb.losses import ClipConfig
 from grpo_nb.losses.surrogates import SURROGATES
 from grpo_nb.report import toy_math
 from grpo_nb.rules.learning import entropy_collapse
+from tests.support.sources import tree_of
 from tests.support.tokens import names, pattern
 
 PACKAGE = Path(grpo_nb.__file__).parent
@@ -132,6 +134,11 @@ def words(tree: ast.AST) -> Iterator[str]:
             yield from words(node)
 
 
+@functools.cache
+def words_of(path: Path) -> list[str]:
+    return [*words(tree_of(path))]
+
+
 @pytest.mark.parametrize(
     ("kind", "homes"),
     [
@@ -147,7 +154,7 @@ def test_nothing_else_knows_a_choice_by_name(kind: Collection[str], homes: set[s
         f"{home}: {text}"
         for path in PACKAGE.rglob("*.py")
         if (home := path.relative_to(PACKAGE).as_posix()) not in homes | {"algorithms.py"}
-        for text in words(ast.parse(path.read_text(encoding="utf-8")))
+        for text in words_of(path)
         if name.search(text)
     }
     assert not found

@@ -12,6 +12,7 @@ from grpo_nb.metrics import keys
 from grpo_nb.metrics.healthy import HEALTHY
 from grpo_nb.run.run import Run
 from grpo_nb.types import StepStats
+from tests.support.sources import nodes, tree_of
 from tests.support.tokens import names, pattern
 
 PACKAGE = Path(keys.__file__).parents[1]
@@ -24,10 +25,6 @@ FAMILIES = {name.partition("/")[0] for name in keys.TABLE if "/" in name}
 
 
 @functools.cache
-def tree_of(file: str) -> ast.Module:
-    return ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
-
-
 def constants() -> dict[str, str]:
     """The name in the code of each row of the table."""
     found = {row: name for name, row in vars(keys).items() if isinstance(row, keys.Key)}
@@ -42,9 +39,9 @@ def constants() -> dict[str, str]:
 
 def beginnings(tree: ast.AST) -> Iterator[str]:
     """What each string of the code begins with, docstrings left out; of an f-string the text before its first value."""
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    inside = {id(part) for node in nodes(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    said = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
+    for node in nodes(tree):
         if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
             yield str(node.values[0].value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | said:
@@ -62,7 +59,7 @@ def spelt(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_no_key_is_spelt_outside_the_table(file: str) -> None:
-    assert not spelt(tree_of(file))
+    assert not spelt(tree_of(PACKAGE / file))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +86,7 @@ def test_a_row_is_complete_and_its_producers_use_it(row: keys.Key) -> None:
     assert row.meaning.endswith(".") and row.producers and row.name == row.name.strip()
     name = constants()[row.name]
     for producer in row.producers:
-        used = {node.attr for node in ast.walk(tree_of(producer)) if isinstance(node, ast.Attribute)}
+        used = {node.attr for node in nodes(tree_of(PACKAGE / producer)) if isinstance(node, ast.Attribute)}
         assert name in used, f"{producer} does not use keys.{name}"
 
 
