@@ -78,12 +78,30 @@ def own_confirmations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def encoded_once() -> Iterator[None]:
+    """The demo's prompts are encoded by the first policy of this process that has its tokenizer."""
+    from tests.support.tiny import prompts_encoded_once
+
+    with prompts_encoded_once():
+        yield
+
+
 @pytest.fixture
 def unchecked() -> Iterator[None]:
     """No types are checked at calls, as outside of tests: what the package itself says of a wrong argument."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def narrow_model() -> Iterator[None]:
+    """What this file trains in this process is a tenth as large as the demo's model, and behaves alike."""
+    from tests.support.tiny import narrow_models
+
+    with narrow_models():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,19 @@ DRAWS = 2
 
 CONTEXT = 256
 """Tokens that the demo model can see."""
+SIZES: dict[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "initializer_range": 0.06,
+}
+"""Of the demo model, by the names of its configuration.
+
+Wide and shallow, with weights three times as large as usual at the start: both make it find the copying circuit
+(attend to what stood behind this word before) several times sooner.
+"""
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 _TURNS = ("<user>", "<assistant>")
 _WORD = r" ?\w+(?:'\w+)?|\n| ?[^\w\s]"
@@ -131,25 +144,16 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def build_model(seed: int) -> "LlamaForCausalLM":
-    """A Llama-architecture model of about a million parameters, its weights a function of the seed.
-
-    Wide and shallow, with weights three times as large as usual at the start: both make it find the copying circuit
-    (attend to what stood behind this word before) several times sooner.
-    """
+    """A Llama-architecture model of about a million parameters, its weights a function of the seed."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     ids: dict[str, Any] = {f"{name}_id": number for number, name in enumerate(SPECIAL) if name != "unk_token"}
     config = LlamaConfig(
         vocab_size=len(vocabulary()),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=6,
         max_position_embeddings=CONTEXT,
-        initializer_range=0.06,
         tie_word_embeddings=True,
+        **SIZES,
         **ids,
     )
     with torch.random.fork_rng(devices=[]):  # the constructor draws too, and the caller's draws are not ours

@@ -23,6 +23,8 @@ from grpo_nb.types import Experience
 from tests.support.tiny import REWARDS, SMALL, small_tasks, tiny_run
 from tests.support.tokens import names
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 PLACES: tuple[Any, ...] = (
     *(trainer, gradients, optim, losses, judge, checkpoints, eager, Tensor, TokenizerAdapter, Experience),
 )

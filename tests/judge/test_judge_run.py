@@ -36,7 +36,7 @@ from tests.support.judging import KEY, VARIABLE, F, H, ask, example, judge, prov
 from tests.support.tiny import REWARDS, edited, rows, small_tasks, stable, tiny_config, tiny_run, weights
 from tests.support.tokens import names, pattern
 
-pytestmark = pytest.mark.usefixtures("judge_key")
+pytestmark = pytest.mark.usefixtures("judge_key", "narrow_model")
 
 
 def judged_run(folder: Path, *urls: str, only: tuple[str, ...] = (H, F), steps: int = 4, **changes: Any) -> Run:

@@ -28,6 +28,8 @@ from tests.support.stage import FOREVER, Stage, until, workers
 from tests.support.tiny import stable, tiny_config, tiny_run
 from tests.support.tokens import names, pattern
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 
 @pytest.mark.ux(2, at="unit")
 def test_start_does_not_wait_for_the_model(stage: Stage, run: Run) -> None:

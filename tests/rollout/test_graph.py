@@ -25,6 +25,8 @@ from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
 from tests.support.tiny_causal import causal
 from tests.support.tokens import pattern
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 PROMPTS = [[tiny.BOS, 8, 9], [tiny.BOS, 10], [11], [tiny.BOS, *range(7, 23)]]
 CAP = 12
 KINDS = ("llama", "qwen2", "qwen3", "gemma3", "gpt2", "mistral")

@@ -25,6 +25,8 @@ from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import sft
 from tests.support.tiny import REWARDS, small_tasks, tiny_run
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 CLEAR = (RunError, ConfigError, ModelError, TrainingError)
 HANGS_AFTER = 120
 BOTH_STAGES = {

@@ -15,6 +15,7 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.config import Config
+from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task, demo, demo_world, load_task
 from grpo_nb.types import Example, StepStats
@@ -34,6 +35,14 @@ SMALL = {
     "sft.micro_batch": 16,
 }
 """What makes the demo tiny, by dotted names."""
+NARROW = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "initializer_range": 0.12,
+}
+"""What makes the demo's model a tenth of its size, its log-probs as peaked at the start."""
 VOLATILE = ("time/", "memory/", "cost/")
 
 
@@ -80,7 +89,47 @@ def small_worlds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_world, "bbq_rows", _fewer_bbq_rows)
         patch.setattr(demo_world, "halueval_rows", lambda random: HALUEVAL_ROWS(random)[: 4 * 300])
-        patch.setattr(demo, "_sft_rows", lambda *given: SFT_ROWS(*given)[:400])
+        patch.setattr(demo, "_sft_rows", lambda *given: SFT_ROWS(*given)[:160])
+        yield
+
+
+@contextmanager
+def narrow_models() -> Iterator[None]:
+    """The demo's model is a small one meanwhile, in this process: most of a step's time hangs on its width."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "SIZES", demo.SIZES | NARROW)
+        yield
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+@contextmanager
+def prompts_encoded_once() -> Iterator[None]:
+    """A policy finds the ids of a prompt that one with the same tokenizer has encoded before.
+
+    Each training encodes all of the world's prompts to see whether they fit: without it, that is a third of a tiny SFT.
+    """
+    write, numbers, encoded = TokenizerAdapter._write, dict[Any, int](), dict[Any, Any]()
+
+    def find(self: TokenizerAdapter, prompt: Any, date: Any, template: Any) -> Any:
+        if template != demo._TEMPLATE or not _hashable(prompt):
+            return write(self, prompt, date, template)
+        if "number" not in vars(self):
+            tokens = self.tokenizer.backend_tokenizer.to_str(), str(self.tokenizer.special_tokens_map)
+            vars(self)["number"] = numbers.setdefault((*tokens, str(self.switches)), len(numbers))
+        key = vars(self)["number"], prompt, date
+        if key not in encoded:
+            encoded[key] = write(self, prompt, date, template)
+        return encoded[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenizerAdapter, "_write", find)
         yield
 
 

@@ -51,6 +51,10 @@ def learnt(changes: str) -> dict[str, Tensor]:
     return weights(trained(Path(tempfile.mkdtemp()), "run", **json.loads(changes))[0])
 
 
+SOME_END: dict[str, Any] = {"sampling__max_completion_length": 6, "run__seed": 3}
+"""Not all completions are cut."""
+
+
 @pytest.mark.parametrize(
     ("change", "base"),
     [
@@ -72,8 +76,8 @@ def learnt(changes: str) -> dict[str, Tensor]:
         ({"algorithm__importance_correction_level": "sequence_mean"}, {"algorithm__importance_correction": "mis"}),
         ({"algorithm__importance_correction_bounds": [0.9, 1.1]}, {"algorithm__importance_correction": "tis"}),
         ({"shaping__truncated_factor": -1.0}, {"sampling__max_completion_length": 6}),
-        ({"shaping__overlong_buffer": 4}, {"sampling__max_completion_length": 6}),
-        ({"shaping__overlong_penalty": 3.0}, {"shaping__overlong_buffer": 4, "sampling__max_completion_length": 6}),
+        ({"shaping__overlong_buffer": 4}, SOME_END),
+        ({"shaping__overlong_penalty": 3.0}, {"shaping__overlong_buffer": 4} | SOME_END),
         ({"shaping__normalise": True}, {"algorithm__name": "dr_grpo"}),
         ({"shaping__clip": 0.3}, {}),
     ],

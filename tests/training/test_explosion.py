@@ -15,6 +15,11 @@ LOWEST, HIGHEST = 0.01, 10.0
 """Gradient norms of a healthy round."""
 
 
+@pytest.fixture(scope="module")
+def narrow_model() -> None:
+    """The demo's own: a narrow one is not blown up within the test's rounds."""
+
+
 def lab_of(folder: Path, **changes: Any) -> Lab:
     run = tiny_run(folder, sft__batch=64, sft__micro_batch=64, **changes)
     list(sft(run))

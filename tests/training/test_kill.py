@@ -14,11 +14,12 @@ import torch
 
 from grpo_nb import presets
 from grpo_nb.run.run import Run
+from grpo_nb.tasks import demo
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
 from tests.support import forked
 from tests.support.kill_points import survives
-from tests.support.tiny import REWARDS, small_tasks, stable, tiny_config, tiny_run, weights
+from tests.support.tiny import NARROW, REWARDS, small_tasks, stable, tiny_config, tiny_run, weights
 
 STEPS, SFT_STEPS = 12, 6
 
@@ -98,6 +99,7 @@ BOTH_STAGES = {
 
 def prepare() -> None:
     torch.set_num_threads(1)
+    demo.SIZES |= NARROW
     small_tasks()
 
 

@@ -17,11 +17,12 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.rules import health
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import RunState
+from grpo_nb.tasks import demo
 from grpo_nb.training import rollback, state
 from grpo_nb.training.grpo import TrainingError, grpo
 from grpo_nb.training.recovery import Recovery
 from tests.support.kill_points import survives
-from tests.support.tiny import REWARDS, rows, small_tasks, stable, tiny_config, tiny_run, weights
+from tests.support.tiny import NARROW, REWARDS, rows, small_tasks, stable, tiny_config, tiny_run, weights
 from tests.support.tokens import pattern
 
 GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
@@ -262,6 +263,7 @@ def test_the_kl_is_measured_where_it_may_have_grown() -> None:
 
 def prepare() -> None:
     torch.set_num_threads(1)
+    demo.SIZES |= NARROW
     small_tasks()
 
 
