@@ -14,6 +14,8 @@ from grpo_nb.training.grpo import grpo
 from tests.support.made_rows import healthy
 from tests.support.tiny import tiny_run
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 HERE = {"device": "cpu", "fingerprint": "a", "engine": "eager", "torch": "2.13"}
 
 

@@ -27,6 +27,8 @@ from tests.support.quiz import Quiz, Scripted
 from tests.support.tiny import tiny_config, tiny_run
 from tests.support.tokens import names, pattern
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 F, H = "fairness", "hallucination"
 
 

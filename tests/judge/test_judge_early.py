@@ -27,7 +27,7 @@ from tests.support.judge_server import JudgeServer, by_text, parts_of, serving
 from tests.support.judging import KEY, F, H, example, given_by, judge
 from tests.support.tiny import REWARDS, small_tasks, stable, weights
 
-pytestmark = pytest.mark.usefixtures("judge_key")
+pytestmark = pytest.mark.usefixtures("judge_key", "narrow_model")
 
 
 class Late:

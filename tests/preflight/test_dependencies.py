@@ -35,6 +35,8 @@ from grpo_nb.types import Example, Score
 from tests.support import tiny_models as tiny
 from tests.support.tokens import names, pattern
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 SMALL = {
     "batch.prompts": 2,
     "batch.group_size": 2,

@@ -18,6 +18,8 @@ from tests.support.tiny import small_tasks, tiny_run
 from tests.support.tiny_causal import causal
 from tests.support.tokens import pattern
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 RIGHT = ("llama", "gpt2", "gemma3_text", "gpt_oss", "mixtral", "mamba", "falcon_mamba", "mamba2", "lfm2", "olmo_hybrid")
 REFUSED = ("bart", "bert", "rwkv")
 EITHER = ("jamba", "recurrent_gemma", "qwen3_next", "falcon_h1")

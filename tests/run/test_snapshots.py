@@ -17,6 +17,8 @@ from grpo_nb.training.grpo import grpo
 from tests.run.test_lock import holder, wait_for
 from tests.support.tiny import REWARDS, small_tasks, tiny_run
 
+pytestmark = pytest.mark.usefixtures("narrow_model")
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
