@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from grpo_nb.policy.model import load_policy as load_policy
     from grpo_nb.report.run_comparison import compare as compare
     from grpo_nb.run.run import Run as Run
+    from grpo_nb.sweeps import sweep as sweep
     from grpo_nb.training.grpo import grpo as grpo
     from grpo_nb.training.sft import sft as sft
     from grpo_nb.types import Example as Example
@@ -55,6 +56,7 @@ _HOME = {
     "reload": "jupyter.reload",
     "sft": "training.sft",
     "start": "jupyter.start",
+    "sweep": "sweeps",
 }
 
 __all__ = sorted(_HOME)

@@ -10,7 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from grpo_nb.cli.arguments import UsageError, parser
+from grpo_nb.cli.arguments import parser
+from grpo_nb.cli.options import UsageError
 from grpo_nb.config import ConfigError
 from grpo_nb.printable import Formatter, printable
 from grpo_nb.ranks import launch

@@ -1,24 +1,21 @@
 """The command line: what it offers, and how settings are read from it."""
 
 import argparse
-import textwrap
-from argparse import ArgumentParser, Namespace
-from importlib import import_module
+from argparse import ArgumentParser
 from typing import Any
 
 from grpo_nb import __version__, presets
 from grpo_nb.cli import values
-from grpo_nb.config import Config
-from grpo_nb.printable import Clean
-from grpo_nb.run.dependencies_file import KINDS
+from grpo_nb.cli.options import (
+    accepting_arguments,
+    command_of,
+    json_argument,
+    making_arguments,
+    out_argument,
+    parser_of,
+    run_argument,
+)
 from grpo_nb.storage.vocabulary import Command
-
-
-class UsageError(Clean):
-    """The command line asks for something that does not go together."""
-
-
-WIDTH = 80
 
 OVERVIEW = """\
 Train a language model with GRPO and look after the run, from a terminal.
@@ -50,12 +47,12 @@ exit status: 0 done, 1 findings or failure, 2 usage, 130 interrupted and saved
 
 def parser() -> ArgumentParser:
     """The whole command line."""
-    top: ArgumentParser = _parser(ArgumentParser, prog="grpo-nb", description=OVERVIEW, epilog=EXAMPLES)
+    top: ArgumentParser = parser_of(ArgumentParser, prog="grpo-nb", description=OVERVIEW, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     looking = (_status, _samples, _diagnose, _compare, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
-    for add in (_sft, _train, _tell, _eval, _score, *looking):
+    for add in (_sft, _train, _tell, _eval, _score, _sweep, *looking):
         add(verbs)
     return top
 
@@ -67,36 +64,21 @@ def commands() -> dict[str, ArgumentParser]:
     return {"grpo-nb": top} | {f"grpo-nb {name}": command for name, command in below.choices.items()}
 
 
-def changes(arguments: Namespace) -> dict[str, Any]:
-    """Dotted settings that the command line sets: of a file, and over them one by one."""
-    given: dict[str, Any] = arguments.settings | dict(arguments.set or [])
-    if arguments.seed is not None:
-        given["run.seed"] = arguments.seed
-    if arguments.deterministic is not None:
-        given["run.deterministic"] = arguments.deterministic
-    return given
-
-
-def preset(name: str) -> Config:
-    """The configuration of a preset."""
-    return presets.PRESETS[name]()
-
-
 def _sft(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "sft",
         "supervised warm-up: teach the form of an answer",
         "Train sft.steps steps on gold completions, or go on where an earlier call stopped.",
         "grpo-nb sft runs/demo --preset demo",
     )
-    _run(command)
-    _making(command)
-    _accepting(command)
+    run_argument(command)
+    making_arguments(command)
+    accepting_arguments(command)
 
 
 def _train(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "train",
         "GRPO, after SFT where the run has not had it yet",
@@ -107,8 +89,8 @@ def _train(commands: Any) -> None:
         "grpo-nb train runs/demo --steps 120          60 done: does 60 more\n"
         "grpo-nb train runs/demo --gpus 2             on two GPUs; the run is the same on any number",
     )
-    _run(command)
-    _making(command)
+    run_argument(command)
+    making_arguments(command)
     command.add_argument(
         "--steps",
         type=values.count,
@@ -125,11 +107,43 @@ def _train(commands: Any) -> None:
     command.add_argument(
         "--nodes", type=values.count, metavar="M", help="with --gpus: print the line that starts it on M machines"
     )
-    _accepting(command)
+    accepting_arguments(command)
+
+
+def _sweep(commands: Any) -> None:
+    command = command_of(
+        commands,
+        "sweep",
+        "train several settings and seeds, and compare them over seeds",
+        "Each arm is a set of settings, the first the one that others are compared with; each arm and seed is a run "
+        "of its own in FOLDER. Runs whose SFT would be the same share it. What is done already is not done again, so "
+        "the same command goes on after an interrupt; without --arm it opens what is there.",
+        "grpo-nb sweep sweeps/kl --preset demo --arm usual= --arm no-kl=objectives.fairness.beta=0,"
+        "objectives.hallucination.beta=0\ngrpo-nb sweep sweeps/kl --devices 0,1\ngrpo-nb sweep sweeps/kl --show",
+    )
+    command.add_argument("folder", metavar="FOLDER", help="where the study and its runs are")
+    making_arguments(command)
+    command.add_argument(
+        "--arm",
+        action="append",
+        type=values.arm,
+        metavar="NAME=KEY=VALUE,...",
+        help="an arm and the settings that it changes; none after the first = is the study's own; may be repeated",
+    )
+    command.add_argument(
+        "--sft-only", action="append", default=[], metavar="NAME", help="an arm of --arm that ends after SFT"
+    )
+    command.add_argument("--seeds", type=values.seeds, metavar="N,N,...", help="of every arm; default: 0,1,2")
+    command.add_argument("--jobs", type=values.count, default=1, metavar="N", help="runs at a time; default: 1")
+    command.add_argument(
+        "--devices", type=values.seeds, default=(), metavar="N,N,...", help="GPUs by number, one run each at a time"
+    )
+    command.add_argument("--show", action="store_true", help="show what is done and what came of it; train nothing")
+    json_argument(command)
 
 
 def _tell(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "tell",
         "steer a run that trains, wherever it does",
@@ -138,13 +152,13 @@ def _tell(commands: Any) -> None:
         "KNOB=VALUE turns a knob, whether the run trains or not; KNOB=auto gives a beta back to its controller.",
         "grpo-nb tell runs/demo pause\ngrpo-nb tell runs/demo evaluate\ngrpo-nb tell runs/demo beta/fairness=0.1",
     )
-    _run(command)
+    run_argument(command)
     words = [command.label for command in Command]
     command.add_argument("what", type=values.order, metavar="WHAT", help=f"{', '.join(words)}, or KNOB=VALUE")
 
 
 def _eval(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "eval",
         "measure on held-out examples, with 95%% intervals",
@@ -153,8 +167,8 @@ def _eval(commands: Any) -> None:
         "grpo-nb eval runs/demo --stage base\ngrpo-nb eval runs/demo --json\ngrpo-nb eval runs/demo --compare\n"
         "grpo-nb eval runs/mine --probe",
     )
-    _run(command)
-    _making(command)
+    run_argument(command)
+    making_arguments(command)
     command.add_argument(
         "--stage", type=values.stage, metavar="STAGE", help="base, sft, latest or a step; default: the newest there is"
     )
@@ -167,12 +181,12 @@ def _eval(commands: Any) -> None:
     command.add_argument(
         "--probe", action="store_true", help="40 general questions to base and stage: what training made it forget"
     )
-    _accepting(command)
-    _json(command)
+    accepting_arguments(command)
+    json_argument(command)
 
 
 def _score(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "score",
         "any model's answers to BBQ or HaluEval, from files, with 95%% intervals",
@@ -189,40 +203,40 @@ def _score(commands: Any) -> None:
     command.add_argument("--data", required=True, metavar="PATH", help="its file, folder, glob, or hub id")
     command.add_argument("--predictions", metavar="PATH", help="the answers; default: they lie in the data's own rows")
     command.add_argument("--field", required=True, metavar="NAME", help="name of the field that holds the answers")
-    _json(command)
+    json_argument(command)
 
 
 def _status(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "status",
         "what a run is doing, and its newest numbers",
         "State, step, who trains it, what ended it, and reward, KL, beta, length and truncation of the newest step.",
         "grpo-nb status runs/demo\ngrpo-nb status demo --json",
     )
-    _run(command)
-    _json(command)
+    run_argument(command)
+    json_argument(command)
 
 
 def _samples(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "samples",
         "read what the model wrote",
         "Prompt, completion, label, reward, advantage and stop reason, newest first; no answer comes twice.",
         "grpo-nb samples runs/demo\ngrpo-nb samples runs/demo --step 40 -n 8 --objective fairness",
     )
-    _run(command)
+    run_argument(command)
     command.add_argument("--step", type=values.count, metavar="N", help="of this step; default: the newest of any")
     command.add_argument(
         "-n", type=values.count, default=4, metavar="K", dest="limit", help="at most so many (default: 4)"
     )
     command.add_argument("--objective", metavar="NAME", help="of this objective; default: of all")
-    _json(command)
+    json_argument(command)
 
 
 def _compare(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "compare",
         "two runs side by side",
@@ -232,23 +246,23 @@ def _compare(commands: Any) -> None:
     )
     command.add_argument("a", metavar="A", help="run directory, or name of a run")
     command.add_argument("b", metavar="B", help="the other one")
-    _json(command)
+    json_argument(command)
 
 
 def _diagnose(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "diagnose",
         "read a run's log: what went wrong, the evidence, what to change",
         "Findings of severity warning or error give exit status 1; notes do not.",
         "grpo-nb diagnose runs/demo --json",
     )
-    _run(command)
-    _json(command)
+    run_argument(command)
+    json_argument(command)
 
 
 def _report(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "report",
         "write what a run's files say as one page",
@@ -256,13 +270,13 @@ def _report(commands: Any) -> None:
         "nothing else. The run may be training meanwhile.",
         "grpo-nb report runs/demo\ngrpo-nb report runs/demo --out demo.html",
     )
-    _run(command)
-    _out(command, "report.html")
-    _json(command)
+    run_argument(command)
+    out_argument(command, "report.html")
+    json_argument(command)
 
 
 def _bundle(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "bundle",
         "one zip for a bug report, without secrets",
@@ -270,13 +284,13 @@ def _bundle(commands: Any) -> None:
         "struck out and home folders shortened; prompts, completions and weights are left out.",
         "grpo-nb bundle runs/demo\ngrpo-nb bundle runs/demo --out report.zip",
     )
-    _run(command)
-    _out(command, "bug-report.zip")
-    _json(command)
+    run_argument(command)
+    out_argument(command, "bug-report.zip")
+    json_argument(command)
 
 
 def _profile(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "profile",
         "a few steps under torch's profiler: seconds by phase and operator",
@@ -284,21 +298,21 @@ def _profile(commands: Any) -> None:
         "https://ui.perfetto.dev. --memory shows the live tensors at the end of the last step, too.",
         "grpo-nb profile runs/demo\ngrpo-nb profile runs/demo --steps 1 --memory",
     )
-    _run(command)
+    run_argument(command)
     command.add_argument("--steps", type=values.count, default=3, metavar="N", help="steps to measure (default: 3)")
     command.add_argument("--out", metavar="FILE", help="where to write the trace; default: trace.json.gz in the run")
     command.add_argument("--memory", action="store_true", help="live tensors by shape, the largest first")
-    _json(command)
+    json_argument(command)
 
 
 def _runs(commands: Any) -> None:
-    command = _command(commands, "runs", "list the runs in a folder", "State, step and owner of every run.")
+    command = command_of(commands, "runs", "list the runs in a folder", "State, step and owner of every run.")
     command.add_argument("root", nargs="?", default="runs", metavar="ROOT", help="folder of runs (default: runs)")
-    _json(command)
+    json_argument(command)
 
 
 def _doctor(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "doctor",
         "check this machine, or with --lint the settings in a file",
@@ -312,11 +326,11 @@ def _doctor(commands: Any) -> None:
         choices=sorted(presets.PRESETS),
         help="complete the settings of --lint FILE with this one (default: the preset it names, else class defaults)",
     )
-    _json(command)
+    json_argument(command)
 
 
 def _plan(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "plan",
         "memory by term, whether it fits, which settings to lower",
@@ -325,115 +339,21 @@ def _plan(commands: Any) -> None:
         "grpo-nb plan --preset gpu_24gb --model Qwen/Qwen2.5-1.5B-Instruct --gib 8",
     )
     command.add_argument("run", nargs="?", metavar="RUN", help="run directory whose settings to plan")
-    _making(command)
+    making_arguments(command)
     command.add_argument("--model", metavar="NAME", help="short for --set model.name=NAME")
     command.add_argument(
         "--gib", type=values.gib, metavar="N", help="memory of the device in GiB (default: this machine's)"
     )
-    _json(command)
+    json_argument(command)
 
 
 def _settings(commands: Any) -> None:
-    command = _command(
+    command = command_of(
         commands,
         "settings",
         "every key that --set takes: value and meaning",
         "The settings of --preset (default: demo) or of an existing RUN.",
     )
     command.add_argument("run", nargs="?", metavar="RUN", help="run directory whose settings to show")
-    _making(command)
-    _json(command)
-
-
-def _command(commands: Any, name: str, summary: str, details: str, examples: str = "") -> ArgumentParser:
-    epilog = f"examples:\n{_indented(examples)}" if examples else None
-    description = f"{_sentence(summary)}\n\n{textwrap.fill(details, WIDTH)}".replace("%%", "%")
-    command: ArgumentParser = _parser(commands.add_parser, name, help=summary, description=description, epilog=epilog)
-    command.set_defaults(command=_lazily(name))
-    return command
-
-
-_MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "score": "scores"}
-_MAKES = {"sft", "train", "eval"}
-"""Commands that make a run; arguments are checked before torch is imported, which takes seconds."""
-
-
-def _lazily(name: str) -> Any:
-    """The command, imported when it is called: help must not wait for torch."""
-
-    def call(arguments: Namespace) -> int:
-        if name in _MAKES:
-            import_module("grpo_nb.cli.opening").check_arguments(arguments)
-        module = import_module(f"grpo_nb.cli.{_MODULES.get(name, 'views')}")
-        status: int = getattr(module, f"{name}_command")(arguments)
-        return status
-
-    return call
-
-
-def _parser(make: Any, *names: str, **options: Any) -> Any:
-    return make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
-
-
-def _run(command: ArgumentParser) -> None:
-    command.add_argument("run", metavar="RUN", help="run directory, or the name of a run in the project's runs/")
-
-
-def _making(command: ArgumentParser) -> None:
-    group = command.add_argument_group(
-        "settings", "make the run if it is missing, correct it until it has trained; after that, others are refused"
-    )
-    group.add_argument("--preset", choices=sorted(presets.PRESETS), help="where the settings start (default: demo)")
-    group.add_argument(
-        "--settings",
-        type=values.settings_file,
-        metavar="FILE",
-        default={},
-        help="change those of a TOML or JSON file, a table a group; --set goes over them",
-    )
-    group.add_argument(
-        "--set",
-        action="append",
-        type=values.setting,
-        metavar="KEY=VALUE",
-        help="change one, e.g. batch.group_size=4; VALUE is JSON or else text; may be repeated",
-    )
-    group.add_argument("--seed", type=values.seed, metavar="N", help="short for --set run.seed=N")
-    group.add_argument(
-        "--deterministic",
-        action=argparse.BooleanOptionalAction,
-        help="the same bits each time (default: on CPU): two runs of one seed then write equal metrics.jsonl but "
-        "for time/, memory/ and cost/",
-    )
-
-
-def _accepting(command: ArgumentParser) -> None:
-    command.add_argument(
-        "--yes",
-        action="store_true",
-        help="confirm, once for this machine, that the keys of the run's judges may go to their servers",
-    )
-    command.add_argument(
-        "--accept-changed",
-        action="append",
-        choices=KINDS,
-        default=[],
-        metavar="KIND",
-        help=f"go on though this has other content than the run was made with: {', '.join(KINDS)}; may be repeated",
-    )
-
-
-def _out(command: ArgumentParser, usual: str) -> None:
-    command.add_argument("--out", metavar="FILE", help=f"where to write it; default: {usual} in the run")
-
-
-def _json(command: ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="the answer as JSON on standard output")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
+    making_arguments(command)
+    json_argument(command)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_nb.cli.arguments import UsageError, changes, preset
+from grpo_nb.cli.options import UsageError, changes, preset
 from grpo_nb.config import Config
 from grpo_nb.run import dependencies_file, places, settings
 from grpo_nb.run.lock import LOCK

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,19 @@ def settings_file(name: str) -> dict[str, Any]:
         apart = isinstance(value, dict) and group != "objectives"
         found |= {f"{group}.{key}": each for key, each in value.items()} if apart else {group: value}
     return found
+
+
+def arm(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME=KEY=VALUE,...` as a name and dotted settings; a comma inside of JSON ends none."""
+    name, equals, rest = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"'{text}'; needs NAME=KEY=VALUE,..., or NAME= for an arm without changes")
+    return name, dict(setting(part) for part in re.split(r",(?=[a-z_]+[.][\w.+-]+=)", rest) if part)
+
+
+def seeds(text: str) -> tuple[int, ...]:
+    """Whole numbers of 0 or more with commas between."""
+    return tuple(_whole(part, 0) for part in text.split(","))
 
 
 def count(text: str) -> int:

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import open_run
+from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
 from grpo_nb.cli.several import followed, started

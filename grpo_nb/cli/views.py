@@ -6,8 +6,8 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import existing_run, settings_of
+from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.metrics import keys

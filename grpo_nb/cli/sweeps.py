@@ -1,0 +1,33 @@
+"""`grpo-nb sweep`: a study from the command line."""
+
+from argparse import Namespace
+
+from grpo_nb.cli.options import UsageError, changes, preset
+from grpo_nb.cli.output import rows_of, say, show_json
+from grpo_nb.sweeps import Arm, Study, sweep
+
+DONE, FAILED = 0, 1
+
+
+def sweep_command(arguments: Namespace) -> int:
+    """Make or open a study, train what is left of it, and show what came of it."""
+    study = _study(arguments)
+    status = study.status() if arguments.show else study.train(arguments.jobs, arguments.devices)
+    if arguments.json:
+        show_json({"folder": str(study.folder), "runs": rows_of(status.frame), "results": rows_of(study.results())})
+    else:
+        say(f"{status}\n\n{study.table()}")
+    return DONE if arguments.show or not any(status.frame["left"]) else FAILED
+
+
+def _study(arguments: Namespace) -> Study:
+    arms, made = dict(arguments.arm or []), arguments.preset or changes(arguments)
+    if not arms:
+        if made or arguments.seeds or arguments.sft_only:
+            raise UsageError("settings and seeds make a study of arms; give --arm, or leave them out to open FOLDER")
+        return Study.open(arguments.folder)
+    if unknown := [name for name in arguments.sft_only if name not in arms]:
+        raise UsageError(f"--sft-only {unknown[0]}: no --arm has that name; there are {', '.join(arms)}")
+    given = {name: Arm(changes=own, grpo=name not in arguments.sft_only) for name, own in arms.items()}
+    config = preset(arguments.preset or "demo").replace(**changes(arguments))
+    return sweep(arguments.folder, config, given, arguments.seeds or (0, 1, 2))

@@ -1,0 +1,89 @@
+"""What a study consists of: arms, each settings of its own, times seeds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from grpo_nb.config import Config, ConfigError
+from grpo_nb.run.places import CONFIG
+from grpo_nb.run.run import Run
+from grpo_nb.run.settings import restored
+
+MOST_ARMS, MOST_SEEDS = 100, 100
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,59}$")]
+"""Of an arm: part of a folder's name on every system."""
+
+
+class Arm(BaseModel):
+    """One way to train: settings that differ from the study's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    changes: dict[str, Any] = {}
+    """Dotted settings, as `Config.replace` takes them."""
+    grpo: bool = True
+    """Whether GRPO follows SFT; False measures the result of SFT alone."""
+
+
+class Plan(BaseModel):
+    """What `sweep.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: Annotated[int, Field(ge=1, le=1)] = 1
+    config: dict[str, Any]
+    """The settings that arms change."""
+    arms: Annotated[dict[Name, Arm], Field(min_length=1, max_length=MOST_ARMS)]
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=MOST_SEEDS)]
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> "Plan":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {list(self.seeds)} name one twice")
+        return self
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    path: Path
+    config: Config
+    grpo: bool
+    first: bool
+    """Of the first arm: it measures the model before SFT and after it too."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def run(self) -> Run | None:
+        """The run, where it was begun."""
+        return Run.open(self.path) if (self.path / CONFIG).exists() else None
+
+    def made(self) -> Run:
+        """The run, made where it is missing.
+
+        Raises:
+            RunError: there is one with other settings, or it cannot be made.
+        """
+        return Run.open_or_create(self.path, self.config)
+
+
+def trials(folder: Path, plan: Plan) -> list[Trial]:
+    """Seed by seed, so that all arms of the first seed are compared first."""
+    base, names = restored(plan.config), [*plan.arms]
+    found = []
+    for seed in plan.seeds:
+        for name, arm in plan.arms.items():
+            config = base.replace(**{**arm.changes, "run.seed": seed})
+            if not arm.grpo and config.sft.steps == 0:
+                raise ConfigError(f"arm {name!r} has neither GRPO nor SFT: set sft.steps above 0, or grpo=True")
+            path = folder / f"{name}-{seed}"
+            found.append(Trial(name, seed, path, config, arm.grpo, name == names[0]))
+    return found

@@ -1,0 +1,133 @@
+"""A study in a folder: what is to be done, what is done, and what came of it.
+
+The folder holds `sweep.json`, what the study is, and a run `<arm>-<seed>` of each pair. All else is in the runs: what
+was trained and measured is read from them, so a study goes on after any interruption, on any number of GPUs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import ValidationError
+
+from grpo_nb.config import Config, ConfigError
+from grpo_nb.plots.canvas import Picture
+from grpo_nb.plots.spread import spread
+from grpo_nb.report.tables import Table
+from grpo_nb.run import places
+from grpo_nb.run.run import RunError
+from grpo_nb.run.settings import plain
+from grpo_nb.storage import safe_open, schema
+from grpo_nb.storage.files import clear_errors, to_json, write_atomically
+from grpo_nb.sweeps import results, work
+from grpo_nb.sweeps.plan import Arm, Plan, Trial, trials
+
+FILE = "sweep.json"
+
+
+class Study:
+    """A folder of runs that differ by arm and seed; `sweep` makes or opens one."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.folder, self.plan = folder, plan
+        self.trials: list[Trial] = trials(folder, plan)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Study":
+        """The study in `folder`.
+
+        Raises:
+            RunError: there is none, or its file is broken.
+            ConfigError: an arm's settings do not validate here.
+        """
+        path = places.as_path(folder).absolute()
+        try:
+            text = safe_open.read(path / FILE, schema.LARGEST_CONFIG)
+        except FileNotFoundError:
+            raise RunError(f"{path} holds no {FILE}; make a study with sweep(folder, config, arms, seeds)") from None
+        try:
+            return cls(path, Plan.model_validate(schema.loads(text)))
+        except ValidationError as error:
+            raise RunError(f"{path / FILE} is broken:\n{_listed(error)}\nrestore it from a copy") from None
+        except ValueError as error:
+            if isinstance(error, ConfigError | RunError):
+                raise
+            raise RunError(f"{path / FILE} is no JSON: {error}; restore it from a copy") from None
+
+    def train(self, jobs: int = 1, gpus: Sequence[int] = ()) -> Table:
+        """Train and evaluate what is not done yet, each run in a process of its own; `status()` once all have ended.
+
+        A run that fails leaves the others to go on; its `sweep.log` says why. An interrupt stops those that train,
+        saved, and starts no more.
+
+        Args:
+            jobs: runs at a time.
+            gpus: numbers of GPUs, each for one run at a time; they take the place of `jobs`.
+        """
+        work.train(self.trials, jobs, gpus)
+        return self.status()
+
+    def status(self) -> Table:
+        """One row a run: arm, seed, state, step, of, and what is left to do."""
+        rows = [work.standing(trial) for trial in self.trials]
+        done = sum(not row["left"] for row in rows)
+        return Table(pd.DataFrame(rows), f"{self.folder.name}: {done} of {len(rows)} runs are done")
+
+    def results(self) -> pd.DataFrame:
+        """One row for each arm, objective and metric; see `results.table`."""
+        return results.table(self.trials)
+
+    def table(self) -> Table:
+        """The results for reading: one row an arm, one column a metric, with 95% intervals over seeds."""
+        return results.shown(self.results(), self.folder.name)
+
+    def plot(self, *metrics: str) -> Picture:
+        """Curves of the arms over the steps, of these keys of metrics.jsonl (default: each objective's mean reward)."""
+        return spread(results.curves(self.trials, metrics), len(self.plan.seeds))
+
+    def __repr__(self) -> str:
+        return f"Study({str(self.folder)!r}, arms={[*self.plan.arms]}, seeds={[*self.plan.seeds]})"
+
+
+def sweep(
+    folder: str | Path,
+    config: Config | None = None,
+    arms: Mapping[str, Mapping[str, Any] | Arm] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> Study:
+    """The study in `folder`, made where there is none; nothing is trained yet.
+
+        study = sweep("sweeps/kl", presets.demo(), {"usual": {}, "no-kl": {"objectives.fairness.beta": 0.0}})
+        study.train(gpus=[0, 1])
+        study.table()
+
+    Args:
+        config: the settings that arms change; None, as `arms`: open what is there.
+        arms: by name, dotted settings, or an `Arm` where GRPO is left out. The first is what others are compared with.
+        seeds: of every arm. Runs of one seed have the same SFT, prompts and questions, so arms are compared in pairs.
+
+    Raises:
+        ConfigError: settings of an arm are unknown or do not validate; nothing is written.
+        RunError: the folder holds another study, or none and nothing says what to make.
+    """
+    path = places.as_path(folder).absolute()
+    if config is None or not arms:
+        return Study.open(path)
+    given = {name: arm if isinstance(arm, Arm) else Arm(changes=dict(arm)) for name, arm in arms.items()}
+    try:
+        study = Study(path, Plan(config=plain(config), arms=given, seeds=tuple(seeds)))
+    except ValidationError as error:
+        raise ConfigError(_listed(error)) from None
+    if (path / FILE).exists():
+        if (there := Study.open(path)).plan != study.plan:
+            raise RunError(f"{path} holds another study, {there}; open it with sweep({str(folder)!r}), or take another")
+        return there
+    with clear_errors("create the study", path):
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / FILE, to_json(study.plan.model_dump(mode="json"), indent=1))
+    return study
+
+
+def _listed(error: ValidationError) -> str:
+    return "\n".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())

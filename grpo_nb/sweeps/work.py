@@ -1,0 +1,201 @@
+"""The runs of a study, trained and evaluated in processes of their own: some at a time, each on a GPU of its own."""
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from grpo_nb.config import ConfigError
+from grpo_nb.evaluation.compare import Stage, is_of, logged
+from grpo_nb.printable import clean_logger
+from grpo_nb.run.run import Run
+from grpo_nb.sweeps.plan import Trial
+from grpo_nb.sweeps.shared_sft import adopt, same_sft
+from grpo_nb.training.sft import finished
+
+logger = clean_logger(__name__)
+
+STOP_SECONDS = 300.0
+"""That a run which was asked to stop has to end its step and save."""
+Command = list[str]
+"""Arguments of `python -m grpo_nb`."""
+
+
+def final(trial: Trial) -> Stage:
+    """The stage that a trial is judged by."""
+    return "latest" if trial.grpo else "sft"
+
+
+def stages(trial: Trial) -> list[Stage]:
+    """The stages that a trial evaluates; what is before GRPO is the same for all arms of a seed, so the first does."""
+    before: list[Stage] = ["base", *(["sft"] if trial.config.sft.steps else [])] if trial.first else []  # type: ignore[list-item]
+    return list(dict.fromkeys([*before, final(trial)]))
+
+
+def left(trial: Trial) -> list[Command]:
+    """What is still to be done for a trial, in order."""
+    run = trial.run()
+    path = str(trial.path)
+    warm = bool(trial.config.sft.steps) and (run is None or not finished(run))
+    learn = trial.grpo and (run is None or max(run.checkpoints.steps(), default=0) < trial.config.run.steps)
+    asked = [stage for stage in stages(trial) if run is None or not measured(run, trial, stage)]
+    evaluations = [["eval", path, "--stage", str(stage)] for stage in asked]
+    return [*([["sft", path]] if warm else []), *([["train", path]] if learn else []), *evaluations]
+
+
+def measured(run: Run, trial: Trial, stage: Stage) -> bool:
+    """Whether a stage was evaluated, all objectives of it; the newest only counts at the last step."""
+    rows = [row for row in logged(run, "test", "greedy") if is_of(row, stage)]
+    if stage == "latest":
+        rows = [row for row in rows if row["step"] >= trial.config.run.steps]
+    return {row["objective"] for row in rows} >= {*trial.config.objectives}
+
+
+def standing(trial: Trial) -> dict[str, Any]:
+    """One row of `Study.status`."""
+    run, goal = trial.run(), trial.config.run.steps if trial.grpo else 0
+    words = [command[0] if command[0] != "eval" else f"eval {command[3]}" for command in left(trial)]
+    known = (
+        {"state": "not begun", "step": 0}
+        if run is None
+        else {"state": run.status().state.value, "step": run.last_step() or 0}
+    )
+    return {"arm": trial.arm, "seed": trial.seed, **known, "of": goal, "left": ", ".join(words)}
+
+
+def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
+    """Do what is left of all trials: first each SFT that several share, then everything else.
+
+    Raises:
+        ConfigError: fewer than one run at a time, or a GPU is named twice.
+        RunError: a trial's folder holds another run; before any work.
+    """
+    if jobs < 1 or len(set(gpus)) < len(gpus):
+        raise ConfigError(f"jobs={jobs}, gpus={list(gpus)}; needs jobs of 1 or more, and each GPU once")
+    runs = {trial.name: trial.made() for trial in trials}
+    slots = Slots([str(gpu) for gpu in gpus] or [None] * jobs)
+    total = sum(len(left(trial)) for trial in trials)
+    with tqdm(total=total, desc="parts of runs", disable=None if total else True) as bar, slots:
+        slots.every([_warm(trial, slots, bar.update) for trial in _donors(trials)])
+        for trial in trials:
+            if trial.config.sft.steps and not finished(runs[trial.name]) and adopt(runs[trial.name], runs.values()):
+                bar.update()
+        slots.every([_rest(trial, slots, bar.update) for trial in trials])
+
+
+def _donors(trials: Sequence[Trial]) -> list[Trial]:
+    """One trial for each SFT that is to be done."""
+    found: list[Trial] = []
+    for trial in trials:
+        if trial.config.sft.steps and not any(same_sft(trial.config, one.config) for one in found):
+            found.append(trial)
+    return found
+
+
+def _warm(trial: Trial, slots: "Slots", done: Callable[[], object]) -> Callable[[], None]:
+    def work() -> None:
+        if ["sft", str(trial.path)] in left(trial) and slots.call(trial, ["sft", str(trial.path)]):
+            done()
+
+    return work
+
+
+def _rest(trial: Trial, slots: "Slots", done: Callable[[], object]) -> Callable[[], None]:
+    def work() -> None:
+        for command in left(trial):
+            if not slots.call(trial, command):
+                return
+            done()
+
+    return work
+
+
+class Slots:
+    """Places for one process each; leaving the block early asks what still trains to stop, and waits for it to save."""
+
+    def __init__(self, places: Sequence[str | None]) -> None:
+        self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        for place in places:
+            self._free.put(place)
+        self._pool = ThreadPoolExecutor(len(places))
+        self._threads = max(1, (os.cpu_count() or 1) // len(places))
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> "Slots":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._stop()
+        self._pool.shutdown()
+
+    def every(self, work: Sequence[Callable[[], None]]) -> None:
+        """Do all of it, as many at a time as there are places; the first error is raised once all have ended."""
+        futures = [self._pool.submit(one) for one in work]
+        wait(futures)
+        for future in futures:
+            future.result()
+
+    def call(self, trial: Trial, command: Command) -> bool:
+        """Run one command in a process of its own; whether it did all that it should."""
+        if self._stopped.is_set():
+            return False
+        with self._place() as place, _log(trial).open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "grpo_nb", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | self._environment(place),
+                start_new_session=True,  # an interrupt reaches this process, which asks each of those to stop
+            )
+            self._running.add(process)
+            try:
+                status = process.wait()
+            finally:
+                self._running.discard(process)
+        if status and not self._stopped.is_set():
+            logger.warning("%s: %s ended with status %d: %s", trial.name, command[0], status, _last_line(_log(trial)))
+        return status == 0
+
+    def _environment(self, place: str | None) -> Mapping[str, str]:
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self._threads))}
+        return threads if place is None else {**threads, "CUDA_VISIBLE_DEVICES": place}
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[str | None]:
+        place = self._free.get()
+        try:
+            yield place
+        finally:
+            self._free.put(place)
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        for process in [*self._running]:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        for process in [*self._running]:
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _log(trial: Trial) -> Path:
+    return trial.path.with_name(f"{trial.name}.log")
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
