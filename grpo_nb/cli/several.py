@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from grpo_nb.cli.arguments import UsageError
 from grpo_nb.cli.opening import open_run
+from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import say
 from grpo_nb.ranks import launch
 from grpo_nb.ranks.link import joined
