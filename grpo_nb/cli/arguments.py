@@ -118,8 +118,9 @@ def _sweep(commands: Any) -> None:
         "Each arm is a set of settings, the first the one that others are compared with; each arm and seed is a run "
         "of its own in FOLDER. Runs whose SFT would be the same share it. What is done already is not done again, so "
         "the same command goes on after an interrupt; without --arm it opens what is there.",
-        "grpo-nb sweep sweeps/kl --preset demo --arm usual= --arm no-kl=objectives.fairness.beta=0,"
-        "objectives.hallucination.beta=0\ngrpo-nb sweep sweeps/kl --devices 0,1\ngrpo-nb sweep sweeps/kl --show",
+        "grpo-nb sweep sweeps/kl --arm usual= --arm no-kl=objectives.fairness.beta=0 --seeds 0,1\n"
+        "grpo-nb sweep sweeps/kl --devices 0,1\n"
+        "grpo-nb sweep sweeps/kl --show",
     )
     command.add_argument("folder", metavar="FOLDER", help="where the study and its runs are")
     making_arguments(command)
