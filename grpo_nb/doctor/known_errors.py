@@ -269,13 +269,30 @@ _INSTALLATION = (
 
 _DISTRIBUTED = (
     Known(
+        "rank-lost",
+        r"rank \d+ of \d+ (died|raised|has not answered)|rank 0 (has ended|gives no sign of life)",
+        "One of the processes that train together died, raised or hangs, so that all have ended; rank 0 has saved the "
+        "newest step where it lives.",
+        "Read that rank's own output above torchrun's table (exit status -9 is mostly the system, for want of memory), "
+        "then start the run again: it resumes, also with fewer GPUs (--gpus). A rank that was only slow, in a step "
+        "that takes long, needs a higher run.rank_timeout, in seconds; `rank_late` in events.jsonl says where it was",
+    ),
+    Known(
+        "ranks-never-met",
+        r"waited \d+ s at \S+ and (rank|lost)|found nobody at \S+ within|Initializing process group",
+        "The processes of a training wait for each other at its start: one never started, or has another address.",
+        "Start with `grpo-nb train RUN --gpus N`, or on several machines with the line that --nodes M prints: the same "
+        "MASTER_ADDR and MASTER_PORT (29500) for all, open between the machines, and WORLD_SIZE processes. "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL shows who is missing",
+    ),
+    Known(
         "nccl-timeout",
         r"NCCL timeout|collective operation timeout|Watchdog caught collective",
         "One process waited for the others longer than the time limit: another one died, is still loading, or took "
         "another path through the code.",
-        "Read the log of every rank for the first error. If all are alive, raise the limit: "
-        "init_process_group(timeout=timedelta(seconds=1800)); NCCL_DEBUG=INFO shows what it waits for. This package "
-        "trains in one process",
+        "Read the log of every rank for the first error. If all are alive, raise the limit: run.rank_timeout here, in "
+        "seconds, elsewhere init_process_group(timeout=timedelta(seconds=1800)); NCCL_DEBUG=INFO shows what it waits "
+        "for. The run resumes from its newest checkpoint",
     ),
     Known(
         "nccl",

@@ -3,7 +3,7 @@
 A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
 the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. A file a
 subject: updates, health, canaries, drift, signal, learning, regressions, numeric, sampler, rewards, judge,
-machine, warm_start.
+machine, ranks, warm_start.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +19,7 @@ from grpo_nb.rules import (
     learning,
     machine,
     numeric,
+    ranks,
     regressions,
     rewards,
     sampler,
@@ -55,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     *numeric.RULES,
     *rewards.RULES,
     *machine.RULES,
+    *ranks.RULES,
 )
 OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     drift.kl_zero,

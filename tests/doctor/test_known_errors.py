@@ -136,6 +136,15 @@ REAL = {
         "'https://huggingface.co/models'",
         "OSError: You are trying to access a gated repo.",
     ],
+    "rank-lost": [
+        "RankError: rank 1 of 2 died ([gloo] Connection closed by peer [127.0.0.1]:6355), at 'gradients'.",
+        "grpo_nb.ranks.link.RankError: rank 3 of 8 has not answered for 1800 s (run.rank_timeout), at 'draw'.",
+        "RankError: rank 0 has ended (Connection closed by peer); this rank ends",
+    ],
+    "ranks-never-met": [
+        "RankError: rank 0 of 2 waited 300 s at host:29500 and rank [1] never came.",
+        "Initializing process group: MASTER_ADDR=localhost, MASTER_PORT=29500",
+    ],
     "nccl-timeout": [
         "RuntimeError: NCCL timeout",
         "[E ProcessGroupNCCL.cpp] Caught collective operation timeout",
