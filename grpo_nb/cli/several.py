@@ -17,7 +17,6 @@ from grpo_nb.ranks import launch
 from grpo_nb.ranks.link import joined
 from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.run import Run
-from grpo_nb.storage.vocabulary import RunState
 from grpo_nb.training.follower import follow
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -44,7 +43,10 @@ def started(arguments: Namespace) -> int | None:
         run.lock().refuse_if_taken()
         program = ["grpo_nb", "train", str(run.path), *_flags(arguments)]
         if arguments.nodes is None:
-            return _torchrun(run, program, arguments.gpus)
+            if _torchrun(run, program, arguments.gpus) != DONE:
+                return FAILED
+            goal = run.config.run.steps if arguments.steps is None else arguments.steps
+            return DONE if (run.last_step() or 0) >= goal else INTERRUPTED
         say(launch.nodes_line(program, arguments.nodes, arguments.gpus))
         return DONE
 
@@ -60,10 +62,7 @@ def _torchrun(run: Run, program: list[str], gpus: int) -> int:
     environment = os.environ | launch.environment(gpus)
     torchrun = subprocess.Popen(launch.command(program, gpus), env=environment, start_new_session=True)
     with _interrupts(lambda: launch.stop(torchrun, RunLock(run.path / LOCK))):
-        status = torchrun.wait()
-    if status != DONE:
-        return FAILED
-    return DONE if run.status().state is RunState.DONE else INTERRUPTED
+        return torchrun.wait()
 
 
 @contextmanager

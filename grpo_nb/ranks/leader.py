@@ -23,6 +23,7 @@ Log = Callable[..., None]
 
 LATE_SECONDS = 60.0
 """After rank 0 and all others have done their part, a rank that is still at it is logged."""
+GONE_SECONDS = 5.0
 FAILED, MEMORY_FULL = "failed", "memory full"
 """What a reply says of work that was not done."""
 
@@ -85,7 +86,7 @@ class Leader(Ranks):
         """Have every rank do `message`, whose last part is to receive these tensors."""
         assert self._group is not None
         self._asked([message] * (self.size - 1), lambda: None)  # all are there before the transfer begins
-        with self._unless_broken():
+        with self._unless_broken(message.work):
             transfer.send(tensors, self._group)
 
     def close(self) -> None:
@@ -124,9 +125,9 @@ class Leader(Ranks):
         """Make these gradients, one set or several, the sums over all ranks; the ranks have answered for theirs."""
         assert self._group is not None
         self._check()
-        for rank in self.others:
-            self.link.send(rank, Message("add up", data))
-        with self._unless_broken():
+        with self._unless_broken("add up"):
+            for rank in self.others:
+                self._send(rank, Message("add up", data))
             for one in gradients:
                 transfer.add_up(list(one.values()), self._group)
 
@@ -140,7 +141,7 @@ class Leader(Ranks):
         failure: Exception | None = None
         with self._unless_broken():
             for rank, message in asked.items():
-                self.link.send(rank, message)
+                self._send(rank, message)
             began = time.perf_counter()
             try:
                 mine.append(own())
@@ -184,11 +185,12 @@ class Leader(Ranks):
                 replies[rank] = reply
         return replies
 
-    def _lost(self, rank: int, work: str, how: str) -> None:
+    def _lost(self, rank: int | None, work: str, how: str) -> None:
         self._log("rank_failed", rank=rank, ranks=self.size, work=work, reason=how)
+        who = "a transfer" if rank is None else f"rank {rank} of {self.size}"
         raise RankError(
-            f"rank {rank} of {self.size} {how}, at '{work}'. All ranks end; its own output says why. Start the run "
-            "again, with any number of ranks: it resumes from its newest checkpoint",
+            f"{who} {how}, at '{work}'. All ranks end; the output of each says why. Start the run again, with any "
+            "number of ranks: it resumes from its newest checkpoint",
             rank,
         )
 
@@ -196,16 +198,30 @@ class Leader(Ranks):
         if self._broken:
             raise RankError("the ranks no longer work together; start the run again: it resumes from its checkpoint")
 
+    def _send(self, rank: int, message: Message) -> None:
+        try:
+            self.link.send(rank, message)
+        except RankError as error:
+            self._lost(rank, message.work, f"died ({error})")
+
     @contextmanager
-    def _unless_broken(self) -> Iterator[None]:
+    def _unless_broken(self, transferred: str = "") -> Iterator[None]:
         """What is raised inside, an interrupt too, leaves messages without replies."""
         try:
             yield
         except BaseException as error:
             self._broken = True
-            if type(error) is RuntimeError:  # of a transfer; a message tells who it was
-                raise RankError(f"a transfer between the ranks failed: {link.first_line(error)}") from error
+            if transferred and type(error) is RuntimeError:  # it does not say whose connection broke
+                rank = self._first_gone()
+                self._lost(rank, transferred, f"{'failed' if rank is None else 'died'} ({link.first_line(error)})")
             raise
+
+    def _first_gone(self) -> int | None:
+        """The rank whose connection breaks, where one does in the next seconds."""
+        end = time.monotonic() + GONE_SECONDS
+        while not self.link.gone and time.monotonic() < end:
+            self.link.next(GONE_SECONDS / 10)
+        return next(iter(self.link.gone), None)
 
     # ------------------------------------------------------------------ what it took
 

@@ -22,6 +22,8 @@ class Line(Link):
         self.waiting: list[int] = []
 
     def send(self, rank: int, message: Message) -> None:
+        if self.answers[rank] == "unreachable":
+            raise RankError("closed", rank)
         self.sent.append(rank)
         self.waiting.append(rank)
 
@@ -72,7 +74,8 @@ def test_what_ranks_take_is_summed_until_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"), [("closed", "closed"), (reply(FAILED, error="ValueError: x"), "ValueError")]
+    ("answer", "reason"),
+    [("closed", "closed"), ("unreachable", "closed"), (reply(FAILED, error="ValueError: x"), "ValueError")],
 )
 def test_a_rank_that_dies_or_raises_is_named(answer: Any, reason: str) -> None:
     ranks, _, log = leading(reply(), answer)
