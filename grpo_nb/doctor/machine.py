@@ -1,5 +1,6 @@
 """Checks of the machine and the environment: what is there, whether it will do, what to change."""
 
+import functools
 import importlib.util
 import inspect
 import os
@@ -86,10 +87,14 @@ def stale_functions(module: ModuleType) -> list[str]:
     path = getattr(module, "__file__", None)
     if path is None or not path.endswith(".py") or not Path(path).is_file():
         return []
-    source = Path(path).read_text(encoding="utf-8")
-    on_disk = {code.co_qualname: code for code in _codes(compile(source, path, "exec", dont_inherit=True))}
+    on_disk = _compiled(path, Path(path).read_text(encoding="utf-8"))
     loaded = [f.__code__ for f in _functions(module) if f.__code__.co_filename == path]
     return [code.co_qualname for code in loaded if _differ(code, on_disk.get(code.co_qualname))]
+
+
+@functools.lru_cache(maxsize=1024)  # compiling the package is most of the doctor's time, and most files stay
+def _compiled(path: str, source: str) -> dict[str, CodeType]:
+    return {code.co_qualname: code for code in _codes(compile(source, path, "exec", dont_inherit=True))}
 
 
 def _packages() -> Iterator[Check]:
