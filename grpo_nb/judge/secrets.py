@@ -67,6 +67,9 @@ def _letters(text: str) -> list[tuple[str, int, int]]:
         if kind is None:
             continue
         letter = match[kind] if kind == "letter" else chr(int(match[kind], _BASE[kind]))
+        if letter.isascii() and letter.isalnum():
+            found.append((letter.lower(), *match.span()))
+            continue
         found += [(c, *match.span()) for c in unicodedata.normalize("NFKC", letter).casefold() if c.isalnum()]
     return found
 
@@ -86,7 +89,8 @@ def _runs(plain: str, pieces: set[str]) -> Sequence[tuple[int, int]]:
     """First and last place of each stretch that pieces cover."""
     runs: list[tuple[int, int]] = []
     lengths = sorted({len(piece) for piece in pieces}, reverse=True)
-    for i in range(len(plain)):
+    beginnings = {piece[:FEWEST_LETTERS] for piece in pieces}
+    for i in [i for i in range(len(plain)) if plain[i : i + FEWEST_LETTERS] in beginnings]:
         length = next((len(piece) for n in lengths if (piece := plain[i : i + n]) in pieces), 0)
         if length and runs and i <= runs[-1][1]:
             runs[-1] = (runs[-1][0], max(runs[-1][1], i + length - 1))
