@@ -15,17 +15,18 @@ from grpo_nb.doctor.profiling import PHASE_RANGE, Operator, Profile
 from grpo_nb.rules.history import PHASES
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
-from tests.support.tiny import tiny_run
+from tests.support.tiny import small_worlds, tiny_run
 from tests.support.tokens import names
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of one step."""
-    run = tiny_run(tmp_path_factory.mktemp("profiled"), run__steps=1)
-    for _ in grpo(run):
-        pass
-    return run
+def run(tmp_path_factory: pytest.TempPathFactory, narrow_model: None) -> Iterator[Run]:
+    """A run of one step; a profile's copy of it writes a world of its own."""
+    with small_worlds():
+        run = tiny_run(tmp_path_factory.mktemp("profiled"), run__steps=1, sampling__max_completion_length=4)
+        for _ in grpo(run):
+            pass
+        yield run
 
 
 def files_of(run: Run) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from grpo_nb.run.run import Run
 from grpo_nb.types import StepStats
 
 PATIENCE = 60.0
-FOREVER = 10**6
+FOREVER = 10**4
 
 
 class Stage:
