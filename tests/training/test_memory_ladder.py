@@ -92,14 +92,23 @@ def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pyt
     assert [row["step"] for row in rows(list(grpo(run, **given())))] == [1, 2], "nothing is lost"
 
 
+ONE_BY_ONE: dict[str, Any] = {"sft__steps": 0, "run__steps": 2, "run__checkpoint_every": 10, "batch__micro_batch": 1}
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two steps with a completion at a time."""
+    run = tiny_run(tmp_path_factory.mktemp("whole"), **ONE_BY_ONE)
+    list(grpo(run, **given()))
+    return run
+
+
 @pytest.mark.parametrize(("rollback", "moved"), [(True, True), (False, True), (False, False)])
 def test_a_step_that_cannot_be_done_loses_none_before_it(
-    rollback: bool, moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rollback: bool, moved: bool, one_by_one: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where its weights have moved, that takes a copy of them."""
-    changes: dict[str, Any] = {"sft__steps": 0, "run__steps": 2, "run__checkpoint_every": 10, "batch__micro_batch": 1}
-    whole, run = (tiny_run(tmp_path, name, guards__rollback=rollback, **changes) for name in ("whole", "broken"))
-    list(grpo(whole, **given()))
+    run = tiny_run(tmp_path, "broken", guards__rollback=rollback, **ONE_BY_ONE)
     failing(monkeypatch, "training.grpo.step_row" if moved else "training.grpo.objective_gradients", {2})
     with pytest.raises(torch.OutOfMemoryError):
         list(grpo(run, **given()))
@@ -109,7 +118,7 @@ def test_a_step_that_cannot_be_done_loses_none_before_it(
     assert bool(events(run, "step_undone")) is undone and bool(events(run, "torn")) is not undone
     monkeypatch.undo()
     list(grpo(run, **given()))
-    assert same_weights(run, whole)
+    assert same_weights(run, one_by_one)
 
 
 SAID = (
@@ -135,7 +144,7 @@ def test_another_error_stays_what_it_is(other: RuntimeError) -> None:
     assert found.value is other
 
 
-@pytest.mark.parametrize("target", ["training.grpo.objective_gradients", "training.pairs.logprobs"])
+@pytest.mark.parametrize("target", ["training.grpo.objective_gradients", "training.sft.logprobs"])
 def test_a_step_is_done_with_less_whoever_says_it(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny_run(tmp_path, "blas", sft__steps=0 if "grpo" in target else 1)
     failing(monkeypatch, target, {1}, RuntimeError(SAID[0]))
@@ -268,7 +277,7 @@ def test_the_first_update_of_sft_is_undone_where_it_is_broken_off(
             list(sft(run, policy=policy))
         assert [e["step"] for e in events(run, "sft_step_undone")] == [0] and not policy.torn
     list(sft(run, policy=policy))
-    newest, expected = (r.sft_checkpoints.load(2).tensors("policy") for r in (run, plain))
+    newest, expected = (r.sft_checkpoints.load(2).tensors("policy") for r in (run, learnt))
     again = [(e["step"], e["now"]) for e in events(run, "sft_out_of_memory")]
     assert again == ([] if isinstance(error, KeyboardInterrupt) else [(1, "micro_batch=4")])
     assert not events(run, "sft_torn")
@@ -432,12 +441,19 @@ def test_a_snapshot_that_the_device_has_no_room_for_is_kept_by_the_host(
     assert same_weights(run, calm[0])
 
 
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A step of SFT with room for everything."""
+    run = tiny_run(tmp_path_factory.mktemp("learnt"), sft__steps=1)
+    list(sft(run))
+    return run
+
+
 @pytest.mark.parametrize("room", [0, 2])
 def test_the_loss_of_sft_is_measured_on_fewer_pairs_at_a_time_or_not_at_all(
-    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: int, learnt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, plain, held = tiny_run(tmp_path, "full", sft__steps=1), tiny_run(tmp_path, "plain", sft__steps=1), []
-    list(sft(plain))
+    run, held = tiny_run(tmp_path, "full", sft__steps=1), []
     whole = sft_module.evaluate_loss
 
     def measured(policy: Policy, pairs: Any, micro_batch: int, numerics: Any = None) -> float:
@@ -448,7 +464,7 @@ def test_the_loss_of_sft_is_measured_on_fewer_pairs_at_a_time_or_not_at_all(
 
     monkeypatch.setattr(sft_module, "evaluate_loss", measured)
     assert len(list(sft(run))) == 1 and events(run, "sft_done") and not events(run, "sft_out_of_memory")
-    losses, expected = ([e["loss"] for e in events(r, "sft_eval")] for r in (run, plain))
+    losses, expected = ([e["loss"] for e in events(r, "sft_eval")] for r in (run, learnt))
     assert losses == (pytest.approx(expected, rel=1e-5) if room else [])
     assert [e["step"] for e in events(run, "sft_evaluation_failed")] == ([] if room else [0, 1])
     assert held[:4] == [16, 8, 4, 2] and len(events(run, "sft_evaluation_out_of_memory")) == (6 if room else 8)
