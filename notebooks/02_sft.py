@@ -62,7 +62,8 @@ warmup = g.start(run, stage="sft")
 warmup
 
 # %% [markdown]
-# The next cell waits. The notebook's stop button (■) ends SFT after the current step and saves.
+# The next cell waits, and leaves the curves when it ends. The notebook's stop button (■) ends SFT after the current
+# step and saves.
 
 # %%
 await warmup.wait()

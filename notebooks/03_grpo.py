@@ -49,7 +49,10 @@ print(config.batch.describe())
 # %% [markdown]
 # ## Start
 # The first third of the steps. The cell returns at once, and the kernel stays free while a thread trains; what comes
-# up below it is the control room, which shows the same again in any cell that says `training`.
+# up below it is the control room, which shows the same again in any cell that says `training`. *Run All* scrolls on to
+# the cell that waits, which shows the same status line. To keep the control room in view, right-click it and choose
+# *Create New View for Cell Output* (JupyterLab): it moves to a tab of its own. In the curves, point for values, drag to
+# zoom, double-click for all steps, and click an objective to hide it.
 
 # %%
 part = max(config.run.steps // 3, 1)
@@ -137,10 +140,8 @@ training
 await training.wait()
 
 # %% [markdown]
-# The whole curve, with a mark where each start took over; below it, what was logged at those moments.
-
-# %%
-training.report()
+# When a wait ends it leaves the curves and the numbers of the run, which need no kernel to be read; dotted lines mark
+# where each start took over. What was logged at those moments:
 
 # %%
 report.starts(run)

@@ -124,6 +124,11 @@ class Session:
         return max(self.run.config.sft.steps, self.step) if self.stage == "sft" else self.run.goal()
 
     @property
+    def target(self) -> int | None:
+        """The step at which the start of this session ends; None where another decides that."""
+        return self._job.steps if self._worker is not None and self.stage == "grpo" else None
+
+    @property
     def knobs(self) -> Knobs:
         """Live settings by name: `knobs["beta/fairness"].set(0.1)`; in use from the next step on."""
         return self.run.knobs
@@ -203,6 +208,16 @@ class Session:
             self._job = replace(self._job, accept_changed=accepted_kinds(accept_changed))
             self.begin()
 
+    def train_more(self, steps: int) -> None:
+        """Train so many steps beyond the newest one, whatever the run's settings ask for.
+
+        Raises:
+            RunError: it trains now, here or elsewhere.
+        """
+        refuse_if_live(self.run)
+        self._job = replace(self._job, steps=self.step + steps)
+        self.begin()
+
     async def wait(self, step: int | None = None) -> Summary:
         """Wait until the run ends, or until `step` is in the log; widgets stay alive meanwhile. Says where it stands.
 
@@ -215,16 +230,19 @@ class Session:
             Stopped: interrupted, and saved.
             Exception: whatever ended the training, so that the cell fails and Run All stops.
         """
-        try:
-            held = self._held_by(step)
-            while self._waiting_for(step) and not held():
-                await asyncio.sleep(POLL_SECONDS)
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            self._interrupted()
-            while self.live:
-                await asyncio.sleep(POLL_SECONDS)
-            self._raise_error()
-            raise Stopped(self._stopped_sentence()) from None
+        from grpo_nb.jupyter import waiting  # ipywidgets: 0.2 s that `start` need not take
+
+        held = self._held_by(step)
+        with waiting.followed(self, to_the_end=step is None):
+            try:
+                while self._waiting_for(step) and not held():
+                    await asyncio.sleep(POLL_SECONDS)
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                self._interrupted()
+                while self.live:
+                    await asyncio.sleep(POLL_SECONDS)
+                self._raise_error()
+                raise Stopped(self._stopped_sentence()) from None
         self._raise_error()
         return self.summary()
 
@@ -253,13 +271,17 @@ class Session:
         """A picture and a table that need no kernel and no widgets to be read."""
         from grpo_nb.report.report import report
 
-        return report(self.run)
+        return report(self.run, self.stage)
 
     def summary(self) -> Summary:
         """One line: what the run is doing, at which step, what ended it, and whether its code was edited meanwhile."""
         own = (self.step, self.steps)
         state, step, steps = shown(self.state, own, own if self.stage == "sft" else self.run.status().sft)
-        words = [f"{self.run.name}: {state}, step {step} of {steps}"]
+        if self.live and self.target is not None and self.target < steps:
+            steps, total = max(self.target, step), f" ({steps} in all)"
+        else:
+            total = ""
+        words = [f"{self.run.name}: {state}, step {step} of {steps}{total}"]
         if self.state.is_active and (owner := self.run.status().owner) is not None and owner.doing:
             words.append(owner.doing)
         if (error := self.error) is not None:

@@ -19,9 +19,11 @@ from grpo_nb.storage.index.frames import narrowed
 from grpo_nb.storage.journal import Row
 
 MOST_ROWS = 2000
-"""Rows of a picture; of more, every second one is left out, then every second one of those that are left."""
+"""Rows of the curves; of more, every second one is left out, then every second one of those that are left."""
 MOST_MARKS = 500
 """Of each kind: skipped steps, resumes, knob turns."""
+ANSWERS = frozenset({"checkpoint", "checkpoint_rewritten", "evaluated", "evaluation_failed"})
+"""Kinds of events that say what became of a command."""
 NEWEST = 20
 """The newest rows, all of which are kept."""
 
@@ -111,9 +113,12 @@ class Events:
         self._most = most_findings
         self._found: dict[str, deque[Row]] = {name: deque(maxlen=most_findings) for name in ("error", "warning")}
         self._marks: dict[str, deque[Row]] = {name: deque(maxlen=MOST_MARKS) for name in ("resume", "knob")}
-        self._goal: list[Row] = []
+        self._goals: dict[str, Row] = {}
+        """The newest event of each stage that says at which step it ends."""
         self.findings = 0
         """Those that are more than a remark."""
+        self.answers: dict[str, Row] = {}
+        """The newest event of each kind that ends a command."""
 
     def add(self, event: Row) -> None:
         """Add the next event."""
@@ -125,8 +130,10 @@ class Events:
             self._forget_after(event.get("step"))
         if kind in self._marks:
             self._marks[kind].append(event)
+        if kind in ANSWERS:
+            self.answers[str(kind)] = event
         if event.get("goal") is not None:
-            self._goal = [event]
+            self._goals["sft" if str(kind).startswith("sft_") else "grpo"] = event
 
     def _forget_after(self, step: int | None) -> None:
         """Drop the findings of steps that are trained again, which find them again."""
@@ -139,6 +146,11 @@ class Events:
         """Errors first, then the newest."""
         return [event for found in self._found.values() for event in reversed(found)][: self._most]
 
+    def goal(self, stage: str) -> int | None:
+        """The step at which the newest start of a stage ends, where that was logged."""
+        goal = self._goals.get(stage, {}).get("goal")
+        return goal if isinstance(goal, int) and not isinstance(goal, bool) else None
+
     def steps(self, kind: str, key: str | None = None) -> list[int]:
         """Steps of the marks of a kind; of knobs, of one key."""
         marks = [event for event in self._marks[kind] if key is None or event.get("key") == key]
@@ -146,7 +158,8 @@ class Events:
 
     def frame(self) -> pd.DataFrame:
         """The marks and the newest goal, as the pictures read them."""
-        return narrowed([*self._marks["resume"], *self._marks["knob"], *self._goal], "time", "kind")
+        goals = [event for stage, event in self._goals.items() if stage == "grpo"]
+        return narrowed([*self._marks["resume"], *self._marks["knob"], *goals], "time", "kind")
 
 
 class Followed:
@@ -195,6 +208,16 @@ class Followed:
         """Which keys the rows have, and the newest value of each."""
         with self._lock:
             return Found([*self._rows.latest], dict(self._rows.latest))
+
+    def answers(self) -> dict[str, Row]:
+        """The newest event of each kind that ends a command."""
+        with self._lock:
+            return dict(self._events.answers)
+
+    def goal(self, stage: str) -> int | None:
+        """The step at which the newest start of a stage ends, where that was logged."""
+        with self._lock:
+            return self._events.goal(stage)
 
     def marks(self, knobs: Collection[str]) -> tuple[list[int], dict[str, list[int]]]:
         """Steps at which the run was resumed, and those at which each of the knobs was turned."""

@@ -42,8 +42,9 @@ AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000,
 class Picture(Figure):
     """A Figure that a notebook shows as a picture, without pyplot and under the lock."""
 
-    def _repr_png_(self) -> bytes:
-        return to_png(self)
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        """With the alternative text that pages made from a notebook show."""
+        return to_png(self), {"alt": repr(self)}
 
     def __repr__(self) -> str:
         """What it shows, for whoever cannot see it: a page gives these words as the picture's alternative text."""

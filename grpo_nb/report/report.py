@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from grpo_nb import plots
 from grpo_nb.doctor import diagnose
@@ -52,27 +53,54 @@ class Report:
             "text/plain": self.table.caption or repr(self.table),
         }
 
+    def picture(self) -> tuple[dict[str, str], dict[str, Any]]:
+        """The bundle and its metadata, with the alternative text that pages made from a notebook show."""
+        return self.bundle(), {"image/png": {"alt": f"{self.figure!r}. {self.table.caption}"}}
+
     def _ipython_display_(self) -> None:
         """Two outputs, so that the picture is a picture wherever the notebook is read, and is stored once."""
         from IPython.display import display
 
-        display(self.bundle(), raw=True)  # type: ignore[no-untyped-call]
+        data, metadata = self.picture()
+        display(data, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]
         display(self.table)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return repr(self.table)
 
 
-def report(run: Run | str | Path) -> Report:
+def report(run: Run | str | Path, stage: Literal["grpo", "sft"] = "grpo") -> Report:
     """The dashboard's picture, and per objective the first and the newest numbers of the log; of a Run, name or path.
 
     Raises:
         RunError: there is no such run.
     """
     run = Run.of(run)
+    if stage == "sft":
+        return _sft_report(run)
     rows, status = run.stored("metrics"), run.status()
     caption = f"{run.name}: {status}"
     return Report(picture(run, rows), Table(first_and_last(rows, run.config.objectives), caption))
+
+
+def _sft_report(run: Run) -> Report:
+    rows = run.stored("sft")
+    table = [
+        {"mean of": title, "first steps": values[:5].mean(), "last steps": values[-5:].mean()}
+        for title, key in _SFT_HEADLINES.items()
+        if len(values := _known(rows, key))
+    ]
+    step = run.last_step("sft") or 0
+    return Report(plots.sft(rows), Table(pd.DataFrame(table), f"{run.name}: step {step} of SFT"))
+
+
+def _known(rows: LogRows, key: str) -> NDArray[np.float64]:
+    """The finite values of a key, within its limits."""
+    values = limits.bounded(key, rows.numbers(key).values)
+    return values[np.isfinite(values)]
+
+
+_SFT_HEADLINES = {"loss, nats per completion token": keys.LOSS, "gradient norm": keys.GRAD_NORM}
 
 
 def page(run: Run | str | Path) -> str:
@@ -137,8 +165,7 @@ def first_and_last(rows: LogRows, objectives: Iterable[str], window: int = 5) ->
     table = []
     for name in objectives:
         for title, key in _HEADLINES.items():
-            values = limits.bounded(key.of(name), rows.numbers(key.of(name)).values)
-            values = values[np.isfinite(values)]
+            values = _known(rows, key.of(name))
             if len(values):
                 first, last = values[:window].mean(), values[-window:].mean()
                 table.append({"objective": name, "mean of": title, "first steps": first, "last steps": last})

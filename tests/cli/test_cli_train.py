@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from grpo_nb.cli import main, progress, verbs
-from grpo_nb.jupyter import dashboard
+from grpo_nb.jupyter import standing
 from grpo_nb.jupyter.start import attach
+from grpo_nb.jupyter.tailing import Followed
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, load_tasks
@@ -270,7 +271,9 @@ def _doing(run: Run) -> str:
     owner = Run.open(run.path).status().owner
     assert owner is not None
     session = attach(run)
-    assert owner.doing in session.summary() and owner.doing in dashboard._status_line(session, session.state, [])
+    assert owner.doing in session.summary() and owner.doing in standing.status_html(
+        session, session.state, Followed(run, "metrics", 1)
+    )
     return owner.doing
 
 

@@ -193,7 +193,8 @@ def test_every_picture_is_a_png_of_its_size(name: str) -> None:
 
 def test_a_notebook_shows_the_picture_that_is_written() -> None:
     figure, png, _, _ = drawn(next(iter(PICTURES)))
-    assert figure._repr_png_() == png  # type: ignore[attr-defined]
+    shown, about = figure._repr_png_()  # type: ignore[attr-defined]
+    assert shown == png and "Reward" in about["alt"]
 
 
 KEPT_BYTES = 50_000

@@ -1,0 +1,128 @@
+"""Where a run stands, in two lines: what trains where, at which step of how many; the newest numbers and settings."""
+
+import os
+import socket
+import statistics
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from grpo_nb.jupyter import notices
+from grpo_nb.jupyter.tailing import Followed
+from grpo_nb.metrics import keys
+from grpo_nb.report.markup import html
+from grpo_nb.run.lock import Owner
+from grpo_nb.storage.journal import Row
+from grpo_nb.storage.vocabulary import RunState
+
+CLASS = "grpo-nb"
+"""Of every widget of a live view, for its style."""
+STAGES = {"sft": "SFT", "grpo": "GRPO"}
+
+
+def status_html(session: Any, state: RunState, followed: Followed) -> str:
+    """The two lines, as HTML."""
+    rows, status = followed.newest(), session.run.status()
+    step, steps = int(rows[-1]["step"]) if rows else 0, session.steps
+    target = max(session.target or followed.goal(session.stage) or steps, step)
+    owner = status.owner if state.is_active else None
+    reached = f"{STAGES[session.stage]} step {step} of {target}" + (f" ({steps} in all)" if target < steps else "")
+    if not rows and session.stage == "grpo" and status.sft is not None:
+        reached = "SFT step {} of {}".format(*status.sft)
+    parts = [
+        reached,
+        *([owner.doing] if owner is not None and owner.doing else []),
+        *pace(rows, target - step if state.is_active else 0),
+        f"as of {datetime.now():%H:%M:%S}",
+    ]
+    last = rows[-1] if rows else {}
+    return str(
+        html(
+            "status",
+            panel=CLASS,
+            run=session.run.name,
+            state=state,
+            colour=notices.colour(state),
+            where=place(session, owner),
+            parts=parts,
+            numbers=numbers(session, last),
+        )
+    )
+
+
+def place(session: Any, owner: Owner | None) -> str:
+    """Where the run trains now; empty where it does not."""
+    if session.live and session.where != "process":
+        return "in this kernel"
+    if owner is None:
+        return ""
+    if owner.host != socket.gethostname():
+        return f"in process {owner.pid} on {owner.host}"
+    return "in this kernel" if owner.pid == os.getpid() else f"in process {owner.pid} of this machine"
+
+
+def numbers(session: Any, row: Row) -> list[str]:
+    """Reward, KL, β and temperature of a row; of SFT its loss and learning rate."""
+    if session.stage == "sft":
+        return _named(row, {"loss": keys.LOSS, "learning rate": keys.LR})
+    objectives = session.run.config.objectives
+    families = {"reward": keys.REWARD, "KL": keys.KL, "β": keys.BETA}
+    found = [_each(row, title, {name: key.of(name) for name in objectives}) for title, key in families.items()]
+    named = {"temperature": keys.TEMPERATURE, "learning rate": keys.LR}
+    return [*filter(None, found), *_named(row, named), *_memory(session, row), *_engine(row)]
+
+
+def _named(row: Row, names: dict[str, str]) -> list[str]:
+    return [f"{title} {value:.3g}" for title, key in names.items() if (value := _number(row, key)) is not None]
+
+
+def _each(row: Row, title: str, names: dict[str, str]) -> str:
+    values = [f"{name} {value:.3g}" for name, key in names.items() if (value := _number(row, key)) is not None]
+    return f"{title} {', '.join(values)}" if values else ""
+
+
+def _memory(session: Any, row: Row) -> list[str]:
+    """What the step needed at its peak; where this kernel trains on a GPU, also how full that is."""
+    peak = _number(row, keys.MEMORY_PEAK)
+    told = [f"memory {peak / 1024:.2f} GiB at the peak"] if peak is not None else []
+    torch = sys.modules.get("torch")
+    if session.live and torch is not None and torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        told.append(f"GPU {bar((total - free) / total)} {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB")
+    return told
+
+
+def bar(share: float, cells: int = 10) -> str:
+    """A share as text.
+
+    >>> bar(0.32)
+    '▮▮▮▯▯▯▯▯▯▯'
+    """
+    full = min(max(round(share * cells), 0), cells)
+    return "▮" * full + "▯" * (cells - full)
+
+
+def _engine(row: Row) -> list[str]:
+    return [f"engine {row[keys.ENGINE]}"] if row.get(keys.ENGINE) else []
+
+
+def _number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def pace(rows: Sequence[Row], left: int) -> list[str]:
+    """The median of the newest steps, and what it makes of those that are left."""
+    known = [value for row in rows if (value := _number(row, keys.TIME_STEP)) is not None]
+    if not known:
+        return []
+    seconds = statistics.median(known)
+    each = f"{seconds:.2g} s a step" if seconds < 10 else f"{seconds:.0f} s a step"
+    return [f"{each}, about {_duration(left * seconds)} left" if left > 0 else each]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
