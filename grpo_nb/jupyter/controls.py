@@ -6,6 +6,7 @@ was asked: they show what the knob file and the newest metrics row say, wherever
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import ipywidgets as w
 
 from grpo_nb.config import ObjectiveConfig
+from grpo_nb.jupyter.live.knob import Box, Slider
+from grpo_nb.jupyter.notices import Severity
 from grpo_nb.metrics import keys
 from grpo_nb.optim import warmup
 from grpo_nb.report.markup import html
@@ -22,9 +25,12 @@ from grpo_nb.run.run import RunError
 from grpo_nb.storage.vocabulary import Command, RunState
 
 Row = Mapping[str, Any]
-Notify = Callable[[str], None]
+Notify = Callable[..., None]
+"""Shows one line under the controls, of a severity that is `warning` unless given; an empty line takes it away."""
 
 AUTO_WIDTH = "72px"
+MORE = 50
+"""Steps that the button at the end trains."""
 _LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
 """Of a name: JupyterLab typesets mathematics in the words before a control."""
 
@@ -42,19 +48,19 @@ class Setting:
 class KnobControl:
     """One knob as a row: a box to be exact, a slider to feel, a toggle for the controller, and what is in use."""
 
-    def __init__(self, knob: Knob, name: str, slider: w.Widget, arrow: float, notify: Notify) -> None:
+    def __init__(self, knob: Knob, name: str, slider: Slider, arrow: float, notify: Notify) -> None:
         """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""
         self.turned: Callable[[], None] = lambda: None
         """Called when the knob was turned here."""
         self.knob, self.name, self.slider, self._notify = knob, name, slider, notify
         low, high = knob.bounds
-        self.entry = w.FloatText(  # not the bounded one: that would clamp without a word
+        self.entry = Box(
+            self._no_number,
             value=knob.value,
             step=arrow,
             description=name,
             tooltip=f"{name}, exactly: any number from {low:g} to {high:g}",
-            style={"description_width": "130px"},
-            layout=w.Layout(width="232px"),
+            layout=w.Layout(width="240px"),
         )
         self.auto: w.ToggleButton | None = None
         self.label = w.HTML(layout=w.Layout(min_width="260px", margin="2px 0 2px 8px"))
@@ -115,6 +121,10 @@ class KnobControl:
         else:
             self._write(lambda: self.knob.set(self.entry.value, by="dashboard"))
 
+    def _no_number(self, text: str) -> None:
+        low, high = self.knob.bounds
+        self._notify(f"{self.name}: needs a number from {low:g} to {high:g}, found '{text}'; nothing was changed")
+
     def _write(self, change: Callable[[], object]) -> bool:
         self._notify("")
         try:
@@ -141,6 +151,13 @@ class Button:
         return self.command.label.capitalize()
 
 
+ANSWERS: Mapping[str, tuple[Command, Severity, str]] = {
+    "checkpoint": (Command.SAVE, "good", "saved: the checkpoint of step {step}"),
+    "checkpoint_rewritten": (Command.SAVE, "good", "saved: the checkpoint of step {step}"),
+    "evaluated": (Command.EVALUATE, "good", "evaluated at step {step}: report.comparison(run) shows the measures"),
+    "evaluation_failed": (Command.EVALUATE, "warning", "not evaluated at step {step}: {error}"),
+}
+"""Events that say what became of a command, by kind."""
 LIVE = tuple(state for state in RunState if state.is_live)
 RESUMABLE = (RunState.PAUSED, RunState.STOPPED, RunState.DEAD, RunState.FAILED)
 BUTTONS = (
@@ -160,6 +177,8 @@ class Controls:
         """`turned` is called after a knob was turned or a button was pressed here."""
         self._session, self._notify, self._turned = session, notify, turned
         self._problem: str | None = None
+        self._requested: dict[Command, float] = {}
+        """Commands without an answer so far, and when they were requested here."""
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
         self._starts = {keys.BETA.of(name): objective.beta for name, objective in config.objectives.items()}
@@ -172,7 +191,8 @@ class Controls:
         for control in self.knobs.values():
             control.turned = turned
         self.buttons = {button.command: self._button(button) for button in BUTTONS}
-        buttons = w.HBox(list(self.buttons.values()), layout=w.Layout(margin="4px 0 0 0", flex_flow="row wrap"))
+        self.more = self._more()
+        buttons = w.HBox([*self.buttons.values(), self.more], layout=w.Layout(margin="4px 0 0 0", flex_flow="row wrap"))
         self.widget = w.VBox([control.widget for control in self.knobs.values()] + [buttons])
 
     def follow(self, state: RunState, row: Row) -> None:
@@ -189,6 +209,15 @@ class Controls:
         self._problem = asked.problem
         for button in BUTTONS:
             self.buttons[button.command].disabled = state not in button.states
+        self.more.layout.display = None if state in (RunState.DONE, RunState.STOPPED) else "none"
+
+    def answer(self, newest: Mapping[str, Row]) -> None:
+        """Say what became of a command that was requested here; `newest`: the newest event of each kind."""
+        for kind, (command, severity, words) in ANSWERS.items():
+            event, since = newest.get(kind), self._requested.get(command)
+            if event is not None and since is not None and float(event.get("time") or 0) >= since:
+                del self._requested[command]
+                self._notify(words.format(step=event.get("step"), error=event.get("error")), severity)
 
     def _used(self, name: str, row: Row, asked_automatic: bool) -> tuple[Setting | None, str]:
         """The knob in the newest row; the learning rate without its warm-up, which the note tells of."""
@@ -212,23 +241,41 @@ class Controls:
             layout=w.Layout(width="100px"),
         )
 
-        def pressed(_: object) -> None:
-            self._notify("")
-            try:
-                getattr(self._session, described.method)()
-            except (RunError, OSError, RuntimeError) as error:
-                self._notify(f"{described.label}: {error}")
-            self._turned()
+        def pressed() -> None:
+            asked = time.time()
+            getattr(self._session, described.method)()
+            if described.command in (Command.SAVE, Command.EVALUATE):
+                self._requested[described.command] = asked
+                self._notify(f"{described.label} is requested: it begins when the step in progress is done", "info")
 
-        button.on_click(pressed)
+        button.on_click(lambda _: self._press(described.label, pressed))
         return button
+
+    def _more(self) -> w.Button:
+        label = f"Train {MORE} more"
+        button = w.Button(
+            description=label,
+            icon="fast-forward",
+            tooltip=f"{label}: go on for {MORE} steps beyond the newest one",
+            layout=w.Layout(width="140px", display="none"),
+        )
+        button.on_click(lambda _: self._press(label, lambda: self._session.train_more(MORE)))
+        return button
+
+    def _press(self, label: str, act: Callable[[], None]) -> None:
+        self._notify("")
+        try:
+            act()
+        except (RunError, OSError, RuntimeError) as error:
+            self._notify(f"{label}: {error}")
+        self._turned()
 
 
 def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, notify: Notify) -> KnobControl:
     """A logarithmic slider over the objective's beta bounds; the box takes any beta, 0 too."""
-    low, high = (math.log10(bound) for bound in objective.beta_bounds)
+    low, high = objective.beta_bounds
     title = f"β {name.translate(_LITERAL)}"
-    slider = w.FloatLogSlider(value=knob.value, min=low, max=high, step=0.05, **_naming(title))
+    slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming(title))
     control = KnobControl(knob, title, slider, 0.001, notify)
     if objective.kl_band is None or not objective.controlled:
         return control
@@ -237,16 +284,14 @@ def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, notify: Noti
 
 def temperature_control(knob: Knob, notify: Notify) -> KnobControl:
     """A slider over the usual temperatures; the box takes all that the knob allows."""
-    slider = w.FloatSlider(value=knob.value, min=0.1, max=2.0, step=0.05, **_naming("temperature"))
+    slider = Slider(value=knob.value, low=0.1, high=2.0, step=0.05, **_naming("temperature"))
     return KnobControl(knob, "temperature", slider, 0.05, notify)
 
 
 def rate_control(knob: Knob, start: float, notify: Notify) -> KnobControl:
     """A logarithmic slider two decades to both sides of the configured rate; the box takes any, 0 too."""
-    middle = math.log10(start)
-    slider = w.FloatLogSlider(
-        value=knob.value, min=middle - 2, max=min(middle + 2, 0.0), step=0.05, **_naming("learning rate")
-    )
+    low, high = start / 100, min(100 * start, 1.0)
+    slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming("learning rate"))
     return KnobControl(knob, "learning rate", slider, _rounded(start / 10), notify)
 
 
@@ -272,12 +317,7 @@ def _agree(asked: Setting, used: Setting) -> bool:
 
 
 def _naming(name: str) -> dict[str, Any]:
-    return {
-        "tooltip": f"{name}: drag, or move with the arrow keys",
-        "readout": False,  # it would round; the box beside it is exact
-        "continuous_update": False,
-        "layout": w.Layout(width="240px"),
-    }
+    return {"description": name, "tooltip": f"{name}: drag, or move with the arrow keys"}
 
 
 def _short(setting: Setting) -> str:

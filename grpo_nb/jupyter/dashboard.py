@@ -6,23 +6,20 @@ now and then whether the run moves again, in whatever process, and ends when the
 """
 
 import os
-import statistics
 import threading
 from base64 import b64encode
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import ipywidgets as w
 
 from grpo_nb import plots
-from grpo_nb.jupyter import notices
+from grpo_nb.jupyter import notices, standing
 from grpo_nb.jupyter.controls import Controls
 from grpo_nb.jupyter.live import Curves
 from grpo_nb.jupyter.notices import Notice
 from grpo_nb.jupyter.samples import SampleBrowser
 from grpo_nb.jupyter.tailing import Followed
-from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.report import report
 from grpo_nb.report.markup import html
@@ -37,7 +34,6 @@ REST_SECONDS = 3.0
 """Between two looks at where a run stands that does not move; nothing is drawn for them."""
 MOST_FINDINGS = 3
 SAMPLES = "samples"
-CLASS = "grpo-nb"
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
     "advantages of a group add up to nothing.",
@@ -60,7 +56,7 @@ class Dashboard:
         self.bar = w.FloatProgress(min=0, max=1.0, layout=w.Layout(width="100%", height="12px"))
         grpo = session.stage == "grpo"
         self._followed = Followed(session.run, _log(session), MOST_FINDINGS)
-        self.curves = Curves(session.run, self._followed, session.stage)
+        self.curves = Curves(session.run, self._followed, session.stage, self._report_wanted)
         self.controls = Controls(session, self.notify, self.watch) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
@@ -72,13 +68,15 @@ class Dashboard:
         self.caption = w.HTML()
         self.pages.observe(self._turned, names="value")
         self.widget = w.VBox(self._parts())
-        self.widget.add_class(CLASS)
+        self.widget.add_class(standing.CLASS)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wake = threading.Event()
         self.resting = threading.Event()
         """Set while there is nothing to follow."""
+        self._wanted = threading.Event()
+        """Somebody asked for the report."""
         self._read: object = None
         self._lay_out()
         self._try_refresh()
@@ -108,7 +106,7 @@ class Dashboard:
         self._closed.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()  # no picture of the old code is drawn beside one of the new
+            self._thread.join()  # nothing of the old code is shown beside the new
         parts, self.widget.children = self.widget.children, (other.widget,)
         for part in parts:
             _close(part)
@@ -118,9 +116,9 @@ class Dashboard:
         """Whether it shows nothing any more; also where ipywidgets closed its widgets."""
         return self._closed.is_set() or self.widget.comm is None
 
-    def notify(self, text: str) -> None:
+    def notify(self, text: str, severity: notices.Severity = "warning", /) -> None:
         """Show one line under the controls; an empty one takes it away."""
-        self.message.value = notices.notice_html([Notice("warning", text)]) if text else ""
+        self.message.value = notices.notice_html([Notice(severity, text)]) if text else ""
 
     def refresh(self) -> None:
         """Bring everything up to date from the files."""
@@ -132,15 +130,25 @@ class Dashboard:
         rows = self._followed.newest()
         last = rows[-1] if rows else {}
         step = int(last.get("step", 0))
-        self.status.value = _status_line(self.session, state, rows)
+        self.status.value = standing.status_html(self.session, state, self._followed)
         self.notices.value = _notices(self.session, state, step)
         self.findings.value = _warnings(*self._followed.findings())
-        self.bar.max, self.bar.value = max(self.session.steps, 1), float(step)
+        target = self.session.target or self._followed.goal(self.session.stage) or self.session.steps
+        self.bar.max, self.bar.value = float(max(target, step, 1)), float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
+            self.controls.answer(self._followed.answers())
         if self.pages.value == SAMPLES and self.samples is not None:
             self.samples.refresh()
-        self.curves.update(self.session.steps)
+        self.curves.update(self.session.steps, "" if state.is_active else str(self.session.summary()))
+        if self._wanted.is_set():
+            self._wanted.clear()
+            self.curves.hand_over(report.page(self.session.run))
+
+    def _report_wanted(self) -> None:
+        """The thread that follows the run writes it."""
+        self._wanted.set()
+        self.watch()
 
     def _try_refresh(self) -> None:
         """`refresh`; a view that fails ends neither the watching nor the opening, and never the training."""
@@ -241,34 +249,3 @@ def _signature(folder: os.PathLike[str]) -> object:
         return sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in logs)
     except OSError:
         return None
-
-
-def _status_line(session: Any, state: RunState, rows: Sequence[Row]) -> str:
-    step = int(rows[-1]["step"]) if rows else 0
-    owner = session.run.status().owner if state.is_active else None
-    elsewhere = owner is not None
-    where = "in this kernel" if session.live else "elsewhere" if elsewhere else ""
-    parts = [
-        f"step {step} of {session.steps}",
-        *([owner.doing] if owner is not None and owner.doing else []),
-        *_pace(rows, session.steps - step if state.is_active else 0),
-        *(f"engine {row[keys.ENGINE]}" for row in rows[-1:] if row.get(keys.ENGINE)),
-        f"as of {datetime.now():%H:%M:%S}",
-    ]
-    name, ground = session.run.name, notices.colour(state)
-    return str(html("status", panel=CLASS, run=name, state=state, colour=ground, where=where, parts=parts))
-
-
-def _pace(rows: Sequence[Row], left: int) -> list[str]:
-    """The median of the newest steps, and what it makes of those that are left."""
-    known = [row[keys.TIME_STEP] for row in rows if row.get(keys.TIME_STEP) is not None]
-    if left <= 0 or not known:
-        return []
-    seconds = statistics.median(known)
-    return [f"{seconds:.1f} s a step, about {_duration(left * seconds)} left"]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

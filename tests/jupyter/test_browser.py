@@ -50,7 +50,7 @@ def test_run_all_steer_reload_restart_and_the_curve_joins(desk: Desk, run: Run) 
     before = run.last_step() or 0
     assert before < STEPS
     desk.press("Step")
-    desk.says(f"step {before + 1} of {STEPS}")
+    desk.says(f"step {before + 1} of {STEPS // 3} ({STEPS} in all)")
 
     desk.restart_and_run_all()
     until(lambda: "resume" in set(run.events()["kind"]) or desk.errors(), "the resume")
@@ -92,16 +92,31 @@ def test_panel_is_exact_refuses_and_is_reached_by_keyboard(desk: Desk, trained: 
     until(lambda: beta.input_value() == "0.05", "the refused number to go")
     assert knob.value == 0.05
 
-    # ipywidgets 8 gives the handle of a slider no name (its tooltip is the title of the element around it, which takes
-    # no focus): the labelled control is the box before it, which the handle moves along.
+    desk.type_into("β fairness", "abc")
+    desk.says("found 'abc'")
+    until(lambda: beta.input_value() == "0.05", "the text that is no number to go")
+
+    slider = desk.by_label("β fairness, slider")
+    assert slider.get_attribute("aria-valuetext") == "0.05", "the number, and not its exponent"
+    box = slider.bounding_box()
+    desk.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2)
+    desk.page.mouse.down()
+    desk.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] / 2)
+    dragged = desk.page.locator(".gnb-shown").first.inner_text()
+    assert float(dragged) != 0.05 and knob.value == 0.05, "a number while it is dragged, a knob when it is let go"
+    desk.page.mouse.up()
+    until(lambda: knob.value == float(dragged), "the knob where it was let go")
+    desk.type_into("β fairness", "0.05")
+    until(lambda: knob.value == 0.05, "the typed beta again")
+
     reached = desk.tab_through(8, start="β fairness")
-    assert reached[:3] == ["spinbutton β fairness", "slider", "button auto"]
-    assert reached[3:6] == ["spinbutton β hallucination", "slider", "button auto"]
-    assert reached[6:8] == ["spinbutton temperature", "slider"]
+    assert reached[:3] == ["spinbutton β fairness", "slider β fairness, slider", "button auto"]
+    assert reached[3:6] == ["spinbutton β hallucination", "slider β hallucination, slider", "button auto"]
+    assert reached[6:8] == ["spinbutton temperature", "slider temperature, slider"]
     assert not desk.unseen_focus, "each of them shows that it has the focus"
     beta.press("Tab")
     desk.page.keyboard.press("ArrowRight")
-    until(lambda: knob.value == 0.0562, "one step of the slider, of a twentieth of a decade")
+    until(lambda: knob.value > 0.05, "one step of the slider, of a twentieth of a decade")
     desk.page.keyboard.press("Tab")
     desk.page.keyboard.press("Enter")
     until(lambda: knob.mode == "auto", "auto, by the keyboard")

@@ -183,7 +183,7 @@ def test_narrow_window_hides_nothing(desk: Desk, trained: Run) -> None:
     desk.page.keyboard.press("Control+b")  # the list of files
     time.sleep(1)  # until the window is laid out
     right = desk.cell(1).bounding_box()["x"] + desk.cell(1).bounding_box()["width"]
-    parts = desk.page.locator(".grpo-nb :is(input, button, select, .noUi-handle, .widget-html-content)")
+    parts = desk.page.locator(".grpo-nb :is(input, button, select, .widget-html-content)")
     boxes = [box for box in (part.bounding_box() for part in parts.all()) if box]
     assert len(boxes) > 20 and all(box["x"] + box["width"] <= right + 1 for box in boxes)
     widths = [canvas.bounding_box()["width"] for canvas in desk.page.locator(".gnb-canvas").all()]
@@ -229,4 +229,40 @@ def test_curves_answer_hover_zoom_and_clicks(desk: Desk, trained: Run) -> None:
     assert "beta/hallucination" in beta.get_attribute("aria-label")
     desk.page.set_viewport_size({"width": 900, "height": 1200})
     until(lambda: beta.evaluate("c => c.width === Math.round(c.clientWidth * devicePixelRatio)"), "the new size")
+    assert not desk.errors()
+
+
+NOTIFIED = """window.notified = [];
+window.Notification = class {
+    constructor(text) { window.notified.push(text); }
+    static requestPermission() { return Promise.resolve('granted'); }
+};"""
+
+
+def test_table_report_and_the_word_at_the_end(desk: Desk, trained: Run) -> None:
+    desk.page.add_init_script(NOTIFIED)
+    panel_of(desk, trained)
+    view = desk.page.locator(".gnb-live")
+    until(lambda: desk.newest_step() == 10, "all steps")
+    view.locator("summary").click()
+    cells = view.locator(".gnb-cells")
+    until(lambda: cells.locator("tr").count() == 11, "a row a step")
+    assert "reward/fairness/mean" in cells.locator("tr").first.inner_text()
+    assert cells.locator("tr").nth(1).locator("td").first.inner_text() == "10", "the newest first"
+    with desk.page.expect_download() as waited:
+        view.get_by_role("button", name="Download report").click()
+    assert waited.value.suggested_filename == "panel-report.html"
+    assert "Before and after" in Path(waited.value.path()).read_text()
+
+    view.get_by_role("button", name="Notify me at the end").click()
+    desk.press("Resume")
+    until(lambda: cells.locator("tr").count() == 13, "the last rows")
+    until(lambda: desk.page.evaluate("window.notified.length"), "the word at the end")
+    (notified,) = desk.page.evaluate("window.notified")
+    assert names(notified, "panel", "done", 12)
+    desk.shot("panel-table", desk.cell(1))
+    desk.press("Train 50 more")
+    until(lambda: (trained.last_step() or 0) > 13, "more steps")
+    desk.press("Stop")
+    until(lambda: trained.status().state == "stopped", "the stop")
     assert not desk.errors()

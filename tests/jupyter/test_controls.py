@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from grpo_nb.jupyter import session
-from grpo_nb.jupyter.controls import Controls
+from grpo_nb.jupyter.controls import MORE, Controls, Notify
 from grpo_nb.jupyter.dashboard import Dashboard
-from grpo_nb.jupyter.start import attach
+from grpo_nb.jupyter.start import attach, start
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import RunState
-from tests.support.stage import row, until
+from tests.support.stage import FOREVER, Stage, row, until
 from tests.support.tiny import tiny_run
 from tests.support.tokens import names
 
@@ -21,9 +21,13 @@ def said() -> list[str]:
     return []
 
 
+def note_in(said: list[str]) -> Notify:
+    return lambda text, severity="warning", /: said.append(text)
+
+
 @pytest.fixture
 def controls(run: Run, said: list[str]) -> Controls:
-    return Controls(attach(run), said.append)
+    return Controls(attach(run), note_in(said))
 
 
 @pytest.mark.ux(21, at="unit")
@@ -31,7 +35,6 @@ def test_beta_is_shown_exactly(controls: Controls) -> None:
     controls.follow(RunState.NEW, {})
     control = controls.knobs["beta/fairness"]
     assert control.entry.value == 0.04 and control.slider.value == pytest.approx(0.04)
-    assert not control.slider.readout, "its readout rounds"
 
 
 @pytest.mark.ux(3, at="unit")
@@ -102,7 +105,7 @@ def test_beta_of_the_controller_is_in_use_until_the_step_that_took_it_over(contr
 
 def test_learning_rate_in_use_is_told_without_its_warm_up(tmp_path: Path, said: list[str]) -> None:
     run = tiny_run(tmp_path, algorithm__learning_rate=3e-4, algorithm__warmup_steps=10)
-    controls = Controls(attach(run), said.append)
+    controls = Controls(attach(run), note_in(said))
     control = controls.knobs["learning_rate"]
     assert control.entry.value == control.slider.value == 3e-4
     controls.follow(RunState.RUNNING, {"step": 2, "lr": 6e-5})
@@ -136,7 +139,7 @@ def test_every_control_has_a_name_and_the_keys_move_it(controls: Controls) -> No
     for control in controls.knobs.values():
         assert control.entry.description == control.name and control.name in control.slider.tooltip
         assert control.auto is None or control.auto.tooltip.startswith(control.name)
-        assert control.slider.step > 0 and control.entry.step > 0 and not control.slider.continuous_update
+        assert control.slider.step > 0 and control.entry.step > 0
         assert all(part.tabbable is not False for part in (control.entry, control.slider))
     for button in controls.buttons.values():
         assert button.tooltip.startswith(button.description)
@@ -174,7 +177,7 @@ def test_beta_without_a_band_or_a_controller_has_no_auto(
     tmp_path: Path, said: list[str], setting: dict[str, Any]
 ) -> None:
     run = tiny_run(tmp_path, **{f"objectives__fairness__{key}": value for key, value in setting.items()})
-    assert Controls(attach(run), said.append).knobs["beta/fairness"].auto is None
+    assert Controls(attach(run), note_in(said)).knobs["beta/fairness"].auto is None
 
 
 def test_knob_that_cannot_be_written_is_said(controls: Controls, run: Run, said: list[str]) -> None:
@@ -230,3 +233,49 @@ def test_turn_of_a_resting_run_is_shown_at_once(run: Run) -> None:
     control.entry.value = 0.2
     until(lambda: control.label.value == "requested <b>0.2</b>, in use 0.04 (auto)")
     until(board.resting.is_set)
+
+
+def test_text_that_is_no_number_is_refused_with_what_is_needed(controls: Controls, run: Run, said: list[str]) -> None:
+    before, control = run.knobs.snapshot(), controls.knobs["beta/fairness"]
+    control.entry._told(control.entry, {"kind": "refused", "text": "<abc>" * 99}, [])
+    assert run.knobs.snapshot() == before and control.entry.value == 0.04
+    assert names(said[-1], "β fairness", "<abc>", 0, 10) and len(said[-1]) < 200
+
+
+def test_sliders_of_decades_keep_numbers_not_exponents(controls: Controls, run: Run) -> None:
+    low, high = run.config.objectives["fairness"].beta_bounds
+    slider = controls.knobs["beta/fairness"].slider
+    assert (slider.low, slider.high, slider.log, slider.value) == (low, high, True, 0.04)
+    assert not controls.knobs["temperature"].slider.log
+
+
+@pytest.mark.parametrize(("command", "kind", "told"), [("save", "checkpoint", 3), ("evaluate", "evaluated", 3)])
+def test_a_button_says_that_it_was_pressed_and_what_came_of_it(
+    run: Run, command: Any, kind: str, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run.lock():
+        run.log_event(kind, step=2)
+        board = Dashboard(attach(Run.open(run.path)))
+        assert board.controls is not None
+        board.controls.buttons[command].click()
+        requested = board.message.value
+        assert "requested" in requested
+        board.refresh()
+        assert board.message.value == requested, "an earlier one is no answer"
+        run.log_event(kind, step=told)
+        board.refresh()
+        assert names(board.message.value, told) and "requested" not in board.message.value
+
+
+def test_a_run_that_ended_offers_more_steps(stage: Stage, run: Run) -> None:
+    stage.release(FOREVER)
+    session = start(run)
+    session.wait_blocking()
+    controls = Controls(session, note_in([]))
+    controls.follow(session.state, {})
+    assert controls.more.layout.display is None
+    controls.more.click()
+    session.wait_blocking()
+    assert session.target == run.last_step() == 6 + MORE
+    controls.follow(RunState.RUNNING, {})
+    assert controls.more.layout.display == "none"

@@ -182,3 +182,30 @@ def test_a_run_of_many_names_stays_small(run: Run, board: Dashboard, monkeypatch
     browser = Browser(board.curves, monkeypatch)
     board.refresh()
     assert len(browser.columns) <= 300 and len(json.dumps(board.curves.pages)) < 100_000
+
+
+def test_the_report_is_written_when_it_is_asked_for(
+    board: Dashboard, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(board.curves, "hand_over", lambda page: sent.append(("page", page.encode())))
+    board.refresh()
+    assert not sent
+    monkeypatch.setattr(board, "watch", board.refresh)
+    board.curves._asked(board.curves, {"kind": "report"}, [])
+    assert len(sent) == 1 and b"<html" in sent[0][1]
+
+
+def test_a_file_has_a_name_without_paths(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves, sent = Curves(run, Followed(run, "metrics", 3), "grpo"), []
+    monkeypatch.setattr(curves, "send", lambda about, buffers: sent.append((about["name"], buffers[0])))
+    curves.run_path = Path("/somewhere/../a b<c>")
+    curves.hand_over("page")
+    assert sent == [("a-b-c--report.html", b"page")]
+
+
+def test_the_browser_is_told_when_the_run_has_ended(board: Dashboard, run: Run) -> None:
+    assert board.curves.frame["ended"]
+    with run.lock():
+        board.refresh()
+        assert board.curves.frame["ended"] == ""

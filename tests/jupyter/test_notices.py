@@ -102,7 +102,7 @@ def test_trainer_that_died_says_where_resume_goes_on(run: Run) -> None:
     assert told(seen).count("step 1") == 1
     run.checkpoints.save(1, {}, {"step": 1})
     assert told(seen).count("step 1") == 2, "where it died, and where Resume continues from"
-    controls = Controls(seen, lambda text: None)
+    controls = Controls(seen, lambda text, severity="warning", /: None)
     controls.follow(seen.state, {})
     assert not controls.buttons["run"].disabled and controls.buttons["stop"].disabled
 

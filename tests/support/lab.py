@@ -144,8 +144,9 @@ def playwright_timeout() -> type[Exception]:
 
 FOCUSED = """() => {
     const at = document.activeElement, tag = at.tagName.toLowerCase();
-    const role = at.getAttribute('role') || {input: 'spinbutton', select: 'combobox'}[tag] || tag;
-    const name = at.labels && at.labels.length ? at.labels[0].textContent : at.textContent;
+    const plain = {range: 'slider', text: 'textbox'}[at.type] || {select: 'combobox'}[tag] || tag;
+    const role = at.getAttribute('role') || plain;
+    const name = at.labels && at.labels.length ? at.labels[0].textContent : at.ariaLabel || at.textContent;
     return (role + ' ' + name.trim()).trim();
 }"""
 FOCUS_IS_SEEN = "() => getComputedStyle(document.activeElement).outlineStyle !== 'none'"

@@ -2,6 +2,10 @@
 
 const LABEL = 32; // characters of a name in a legend before it is cut
 
+const MOST_ROWS = 100; // of the table
+
+const told = (value) => (Number.isNaN(value) || value === undefined ? "" : plain(value));
+
 /** A new element with a class and a text, in its parent. */
 function put(parent, tag, kind, text = "") {
   const made = document.createElement(tag);
@@ -25,6 +29,11 @@ class View {
     this.root = put(el, "div", "live");
     this.legend = put(this.root, "div", "legend");
     this.grid = put(this.root, "div", "grid");
+    this.table = put(this.root, "details", "table");
+    put(this.table, "summary", "summary", "Table, one row a step");
+    this.cells = put(put(this.table, "div", "scroll"), "table", "cells");
+    this.table.addEventListener("toggle", () => this.schedule());
+    this.foot = put(this.root, "div", "foot");
     this.tip = put(this.root, "div", "tip");
     this.tip.hidden = true;
     this.redraw = this.redraw.bind(this);
@@ -39,6 +48,7 @@ class View {
     const sized = new ResizeObserver(this.schedule), dressed = new MutationObserver(this.schedule);
     sized.observe(this.root);
     dressed.observe(document.body, { attributes: true });
+    this.offer();
     this.lay();
     model.send({ kind: "all" });
     return () => {
@@ -50,8 +60,56 @@ class View {
   }
 
   take(message, buffers) {
-    if (!this.rows.add(message, buffers)) this.model.send({ kind: "all" });
+    if (message.kind === "file") this.download(message.name, buffers[0]);
+    else if (!this.rows.add(message, buffers)) this.model.send({ kind: "all" });
     else this.schedule();
+  }
+
+  /** What can be had at the end: a page to keep, a word when the run has ended. */
+  offer() {
+    const report = put(this.foot, "button", "button", "Download report");
+    report.addEventListener("click", () => {
+      this.model.send({ kind: "report" });
+      report.disabled = true;
+      this.offered = report;
+    });
+    if (!("Notification" in window)) return;
+    const notify = put(this.foot, "button", "button", "Notify me at the end");
+    notify.setAttribute("aria-pressed", "false");
+    notify.addEventListener("click", async () => {
+      this.notifies = (await Notification.requestPermission()) === "granted";
+      notify.setAttribute("aria-pressed", String(this.notifies));
+      notify.textContent = this.notifies ? "Notifies at the end" : "Notifications are blocked by the browser";
+    });
+  }
+
+  download(name, bytes) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([bytes], { type: "text/html" }));
+    link.download = name;
+    link.click();
+    URL.revokeObjectURL(link.href);
+    if (this.offered) this.offered.disabled = false;
+  }
+
+  /** Once, when a run that was seen active is no longer. */
+  announce(ended) {
+    if (this.active && ended && this.notifies) new Notification(ended);
+    this.active = !ended;
+  }
+
+  /** The newest rows, newest first, by the keys of metrics.jsonl; only while it is open. */
+  tabulate() {
+    if (!this.table.open) return;
+    const keys = this.rows.columns.filter((key) => key !== "status" && this.rows.get(key).some((v) => !Number.isNaN(v)));
+    const newest = this.rows.steps.map((_, i) => i).slice(-MOST_ROWS).reverse();
+    const head = document.createElement("tr"), body = newest.map(() => document.createElement("tr"));
+    ["step", ...keys].forEach((key) => put(head, "th", "th", key));
+    newest.forEach((place, i) => {
+      put(body[i], "td", "td", String(this.rows.steps[place]));
+      keys.forEach((key) => put(body[i], "td", "td", told(this.rows.get(key)[place])));
+    });
+    this.cells.replaceChildren(head, ...body);
   }
 
   /** A canvas for each panel of the page that was chosen. */
@@ -90,8 +148,11 @@ class View {
 
   redraw() {
     this.due = undefined;
-    const { objectives, inks, resumed, turned, end } = this.model.get("frame");
-    if (!this.root.clientWidth || !objectives) return;
+    const { objectives, inks, resumed, turned, end, ended } = this.model.get("frame");
+    if (!objectives) return;
+    this.announce(ended);
+    if (!this.root.clientWidth) return;
+    this.tabulate();
     this.head(objectives, resumed);
     const themeInks = themed(this.root, inks), [from, to] = this.zoom ?? [0, end];
     const font = `11px ${getComputedStyle(this.root).fontFamily}`;
