@@ -1,4 +1,7 @@
-"""Presets: functions that return a Config; each says hardware, minutes and what to expect."""
+"""Presets: functions that return a Config; each says hardware, minutes and what to expect.
+
+Steps of the GPU presets are timed by `python -m grpo_nb.dev.bench --preset NAME --random-weights 400`.
+"""
 
 from collections.abc import Callable
 
@@ -103,8 +106,9 @@ def gpu_24gb(
     """A 7 B model in bfloat16 on a 24 GB card: the smallest step, rank 4, short answers.
 
     Hardware: one GPU of 24 GB that has bfloat16 (RTX 3090 or 4090, A10, L4).
-    Time: measured on an H100 with random weights of this shape: 7 s a step, 6 of them drawing, so 25 minutes in all.
-    Not measured on a 24 GB card; estimated at up to twice that, as drawing waits for launches more than for memory.
+    Time: measured on an H200 with random weights of this shape and prompts of 400 tokens: 1.0 s a step, half of it
+    drawing, at a peak of 16.7 GiB. Not measured on a 24 GB card, which reads memory at a fifth of that rate: estimated
+    at 5 to 8 s a step, so half an hour in all.
     Expect: fewer unparsed and invented answers within 50 steps, KL inside its bands; noisy, since a step judges
     8 completions.
     """
@@ -127,8 +131,8 @@ def gpu_40gb(
     """A 7 B model in bfloat16 on a 40 GB card: twice the prompts of `gpu_24gb`, rank 8, answers of 96 tokens.
 
     Hardware: one GPU of 40 GB or more (A100-40, A6000, L40S).
-    Time: measured on an H100 with random weights of this shape: 10 s a step, 8 of them drawing, so 40 minutes in all.
-    Not measured on a 40 GB card; estimated at up to twice that.
+    Time: measured on an H200 with random weights of this shape and prompts of 400 tokens: 1.2 s a step, half of it
+    drawing, at a peak of 24.5 GiB. Not measured on a 40 GB card; estimated at 3 to 5 s a step.
     Expect: rewards of both objectives rise over the first 100 steps, KL settles inside its bands.
     """
     return Config(
@@ -150,8 +154,8 @@ def gpu_80gb(
     """A 7 B model in bfloat16 on an 80 GB card: groups of 8, rank 16, room for longer answers.
 
     Hardware: one GPU of 80 GB (A100-80, H100).
-    Time: measured on an H100 with random weights of this shape, every answer at its cap: 24 s a step, 17 of them
-    drawing, so 80 minutes in all.
+    Time: measured on an H200 with random weights of this shape, prompts of 400 tokens and every answer at its cap:
+    2.3 s a step, 1.0 of them drawing, so 8 minutes in all, at a peak of 33.3 GiB. Not measured on an 80 GB card.
     Expect: the steadiest curves of the presets, since a step judges 64 completions.
     """
     return Config(

@@ -80,10 +80,15 @@ def shape_of(name: str, seed: int = 0) -> ModelShape:
     Raises:
         ModelError: not found, with the names that are known.
     """
+    return ModelShape.from_config(config_of(name, seed), name)
+
+
+def config_of(name: str, seed: int = 0) -> PreTrainedConfig:
+    """The transformers configuration behind `shape_of`, whose errors these are."""
     if known := _KNOWN.get(_plain(name)):
         kind, sizes = known
-        return ModelShape.from_config(AutoConfig.for_model(kind, **sizes), name)
-    return ModelShape.from_config(_read_config(locate(name, seed), name), name)
+        return AutoConfig.for_model(kind, **sizes)
+    return _read_config(locate(name, seed), name)
 
 
 def _read_config(source: Source, name: str) -> PreTrainedConfig:
