@@ -55,8 +55,8 @@ class Dashboard:
         self.message = w.HTML()
         self.bar = w.FloatProgress(min=0, max=1.0, layout=w.Layout(width="100%", height="12px"))
         grpo = session.stage == "grpo"
-        self._followed = Followed(session.run, _log(session), MOST_FINDINGS)
-        self.curves = Curves(session.run, self._followed, session.stage, self._report_wanted)
+        self.followed = Followed(session.run, _log(session), MOST_FINDINGS)
+        self.curves = Curves(session.run, self.followed, session.stage, self._report_wanted)
         self.controls = Controls(session, self.notify, self.watch) if grpo else None
         self.samples = SampleBrowser(session.run) if grpo else None
         self.pages = w.ToggleButtons(
@@ -124,20 +124,20 @@ class Dashboard:
         """Bring everything up to date from the files."""
         newest = _signature(self.session.run.path)  # before reading: what is written meanwhile is seen next time
         if newest not in (None, self._read):
-            self._followed.read()
+            self.followed.read()
             self._read = newest
         state: RunState = self.session.state
-        rows = self._followed.newest()
+        rows = self.followed.newest()
         last = rows[-1] if rows else {}
         step = int(last.get("step", 0))
-        self.status.value = standing.status_html(self.session, state, self._followed)
+        self.status.value = standing.status_html(self.session, state, self.followed)
         self.notices.value = _notices(self.session, state, step)
-        self.findings.value = _warnings(*self._followed.findings())
-        target = self.session.target or self._followed.goal(self.session.stage) or self.session.steps
+        self.findings.value = _warnings(*self.followed.findings())
+        target = self.session.target or self.followed.goal(self.session.stage) or self.session.steps
         self.bar.max, self.bar.value = float(max(target, step, 1)), float(step)
         if self.controls is not None:
             self.controls.follow(state, last)
-            self.controls.answer(self._followed.answers())
+            self.controls.answer(self.followed.answers())
         if self.pages.value == SAMPLES and self.samples is not None:
             self.samples.refresh()
         self.curves.update(self.session.steps, "" if state.is_active else str(self.session.summary()))
@@ -205,8 +205,8 @@ class Dashboard:
         """The widget where there are widgets, else the picture, else a sentence."""
         bundle: dict[str, Any] = dict(self.widget._repr_mimebundle_(**options) or {})
         bundle["text/plain"] = self.session.summary()
-        if self._followed.newest():
-            figure = _figure(self.session, self._followed, "overview")
+        if self.followed.newest():
+            figure = _figure(self.session, self.followed, "overview")
             bundle["image/png"] = b64encode(plots.to_kept_png(figure)).decode()
         return bundle
 

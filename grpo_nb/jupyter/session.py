@@ -125,8 +125,8 @@ class Session:
 
     @property
     def target(self) -> int | None:
-        """The step at which the start of this session ends; None where another decides that."""
-        return self._job.steps if self._worker is not None and self.stage == "grpo" else None
+        """The step at which the training of this session ends, while it trains and was given one; else None."""
+        return self._job.steps if self.live and self.stage == "grpo" else None
 
     @property
     def knobs(self) -> Knobs:
@@ -277,7 +277,7 @@ class Session:
         """One line: what the run is doing, at which step, what ended it, and whether its code was edited meanwhile."""
         own = (self.step, self.steps)
         state, step, steps = shown(self.state, own, own if self.stage == "sft" else self.run.status().sft)
-        if self.live and self.target is not None and self.target < steps:
+        if self.target is not None and self.target < steps:
             steps, total = max(self.target, step), f" ({steps} in all)"
         else:
             total = ""

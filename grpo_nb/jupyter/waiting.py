@@ -10,8 +10,8 @@ from typing import Any
 import ipywidgets as w
 from IPython.display import display
 
-from grpo_nb.jupyter import kernel
-from grpo_nb.printable import clean_logger
+from grpo_nb.jupyter import kernel, standing
+from grpo_nb.printable import clean_logger, printable
 
 logger = clean_logger(__name__)
 
@@ -36,27 +36,23 @@ class _Line:
     def __init__(self, session: Any) -> None:
         self._session, self._handle = session, None
         if session.followed:
-            board = session.dashboard()
-            self._shown = w.VBox([board.status, board.bar])
-            self._handle = self._display(self._shown._repr_mimebundle_() or {}, display_id=True)
+            self._board = session.dashboard()
+            self._shown = w.VBox([self._board.status, self._board.bar])
+            shown = {**(self._shown._repr_mimebundle_() or {}), "text/plain": str(session.summary())}
+            self._handle = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def end(self, ended: bool) -> None:
-        """Take the widget away and leave what needs none; that it cannot be drawn ends neither cell nor run."""
+        """Put the last numbers in the widget's place, and leave picture and table; no failure of that ends the cell."""
         try:
-            report = self._session.report() if ended and self._session.step else None
-            data, metadata = report.picture() if report else ({}, {})
+            if self._handle is not None:
+                self._handle.update({"text/plain": printable(" · ".join(self._numbers()))}, raw=True)
+                self._shown.close()
+            if ended and self._session.step:
+                display(self._session.report())  # type: ignore[no-untyped-call]
         except Exception:
-            logger.exception("the picture of %s could not be drawn", self._session.run.name)
-            report, data, metadata = None, {}, {}
-        if self._handle is not None:
-            left = data or {"text/plain": ""}
-            self._handle.update(left, raw=True, metadata=metadata)
-            self._shown.close()
-        elif data:
-            self._display(data, metadata=metadata)
-        if report is not None:
-            display(report.table)  # type: ignore[no-untyped-call]
+            logger.exception("what %s left could not be shown", self._session.run.name)
 
-    def _display(self, data: Any, **options: Any) -> Any:
-        text = {"text/plain": str(self._session.summary())}
-        return display(text | data, raw=True, **options)  # type: ignore[no-untyped-call]
+    def _numbers(self) -> list[str]:
+        self._board.followed.read()
+        rows = self._board.followed.newest()
+        return standing.numbers(self._session, rows[-1]) if rows else []

@@ -276,6 +276,6 @@ def test_a_run_that_ended_offers_more_steps(stage: Stage, run: Run) -> None:
     assert controls.more.layout.display is None
     controls.more.click()
     session.wait_blocking()
-    assert session.target == run.last_step() == 6 + MORE
+    assert run.last_step() == session.steps == 6 + MORE
     controls.follow(RunState.RUNNING, {})
     assert controls.more.layout.display == "none"

@@ -92,7 +92,7 @@ def test_a_long_run_costs_a_tick_no_more_and_the_browser_a_bounded_number_of_row
         board.refresh()
         sizes.append(len(browser.steps))
         assert browser.steps[-1] == first + 6 and browser.column("lr") == [n / 4 for n in browser.steps]
-    shown = [int(step) for step in board._followed.frames()[0]["step"]]
+    shown = [int(step) for step in board.followed.frames()[0]["step"]]
     older = [[step for step in steps if step < 2900] for steps in (browser.steps, shown)]
     assert older[0] == older[1], "what a picture of the run would have"
     assert max(sizes) <= 50 + 2 * 20 + tailing.NEWEST + 1
