@@ -12,14 +12,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchjd import aggregation
-from torchjd.linalg import QuadprogProjector
 
 from grpo_nb import combine_gradients
 from grpo_nb.combine_gradients import COMBINERS, cagrad, combiner, mgda, pcgrad, upgrad
 from grpo_nb.config import AlgorithmConfig
 
 float64 = torch.float64
+
+
+def torchjd() -> Any:
+    """The field's library, when a test asks: with cvxpy it takes a second, in a process that runs other files too."""
+    from torchjd import aggregation
+
+    return aggregation
+
+
+def projector() -> Any:
+    from torchjd.linalg import QuadprogProjector
+
+    return QuadprogProjector(reg_eps=1e-10)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -144,7 +155,7 @@ def test_pcgrad_is_the_papers_algorithm_on_weighted_gradients(seed: int, objecti
 def test_pcgrad_of_two_equals_torchjd(seed: int) -> None:
     """With two objectives there is no order to draw, so the field's library must say exactly the same."""
     J = jacobian(2, 3, seed)
-    torch.testing.assert_close(pcgrad(J @ J.T, ones(2), seeded()), aggregation.PCGradWeighting()(J @ J.T))
+    torch.testing.assert_close(pcgrad(J @ J.T, ones(2), seeded()), torchjd().PCGradWeighting()(J @ J.T))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -152,7 +163,7 @@ def test_pcgrad_of_four_equals_torchjd_given_its_order(seed: int) -> None:
     G = conflicting(4, seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        theirs = aggregation.PCGradWeighting()(G)
+        theirs = torchjd().PCGradWeighting()(G)
     torch.testing.assert_close(pcgrad(G, ones(4), seeded(seed)), theirs)
 
 
@@ -311,14 +322,12 @@ EXPLICIT = [
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [
-        ("mgda", lambda: aggregation.MGDA(epsilon=1e-6, max_iters=1000)),
-        ("cagrad", lambda: aggregation.CAGrad(c=0.5)),
-        ("upgrad", lambda: aggregation.UPGrad(projector=QuadprogProjector(reg_eps=1e-10))),
+        ("mgda", lambda: torchjd().MGDA(epsilon=1e-6, max_iters=1000)),
+        ("cagrad", lambda: torchjd().CAGrad(c=0.5)),
+        ("upgrad", lambda: torchjd().UPGrad(projector=projector())),
     ],
 )
-def test_they_are_torchjds_at_the_scale_of_a_sum(
-    name: str, theirs: Callable[[], aggregation.Aggregator], rows: list[Any]
-) -> None:
+def test_they_are_torchjds_at_the_scale_of_a_sum(name: str, theirs: Callable[[], Any], rows: list[Any]) -> None:
     J = torch.tensor(rows, dtype=float64)
     torch.testing.assert_close(SETTLING[name](J @ J.T, ones(len(J)), seeded()) @ J, len(J) * theirs()(J))
 

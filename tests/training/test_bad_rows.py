@@ -18,9 +18,8 @@ from grpo_nb.training.grpo import TrainingError, grpo
 from grpo_nb.types import Rollouts, TokenStats
 from tests.support import tiny_models
 from tests.support.made_experience import gradients_of, kept_rows, made_experience, made_plan, taken
-from tests.support.tiny import REWARDS, small_tasks, tiny_run, weights
+from tests.support.tiny import given, tiny_run, weights
 
-GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
 SHORT = {"sft__steps": 0, "batch__group_size": 2, "sampling__max_completion_length": 8, "run__steps": 2}
 BAD = 5
 """Of the second objective in `made_experience`."""
@@ -80,7 +79,7 @@ class Spoiling(EagerEngine):
 
 def test_a_row_of_which_the_engine_told_no_number_is_counted(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **SHORT)
-    steps = list(grpo(run, engine=Spoiling(1), **GIVEN))
+    steps = list(grpo(run, engine=Spoiling(1), **given()))
     assert [(step["bad_rows/fairness"], step["bad_rows/hallucination"]) for step in steps] == [(1, 0)] * 2
     assert {step.status for step in steps} <= {"ok", "clipped"}
     found = [one for one in rules.post_mortem(run.metric_rows(), run.config) if one.rule == "bad_rows"]
@@ -92,7 +91,7 @@ def test_a_row_of_which_the_engine_told_no_number_is_counted(tmp_path: Path) -> 
 def test_too_many_or_switched_off_end_the_run(bad: tuple[int, ...], share: float | None, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **SHORT, guards__mask_bad_rows=share)
     with pytest.raises(TrainingError, match="completion 0"):
-        list(grpo(run, engine=Spoiling(*bad), **GIVEN))
+        list(grpo(run, engine=Spoiling(*bad), **given()))
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
@@ -111,6 +110,6 @@ def test_a_row_that_is_bad_in_training_alone_is_left_out_of_the_step(
 
     monkeypatch.setattr(gradients, "score", spoilt)
     run = tiny_run(tmp_path, **SHORT | {"run__steps": 1}, batch__num_iterations=iterations)
-    (step,) = grpo(run, **GIVEN)
+    (step,) = grpo(run, **given())
     assert step["bad_rows/fairness"] == step["bad_rows/hallucination"] == 1 and step.status in ("ok", "clipped")
     assert all(tensor.isfinite().all() for tensor in weights(Run.open(run.path)).values())

@@ -26,11 +26,7 @@ from grpo_nb.training.recovery import Recovery
 from grpo_nb.training.sft import sft
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Rollouts
-from tests.support.tiny import REWARDS, rows, small_tasks, tiny_run, weights
-
-
-def given() -> dict[str, Any]:
-    return {"tasks": small_tasks(), "rewards": REWARDS}
+from tests.support.tiny import given, rows, small_tasks, tiny_run, weights
 
 
 def full(count: int) -> torch.OutOfMemoryError:
@@ -277,7 +273,7 @@ def test_the_first_update_of_sft_is_undone_where_it_is_broken_off(
             list(sft(run, policy=policy))
         assert [e["step"] for e in events(run, "sft_step_undone")] == [0] and not policy.torn
     list(sft(run, policy=policy))
-    newest, expected = (r.sft_checkpoints.load(2).tensors("policy") for r in (run, learnt))
+    newest, expected = (r.sft_checkpoints.load(2).tensors("policy") for r in (run, plain))
     again = [(e["step"], e["now"]) for e in events(run, "sft_out_of_memory")]
     assert again == ([] if isinstance(error, KeyboardInterrupt) else [(1, "micro_batch=4")])
     assert not events(run, "sft_torn")
@@ -442,16 +438,16 @@ def test_a_snapshot_that_the_device_has_no_room_for_is_kept_by_the_host(
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def with_room(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A step of SFT with room for everything."""
-    run = tiny_run(tmp_path_factory.mktemp("learnt"), sft__steps=1)
+    run = tiny_run(tmp_path_factory.mktemp("with_room"), sft__steps=1)
     list(sft(run))
     return run
 
 
 @pytest.mark.parametrize("room", [0, 2])
 def test_the_loss_of_sft_is_measured_on_fewer_pairs_at_a_time_or_not_at_all(
-    room: int, learnt: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: int, with_room: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, held = tiny_run(tmp_path, "full", sft__steps=1), []
     whole = sft_module.evaluate_loss
@@ -464,7 +460,7 @@ def test_the_loss_of_sft_is_measured_on_fewer_pairs_at_a_time_or_not_at_all(
 
     monkeypatch.setattr(sft_module, "evaluate_loss", measured)
     assert len(list(sft(run))) == 1 and events(run, "sft_done") and not events(run, "sft_out_of_memory")
-    losses, expected = ([e["loss"] for e in events(r, "sft_eval")] for r in (run, learnt))
+    losses, expected = ([e["loss"] for e in events(r, "sft_eval")] for r in (run, with_room))
     assert losses == (pytest.approx(expected, rel=1e-5) if room else [])
     assert [e["step"] for e in events(run, "sft_evaluation_failed")] == ([] if room else [0, 1])
     assert held[:4] == [16, 8, 4, 2] and len(events(run, "sft_evaluation_out_of_memory")) == (6 if room else 8)

@@ -12,14 +12,12 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.training import numerics
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.numerics import STREAM, Numerics
-from tests.support.tiny import REWARDS, rows, small_tasks, tiny_config, tiny_run, weights
+from tests.support.tiny import given, rows, tiny_config, tiny_run, weights
 from tests.support.tokens import pattern
-
-GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
 
 
 def trained(run: Run, steps: int, **more: Any) -> list[dict[str, Any]]:
-    return rows(list(grpo(run, steps=steps, **GIVEN, **more)))
+    return rows(list(grpo(run, steps=steps, **given(), **more)))
 
 
 def begun(folder: Path, name: str, **changes: Any) -> Run:

@@ -18,10 +18,9 @@ from grpo_nb.rules import health
 from grpo_nb.training import overflow_report
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models
-from tests.support.tiny import REWARDS, small_tasks, tiny_config, tiny_run
+from tests.support.tiny import given, tiny_config, tiny_run
 from tests.support.tokens import names
 
-GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
 PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9]], [[10, 11], [12]]
 
 
@@ -73,7 +72,7 @@ def test_a_step_without_finite_numbers_tells_the_layer(tmp_path: Path, monkeypat
     monkeypatch.setattr(overflow_report.overflow, "first_layer", found)
     monkeypatch.setattr(torch.Tensor, "backward", infinite)
     run = tiny_run(tmp_path, sft__steps=0, run__steps=2)
-    first, second = grpo(run, **GIVEN)
+    first, second = grpo(run, **given())
     assert first.status == "skipped" and first["overflow/layer"] == "model.layers.2.mlp"
     assert first["overflow/largest"] is None and looked == [8]
     assert "overflow/layer" not in second.metrics, "no pass where numbers are finite"
@@ -95,6 +94,6 @@ def test_an_engine_that_finds_no_scores_leaves_a_finding(
     monkeypatch.setattr(train, "sample", no_scores)
     run = tiny_run(tmp_path, sft__steps=0, run__steps=1, guards__find_overflow=on)
     with pytest.raises(train.ModelError):
-        list(grpo(run, **GIVEN))
+        list(grpo(run, **given()))
     told = [e for e in run.stored("events").having("kind", {"finding"}) if e["rule"] == "overflow"]
     assert [e["step"] for e in told] == ([1] if on else [])

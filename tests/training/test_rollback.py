@@ -22,10 +22,9 @@ from grpo_nb.training import rollback, state
 from grpo_nb.training.grpo import TrainingError, grpo
 from grpo_nb.training.recovery import Recovery
 from tests.support.kill_points import survives
-from tests.support.tiny import NARROW, REWARDS, rows, small_tasks, stable, tiny_config, tiny_run, weights
+from tests.support.tiny import NARROW, given, rows, small_tasks, stable, tiny_config, tiny_run, weights
 from tests.support.tokens import pattern
 
-GIVEN: dict[str, Any] = {"tasks": small_tasks(), "rewards": REWARDS}
 SHORT = {"sft__steps": 0, "run__checkpoint_every": 1, "batch__group_size": 2, "sampling__max_completion_length": 8}
 FAR: dict[str, Any] = {**SHORT, "run__steps": 4, "algorithm__learning_rate": 0.3, "guards__rollback_kl": 1.5}
 FAR |= {"guards__rollbacks_to_stop": 4}
@@ -45,7 +44,7 @@ def exploded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[s
     """A run with a rollback, its rows, and its folder as a kill right after the first rollback leaves it."""
     folder = tmp_path_factory.mktemp("exploded")
     run, copied, found = tiny_run(folder, **FAR), folder / "killed", []
-    for step in grpo(run, **GIVEN):
+    for step in grpo(run, **given()):
         found.append(step)
         if step.status == "rolled_back" and not copied.exists():
             shutil.copytree(run.path, copied)
@@ -77,7 +76,7 @@ def test_a_kill_right_after_a_rollback_loses_no_bit(exploded: Any) -> None:
     again = Run.open(copied)
     done = again.last_step()
     assert again.metric_rows()[-1]["status"] == "rolled_back" and done is not None
-    assert rows(list(grpo(again, **GIVEN))) == found[done:]
+    assert rows(list(grpo(again, **given()))) == found[done:]
     assert equal(weights(again), weights(run))
 
 
@@ -103,7 +102,7 @@ def test_a_weight_that_is_not_finite_is_taken_back(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(torch.optim.AdamW, "step", poisoned)
     run = tiny_run(tmp_path, **SHORT, run__steps=2)
-    first, second = grpo(run, **GIVEN)
+    first, second = grpo(run, **given())
     assert (first.status, second.status) == ("rolled_back", "clipped") and not math.isfinite(first["grad/update"])  # type: ignore[arg-type]
     assert events(run, "rollback")[0]["values"].keys() == {"grad/update"}
     assert not run.checkpoints.load(1).tensors("optimizer"), "as before the optimizer's first step"
@@ -113,7 +112,7 @@ def test_a_weight_that_is_not_finite_is_taken_back(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("off", [{"guards__rollback": False}, {f"guards__{k}": v for k, v in OFF.items()}])
 def test_switched_off_nothing_is_undone(off: dict[str, Any], tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **FAR | off | {"run__steps": 2})
-    found = list(grpo(run, **GIVEN))
+    found = list(grpo(run, **given()))
     assert not events(run, "rollback") and {step.status for step in found} <= {"ok", "clipped"}
     assert found[1]["lr"] == 0.3 and "health/kl" not in found[1].metrics
 
@@ -130,11 +129,11 @@ def test_three_in_a_row_end_the_run_saved_and_it_can_be_resumed(tmp_path: Path) 
         },
     )
     with pytest.raises(TrainingError, match=pattern("repeated_rollbacks", 3, 0.00025, 0.001)):
-        list(grpo(run, **GIVEN))
+        list(grpo(run, **given()))
     assert run.last_step() == 3 and run.checkpoints.steps()[-1] == 3
     assert equal(weights(run), run.checkpoints.load(0).tensors("policy"))
     with pytest.raises(TrainingError, match=pattern("repeated_rollbacks", 4)):
-        list(grpo(run, **GIVEN))
+        list(grpo(run, **given()))
     assert [event["in_a_row"] for event in events(run, "rollback")] == [1, 2, 3, 4]
 
 
@@ -142,16 +141,16 @@ def test_the_third_in_a_row_ends_the_run_at_its_last_step_too(tmp_path: Path) ->
     limits = {"guards__rollback_kl": 1e-9, "guards__rollbacks_to_stop": 2, "algorithm__learning_rate": 1e-3}
     run = tiny_run(tmp_path, **FAR | limits | {"run__steps": 2})
     with pytest.raises(TrainingError, match=pattern("repeated_rollbacks", 2)):
-        list(grpo(run, **GIVEN))
+        list(grpo(run, **given()))
     assert run.status().state is RunState.FAILED and run.checkpoints.steps()[-1] == 2
     assert not events(run, "done") and len(events(run, "failed")) == 1
-    assert list(grpo(run, **GIVEN)) == [] and run.status().state is RunState.DONE
+    assert list(grpo(run, **given())) == [] and run.status().state is RunState.DONE
 
 
 def test_a_guard_that_never_acts_changes_no_bit(tmp_path: Path) -> None:
     plain = tiny_run(tmp_path, "plain", **SHORT, run__steps=2, **{f"guards__{k}": v for k, v in OFF.items()})
     guarded = tiny_run(tmp_path, "guarded", **SHORT, run__steps=2)
-    bare, full = (rows(list(grpo(run, **GIVEN))) for run in (plain, guarded))
+    bare, full = (rows(list(grpo(run, **given()))) for run in (plain, guarded))
     assert all(row.items() >= other.items() for row, other in zip(full, bare, strict=True))
     assert equal(weights(plain), weights(guarded))
     tensors = [run.checkpoints.load(2).tensors("optimizer") for run in (plain, guarded)]
@@ -169,7 +168,7 @@ def test_the_rate_returns_after_so_many_healthy_steps(tmp_path: Path, monkeypatc
     found = health.exploded
     monkeypatch.setattr(rollback.health, "exploded", once)
     run = tiny_run(tmp_path, **SHORT, run__steps=7, guards__recovery_steps=2, algorithm__learning_rate=1e-3)
-    steps = list(grpo(run, **GIVEN))
+    steps = list(grpo(run, **given()))
     assert [step["lr"] for step in steps] == [1e-3, 5e-4, 2.5e-4, 2.5e-4, 5e-4, 5e-4, 1e-3]
     assert {step["lr/requested"] for step in steps} == {1e-3}
     assert [(event["step"], event["learning_rate"]) for event in events(run, "rate_returns")] == [(4, 5e-4), (6, 1e-3)]
@@ -199,7 +198,7 @@ def test_memory_that_is_full_in_the_guards_own_pass_ends_no_run(
 
     monkeypatch.setattr(rollback, "probe", full)
     run = tiny_run(tmp_path, **SHORT, run__steps=2)
-    assert [step.step for step in grpo(run, **GIVEN)] == [1, 2]
+    assert [step.step for step in grpo(run, **given())] == [1, 2]
     assert events(run, "health_not_measured")[0]["step"] == 1
 
 
@@ -235,7 +234,7 @@ def test_the_kl_after_the_updates_is_that_of_the_next_step_and_of_few_rows(
 
     monkeypatch.setattr(distance, "kl_to_reference", counted)
     changes: dict[str, Any] = {"run__steps": 4, "algorithm__learning_rate": 1e-3, "batch__group_size": 8}
-    steps = list(grpo(tiny_run(tmp_path, **SHORT | changes), **GIVEN))
+    steps = list(grpo(tiny_run(tmp_path, **SHORT | changes), **given()))
     assert sizes == [2] * len(sizes), "one of each objective"
     later = [(step["kl/fairness"] + step["kl/hallucination"]) / 2 for step in steps[1:]]  # type: ignore[operator]
     after = [step.metrics.get("health/kl") for step in steps]
@@ -270,7 +269,7 @@ def prepare() -> None:
 def train_far(folder: Path) -> None:
     path = folder / "run"
     run = Run.open(path) if (path / "config.json").exists() else tiny_run(folder, "run", **FAR)
-    list(grpo(run, **GIVEN))
+    list(grpo(run, **given()))
 
 
 def check_far(folder: Path) -> None:
@@ -285,5 +284,5 @@ def check_far(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_kill_before_any_call_of_a_run_with_rollbacks_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    list(grpo(tiny_run(folder, "straight", **FAR), **GIVEN))
+    list(grpo(tiny_run(folder, "straight", **FAR), **given()))
     assert survives(train_far, check_far, folder, 13) >= 10
