@@ -2,11 +2,13 @@
 
 import ast
 import inspect
+import json
 import os
 import pkgutil
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -209,6 +211,28 @@ def test_ci_script_is_strict_and_calls_make_test() -> None:
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert "set -euo pipefail" in script.read_text() and "\nmake test " in script.read_text()
+
+
+def undefined(*places: str, root: Path = ROOT) -> list[str]:
+    """Names that nothing defines. Ruff's own rule is off: it takes the shapes in jaxtyping's strings for names."""
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "json"]
+    done = subprocess.run([*command, *places], cwd=root, capture_output=True, text=True, check=False)
+    found: dict[str, list[tuple[tuple[int, int], str]]] = {}
+    for one in json.loads(done.stdout):
+        place = (one["location"]["row"], one["location"]["column"] - 1)
+        found.setdefault(one["filename"], []).append((place, one["message"]))
+    real = []
+    for name, entries in found.items():
+        with tokenize.open(name) as file:
+            strings = [(t.start, t.end) for t in tokenize.generate_tokens(file.readline) if t.type == tokenize.STRING]
+        real += [f"{name}: {text}" for at, text in entries if not any(a <= at < b for a, b in strings)]
+    return real
+
+
+def test_every_name_is_defined(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('from x import Float, T\n\n\ndef f(a: Float[T, "row"]) -> None:\n    closing(a)\n')
+    assert [text.partition(": ")[2] for text in undefined("a.py", root=tmp_path)] == ["Undefined name `closing`"]
+    assert undefined("grpo_nb", "tests") == []
 
 
 def test_licence() -> None:
