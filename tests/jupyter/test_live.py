@@ -1,6 +1,8 @@
 """The curves of the live view: what the kernel sends, how little of it, and what no folder can put into it."""
 
 import json
+import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from grpo_nb.jupyter.workers import Job
 from grpo_nb.metrics import keys
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
+from tests.conftest import ROOT
 from tests.support.hostile import FINITE, NOT_FINITE, all_keys
 from tests.support.made_rows import healthy
 from tests.support.strangers_run import MARKUP, strangers_run
@@ -209,3 +212,10 @@ def test_the_browser_is_told_when_the_run_has_ended(board: Dashboard, run: Run) 
     with run.lock():
         board.refresh()
         assert board.curves.frame["ended"] == ""
+
+
+def test_what_the_browser_runs_is_in_the_wheel() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
+    files = [path.name for path in (ROOT / "grpo_nb/jupyter/live").iterdir() if path.suffix in (".js", ".css")]
+    assert len(files) >= 5 and all(any(fnmatch(name, pattern) for pattern in patterns) for name in files)

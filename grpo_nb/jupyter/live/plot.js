@@ -5,7 +5,9 @@ const LONG = 30; // as plots/canvas.py
 const PAD = { left: 50, right: 10, top: 8, bottom: 34 };
 const HEIGHT = 200; // as view.css
 const DASH = { solid: [], dashed: [6, 3], dotted: [1.5, 2.5] };
-const DARK = { ink: "#E6EDF3", muted: "#9BA5B0", faint: "#6B747E", grid: "#30363D", alarm: "#FF8C82", paper: "#161B22" };
+const DARK = {
+  ink: "#E6EDF3", muted: "#9BA5B0", faint: "#6B747E", grid: "#30363D", alarm: "#FF8C82", paper: "#161B22",
+};
 
 // Rows
 
@@ -23,7 +25,8 @@ class Rows {
   add(message, buffers) {
     const { generation, first, kept, columns = this.columns } = message;
     if (message.kind === "all") {
-      Object.assign(this, { generation, columns, kept: 0, steps: [], values: new Map(columns.map((key) => [key, []])) });
+      const values = new Map(columns.map((key) => [key, []]));
+      Object.assign(this, { generation, columns, values, kept: 0, steps: [] });
     } else if (generation !== this.generation || first !== this.kept) {
       return false;
     }
@@ -143,8 +146,8 @@ function vertical(panel, traces, from, to) {
 function ticks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const stride = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough) ?? rough;
-  const found = [];
-  for (let n = Math.ceil(low / stride); n * stride <= high * (1 + 1e-9) && found.length < 20; n++) found.push(n * stride);
+  const found = [], end = high * (1 + 1e-9);
+  for (let n = Math.ceil(low / stride); n * stride <= end && found.length < 20; n++) found.push(n * stride);
   return found;
 }
 
@@ -166,7 +169,8 @@ function plain(value) {
 
 function numbers(kind) {
   if (kind === "percent") return (v) => `${Math.round(v * 100)}%`;
-  if (kind === "scientific") return (v) => (v === 0 ? "0" : Number(v.toPrecision(3)).toExponential().replace("e+", "e"));
+  const scientific = (v) => (v === 0 ? "0" : Number(v.toPrecision(3)).toExponential().replace("e+", "e"));
+  if (kind === "scientific") return scientific;
   return plain;
 }
 
@@ -175,7 +179,8 @@ function numbers(kind) {
 /** Inks for the ground that the view stands on: a dark one gets light inks and paler curves. */
 function themed(el, inks) {
   let at = el, ground = "";
-  while (at && /^(|transparent|rgba\(.*, 0\))$/.test((ground = getComputedStyle(at).backgroundColor))) at = at.parentElement;
+  const clear = /^(|transparent|rgba\(.*, 0\))$/;
+  while (at && clear.test((ground = getComputedStyle(at).backgroundColor))) at = at.parentElement;
   const [r, g, b] = (ground.match(/[\d.]+/g) ?? [255, 255, 255]).map(Number);
   if (!at || 0.3 * r + 0.59 * g + 0.11 * b > 128) return { ...inks, of: (colour) => colour };
   const roles = new Map(Object.entries(inks).map(([role, colour]) => [colour, DARK[role]]));
@@ -326,7 +331,8 @@ class Plot {
   }
 
   limit({ mark }, inks) {
-    const y = this.y(mark.value), [x, align] = mark.right ? [this.width - PAD.right - 3, "right"] : [PAD.left + 3, "left"];
+    const y = this.y(mark.value), right = this.width - PAD.right - 3;
+    const [x, align] = mark.right ? [right, "right"] : [PAD.left + 3, "left"];
     this.rule(PAD.left, y, this.width - PAD.right, y, inks.muted, 1, DASH.dotted);
     this.text(mark.text, x, y - 2, inks.muted, align, "bottom");
   }

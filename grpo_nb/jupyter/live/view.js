@@ -43,7 +43,8 @@ class View {
   start() {
     const { model } = this, lay = () => this.lay();
     const take = (message, buffers) => this.take(message, buffers);
-    const watching = [["msg:custom", take], ["change:page", lay], ["change:pages", lay], ["change:frame", this.schedule]];
+    const laid = ["change:page", "change:pages"].map((what) => [what, lay]);
+    const watching = [...laid, ["msg:custom", take], ["change:frame", this.schedule]];
     watching.forEach(([what, done]) => model.on(what, done));
     const sized = new ResizeObserver(this.schedule), dressed = new MutationObserver(this.schedule);
     sized.observe(this.root);
@@ -101,7 +102,8 @@ class View {
   /** The newest rows, newest first, by the keys of metrics.jsonl; only while it is open. */
   tabulate() {
     if (!this.table.open) return;
-    const keys = this.rows.columns.filter((key) => key !== "status" && this.rows.get(key).some((v) => !Number.isNaN(v)));
+    const known = (key) => this.rows.get(key).some((v) => !Number.isNaN(v));
+    const keys = this.rows.columns.filter((key) => key !== "status" && known(key));
     const newest = this.rows.steps.map((_, i) => i).slice(-MOST_ROWS).reverse();
     const head = document.createElement("tr"), body = newest.map(() => document.createElement("tr"));
     ["step", ...keys].forEach((key) => put(head, "th", "th", key));
@@ -182,7 +184,8 @@ class View {
       this.names[i].textContent = newest.length ? `${short(name)}  reward ${mean.toFixed(2)}` : short(name);
     });
     const told = [];
-    if (this.zoom) told.push(`steps ${Math.round(this.zoom[0])} to ${Math.round(this.zoom[1])}; double-click shows all`);
+    const [from, to] = (this.zoom ?? []).map(Math.round);
+    if (this.zoom) told.push(`steps ${from} to ${to}; double-click shows all`);
     if (resumed.length) told.push("dotted upright: resumed here");
     this.note.textContent = told.join(" · ");
   }
