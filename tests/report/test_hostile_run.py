@@ -9,6 +9,7 @@ import pytest
 
 from grpo_nb import cli
 from grpo_nb.doctor import diagnose
+from grpo_nb.jupyter.live import Curves
 from grpo_nb.jupyter.start import attach
 from grpo_nb.report import report
 from grpo_nb.run.run import Run
@@ -58,17 +59,17 @@ def test_the_dashboard_opens_on_every_page(run: Run) -> None:
     try:
         for page in board.pages.options:
             board.pages.value = page
-            board.refresh(draw_now=True)
+            board.refresh()
         assert board.message.value == ""
     finally:
         board.close()
 
 
-def test_a_picture_that_fails_keeps_no_dashboard_from_opening(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_that_fail_keep_no_dashboard_from_opening(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
         raise ValueError("no-picture-4711")
 
-    monkeypatch.setattr(report, "picture", failing)
+    monkeypatch.setattr(Curves, "update", failing)
     board = attach(run).dashboard()
     try:
         assert "no-picture-4711" in board.message.value

@@ -136,7 +136,7 @@ def test_widgets_show_markup_as_text(run: Run) -> None:
         seen = ""
         for page in board.pages.options:
             board.pages.value = page
-            board.refresh(draw_now=True)
+            board.refresh()
             assert board.samples is not None
             for colouring in get_args(Colouring):
                 board.samples.colouring.value = colouring
