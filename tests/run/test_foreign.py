@@ -111,7 +111,7 @@ WRITES: dict[str, Callable[[Run], Any]] = {
     "evaluations.jsonl": lambda run: run.log_evaluation({"stage": "base"}),
     "metrics.discarded.jsonl": lambda run: run.rewind(1),
     ".knobs.json.lock": lambda run: run.knobs.request("pause"),
-    "worker.log": lambda run: _spawn(["true"], run.path / "worker.log"),
+    "worker.log": lambda run: _spawn(["true"], run.path / "worker.log", {}),
     "checkpoints": lambda run: run.checkpoints.save(3, {"policy": {"w": torch.zeros(2)}}, {}),
     "sft": lambda run: run.sft_checkpoints.save(3, {"policy": {"w": torch.zeros(2)}}, {}),
 }
