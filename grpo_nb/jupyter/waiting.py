@@ -22,12 +22,21 @@ def followed(session: Any, *, to_the_end: bool) -> Iterator[None]:
     if not kernel.in_notebook() or kernel.limits() is not None:
         yield
         return
-    line, ended = _Line(session), False
+    line, ended = _begun(session), False
     try:
         yield
         ended = to_the_end and not session.followed and session.error is None
     finally:
-        line.end(ended)
+        if line is not None:
+            line.end(ended)
+
+
+def _begun(session: Any) -> "_Line | None":
+    try:
+        return _Line(session)
+    except Exception:  # no view is worth the wait
+        logger.exception("where %s stands could not be shown", session.run.name)
+        return None
 
 
 class _Line:

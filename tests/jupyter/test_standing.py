@@ -1,5 +1,6 @@
 """The two lines that say where a run stands: stage, step of how many, where it trains, the newest numbers."""
 
+import asyncio
 import os
 import socket
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_nb.jupyter import standing
+from grpo_nb.jupyter import kernel, standing, waiting
 from grpo_nb.jupyter.session import Session
 from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.tailing import Followed
@@ -96,3 +97,13 @@ def test_memory_of_the_gpu_is_told_where_this_kernel_trains_on_one(run: Run, mon
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * 2**30, 16 * 2**30))
     monkeypatch.setattr(Session, "live", True)
     assert names(line(attach(run)), "GPU", "▮▮▮▮▮▮▮▮▯▯", "12.0 of 16.0 GiB")
+
+
+def test_a_line_that_cannot_be_shown_ends_no_wait(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: Session) -> None:
+        raise ValueError("no view")
+
+    monkeypatch.setattr(kernel, "in_notebook", lambda: True)
+    monkeypatch.setattr(waiting, "_Line", failing)
+    stage.release(FOREVER)
+    assert names(asyncio.run(start(run).wait()), "done", 6)
