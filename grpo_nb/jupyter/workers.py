@@ -371,11 +371,13 @@ def recorded_failure(run: Run) -> WorkerFailed | None:
     return WorkerFailed(str(newest.get("error")) + _last_words(run, since=float(newest.get("time", 0.0))))
 
 
-def _spawn(command: Sequence[str], output: Path, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def _spawn(
+    command: Sequence[str], output: Path, variables: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """Output goes to a file: a pipe would end, or fill up, with the kernel that reads it."""
     source = str(fingerprint.ROOT.resolve().parent)
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **variables}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **(variables or {})}
     for colour in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # a kernel has them, and the log is no terminal
         environment.pop(colour, None)
     if os.path.lexists(output):

@@ -104,9 +104,10 @@ def test_one_rank_resumes_what_two_began(one: Run, two: Run, tmp_path: Path) -> 
     [
         {},
         {"algorithm__combine": "pcgrad", "batch__mini_batch": 6},
-        {"batch__num_iterations": 2, "algorithm__old_first": True, "model__train": "lora"},
+        {"batch__num_iterations": 2, "model__train": "lora"},
+        {"batch__prompts": 2, "batch__group_size": 4},
     ],
-    ids=["default", "apart", "lora"],
+    ids=["default", "apart", "lora", "fewer groups than ranks"],
 )
 def test_twenty_steps_on_four_ranks_two_and_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     changes = {"run__steps": 20, "run__checkpoint_every": 20, **changes}
