@@ -179,7 +179,7 @@ class Leader(Ranks):
                 self._log("rank_late", rank=left[0], ranks=left, work=work, seconds=seconds)
                 logger.warning("rank %d is still at '%s', %.0f s after rank 0", left[0], work, seconds)
             rank, reply = self.link.next(min(1.0, self._limit)) or (0, None)
-            if isinstance(reply, Message):
+            if isinstance(reply, Message) and rank not in self.link.gone:
                 if reply.work == FAILED and failure is None:
                     self._lost(rank, work, f"raised {reply.data['error']}")
                 replies[rank] = reply

@@ -59,6 +59,7 @@ class Link:
         self.gone: dict[int, str] = {}
         """Ranks whose connection broke or that are silent, and how."""
         peers = range(1, place.size) if place.leads else (0,)
+        self._sending = threading.Lock()
         self._readers = {peer: threading.Thread(target=self._read, args=(peer,), daemon=True) for peer in peers}
         for reader in self._readers.values():
             reader.start()
@@ -71,10 +72,11 @@ class Link:
         """
         content = message.encoded()
         try:
-            for tensor in (torch.tensor([content.numel()]), content):
-                work = dist.isend(tensor, dst=rank, tag=_TAG)
-                assert work is not None
-                work.wait(timedelta(seconds=SEND_SECONDS))
+            with self._sending:
+                for tensor in (torch.tensor([content.numel()]), content):
+                    work = dist.isend(tensor, dst=rank, tag=_TAG)
+                    assert work is not None
+                    work.wait(timedelta(seconds=SEND_SECONDS))
         except RuntimeError as error:
             self.gone.setdefault(rank, first_line(error))
             raise RankError(f"rank {rank} cannot be reached: {first_line(error)}", rank) from error
@@ -87,15 +89,17 @@ class Link:
             return None
         if isinstance(arrived, Exception):
             self.gone[rank] = first_line(arrived)
+        elif arrived.work == BYE:
+            self.gone[rank] = "its process has ended"
         return rank, arrived
 
     def leave(self) -> None:
-        """Say that nothing more comes, and wait for the others to say so; as this process ends.
+        """Say that nothing more comes, and wait for the others to hear it; as this process ends.
 
         A reader that still waits for a rank that hangs would crash it: then it ends here, as failed.
         """
         end = time.monotonic() + LEAVE_SECONDS
-        for peer in self._readers.keys() - self.gone.keys():
+        for peer in [peer for peer, reader in self._readers.items() if reader.is_alive() and peer not in self.gone]:
             with contextlib.suppress(RankError):
                 self.send(peer, Message(BYE))
         for peer, reader in self._readers.items():
@@ -115,6 +119,7 @@ class Link:
                 _receive(content, peer)
                 message = Message.decoded(content)
                 self.inbox.put((peer, message))
+            self.send(peer, message)  # so that the other side can end, however long this one goes on
         except Exception as error:
             self.inbox.put((peer, error))
 

@@ -136,10 +136,9 @@ def _next(link: Link, run: Run | None) -> Message:
             if run is not None and not _lives(run):
                 raise RankError("rank 0 gives no sign of life in the run's lock; this rank ends", 0)
             continue
-        if isinstance(arrival[1], Exception):
+        if isinstance(arrival[1], Exception) or (arrival[1].work == BYE and run is not None):
             raise RankError(
-                f"rank 0 has ended ({first_line(arrival[1])}); this rank ends, and the run resumes from its newest "
-                "checkpoint",
+                f"rank 0 has ended ({link.gone[0]}); this rank ends, and the run resumes from its newest checkpoint",
                 0,
             )
         return arrival[1]
