@@ -3,9 +3,10 @@
 A tick of the kernel costs the new rows and nothing else, however long the run is; the browser keeps as many rows as
 `tailing.Rows` does. The panels are those of `plots`; texts reach the page as text, numbers as float32.
 
-Pictures drawn in the kernel were tried first: 200 ms each, so that a budget of 1% of a core left a view of 30 steps
-without a second one. Both are measured by `python -m tests.support.live_rate`, rate and cost of a step together; on two
-cores that other work shared, a step of 1.6 s: curves every 2.0 s (3.1 s at most), 9 ms of CPU time a step (0.5%).
+Pictures drawn in the kernel were tried first: 200 ms each, so that a budget of 1% of a core left blocks of 30 steps
+without a second one. Both are measured by `python -m tests.support.live_rate`, rate and cost of a step together. On two
+cores that other work shared, at 0.8 s a step: curves every 1.0 s (median; 2.2 s at most), and 3.5 ms of CPU time a step
+(0.4%) in the thread that follows the run.
 """
 
 import math
