@@ -59,7 +59,9 @@ class Link:
         self.gone: dict[int, str] = {}
         """Ranks whose connection broke or that are silent, and how."""
         peers = range(1, place.size) if place.leads else (0,)
-        self._sending = threading.Lock()
+        self._sending, self._parting = threading.Lock(), threading.Lock()
+        self._said: set[int] = set()
+        """Ranks that were told the last."""
         self._readers = {peer: threading.Thread(target=self._read, args=(peer,), daemon=True) for peer in peers}
         for reader in self._readers.values():
             reader.start()
@@ -100,14 +102,22 @@ class Link:
         """
         end = time.monotonic() + LEAVE_SECONDS
         for peer in [peer for peer, reader in self._readers.items() if reader.is_alive() and peer not in self.gone]:
-            with contextlib.suppress(RankError):
-                self.send(peer, Message(BYE))
+            self._say_bye(peer)
         for peer, reader in self._readers.items():
             reader.join(0.0 if peer in self.gone else max(end - time.monotonic(), 0.0))
         if any(reader.is_alive() for reader in self._readers.values()):
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(1)
+
+    def _say_bye(self, peer: int) -> None:
+        """Once: after it, the other side reads no more."""
+        with self._parting:
+            said = peer in self._said
+            self._said.add(peer)
+        if not said:
+            with contextlib.suppress(RankError):
+                self.send(peer, Message(BYE))
 
     def _read(self, peer: int) -> None:
         message = Message("")
@@ -119,7 +129,7 @@ class Link:
                 _receive(content, peer)
                 message = Message.decoded(content)
                 self.inbox.put((peer, message))
-            self.send(peer, message)  # so that the other side can end, however long this one goes on
+            self._say_bye(peer)  # so that the other side can end, however long this one goes on
         except Exception as error:
             self.inbox.put((peer, error))
 

@@ -12,6 +12,8 @@ from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
 from tests.support import ranks
+from tests.support.judge_server import JudgeServer
+from tests.support.judging import provider
 from tests.support.rank_process import policy_of, tasks_of
 from tests.support.tiny import REWARDS, stable, tiny_run
 
@@ -124,3 +126,15 @@ def test_in_float32_the_first_step_is_within_1e_5_and_later_ones_within_1e_3(tmp
     found = together(2, run_of(tmp_path, "two"), dtype="float32").rows("metrics")
     assert apart(expected[:1], found[:1]) < 1e-5
     assert apart(expected, found) < 1e-3
+
+
+@pytest.mark.slow
+def test_two_ranks_are_judged_as_one(tmp_path: Path, server: JudgeServer, judge_key: None) -> None:
+    judge = {"providers": [provider(server.url)], "retries": 1}
+    changes = {"sft__steps": 0, "run__steps": 2, "objectives__hallucination__judge": judge}
+    expected = alone(run_of(tmp_path, "one", **changes))
+    found = together(2, run_of(tmp_path, "two", **changes), sft=False)
+    rows, others = expected.rows("metrics"), found.rows("metrics")
+    assert apart(rows, others) < CLOSE
+    assert all(row[keys.JUDGE_SCORED.of("hallucination")] == 6 for row in others)
+    assert len(found.rows("metrics")) == 2 and (found.path / "judge.jsonl").exists()
