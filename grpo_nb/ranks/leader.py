@@ -172,7 +172,7 @@ class Leader(Ranks):
                 rank, how = next(iter(self.link.gone.items()))
                 self._lost(rank, work, f"died ({how})")
             if seconds > self._limit:
-                self.link.gone[left[0]] = "silent"  # nobody waits for it any more
+                self.link.gone[left[0]] = link.SILENT
                 self._lost(left[0], work, f"has not answered for {seconds:.0f} s (run.rank_timeout)")
             if seconds > LATE_SECONDS and not logged:
                 logged = True

@@ -25,6 +25,8 @@ logger = clean_logger(__name__)
 JOIN_SECONDS = 300.0
 """Seconds that a rank waits for all others to start."""
 SEND_SECONDS, LEAVE_SECONDS = 60.0, 10.0
+SILENT = "silent"
+"""What became of a rank that nobody waits for any more, though its connection stands."""
 BYE = "bye"
 """The last message of a process to each other."""
 _ALWAYS = timedelta(days=365)
@@ -104,7 +106,7 @@ class Link:
         for peer in [peer for peer, reader in self._readers.items() if reader.is_alive() and peer not in self.gone]:
             self._say_bye(peer)
         for peer, reader in self._readers.items():
-            reader.join(0.0 if peer in self.gone else max(end - time.monotonic(), 0.0))
+            reader.join(0.0 if self.gone.get(peer) == SILENT else max(end - time.monotonic(), 0.0))
         if any(reader.is_alive() for reader in self._readers.values()):
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
