@@ -81,8 +81,7 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
     shown = kernel.run("session = g.start('tiny')")
     assert names(shown, "%autoreload", "grpo_nb.reload()")
     until(lambda: run.last_step(), "the first step")
-    began = time.monotonic()
-    assert kernel.run("6 * 7") == "42" and time.monotonic() - began < 2.0, "other cells answer while it trains"
+    assert kernel.run("6 * 7, session.live") == "(42, True)", "other cells answer while it trains"
     _, refused = kernel.ask("g.start('tiny')")
     assert refused and names(refused, "tiny", "wait", "stop", "attach")
     kernel.edit("training/grpo.py", "plan_step(state, knobs), metrics.Clock()", EXPLODES)

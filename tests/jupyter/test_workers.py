@@ -59,9 +59,8 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.ux(2, 8, 12, at="unit")
 def test_process_trains_pauses_stops_and_goes_on(run: Run, forks: None) -> None:
-    began = time.monotonic()
     live = start(run, where="process")
-    assert time.monotonic() - began < 0.5 and live.live and live.state == "starting"
+    assert live.live and live.state == "starting" and run.last_step() is None, "it returns at once"
     with pytest.raises(AlreadyTraining, match=pattern("tiny", "wait", "stop", "attach")):
         start(run)
     assert attach(str(run.path)) is live, "the same handle again"
@@ -162,12 +161,12 @@ def test_killed_process_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_stop_before_the_process_listens_is_no_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, "import time; time.sleep(20)")
+    stand_in(monkeypatch, f"import time; time.sleep({10 * PATIENCE})")
     live = start(run, where="process")
     live.stop()
     began = time.monotonic()
     live.wait_blocking()
-    assert live.error is None and live.state == "new" and time.monotonic() - began < 10.0
+    assert live.error is None and live.state == "new" and time.monotonic() - began < PATIENCE, "it waited for its end"
 
 
 class Cells:
