@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.evaluation.compare import Stage, is_of, logged
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
+from grpo_nb.storage import safe_open
 from grpo_nb.sweeps.plan import Trial
 from grpo_nb.sweeps.shared_sft import adopt, same_sft
 from grpo_nb.training.sft import finished
@@ -26,6 +27,7 @@ logger = clean_logger(__name__)
 
 STOP_SECONDS = 300.0
 """That a run which was asked to stop has to end its step and save."""
+TAIL_BYTES = 4000
 Command = list[str]
 """Arguments of `python -m grpo_nb`."""
 
@@ -85,11 +87,11 @@ def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
     slots = Slots([str(gpu) for gpu in gpus] or [None] * jobs)
     total = sum(len(left(trial)) for trial in trials)
     with tqdm(total=total, desc="parts of runs", disable=None if total else True) as bar, slots:
-        slots.every([_warm(trial, slots, bar.update) for trial in _donors(trials)])
+        slots.every([_work(trial, slots, bar.update, {"sft"}) for trial in _donors(trials)])
         for trial in trials:
             if trial.config.sft.steps and not finished(runs[trial.name]) and adopt(runs[trial.name], runs.values()):
                 bar.update()
-        slots.every([_rest(trial, slots, bar.update) for trial in trials])
+        slots.every([_work(trial, slots, bar.update, {"sft", "train", "eval"}) for trial in trials])
 
 
 def _donors(trials: Sequence[Trial]) -> list[Trial]:
@@ -101,17 +103,11 @@ def _donors(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
-def _warm(trial: Trial, slots: "Slots", done: Callable[[], object]) -> Callable[[], None]:
+def _work(trial: Trial, slots: "Slots", done: Callable[[], object], verbs: Collection[str]) -> Callable[[], None]:
+    """What is left of a trial, as far as its commands are of these verbs; it ends at the first that fails."""
+
     def work() -> None:
-        if ["sft", str(trial.path)] in left(trial) and slots.call(trial, ["sft", str(trial.path)]):
-            done()
-
-    return work
-
-
-def _rest(trial: Trial, slots: "Slots", done: Callable[[], object]) -> Callable[[], None]:
-    def work() -> None:
-        for command in left(trial):
+        for command in (one for one in left(trial) if one[0] in verbs):
             if not slots.call(trial, command):
                 return
             done()
@@ -150,7 +146,8 @@ class Slots:
         """Run one command in a process of its own; whether it did all that it should."""
         if self._stopped.is_set():
             return False
-        with self._place() as place, _log(trial).open("ab") as output:
+        opened = safe_open.opened(_log(trial), os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # a folder may be anybody's
+        with os.fdopen(opened, "ab") as output, self._place() as place:
             process = subprocess.Popen(
                 [sys.executable, "-m", "grpo_nb", *command],
                 stdin=subprocess.DEVNULL,
@@ -197,5 +194,7 @@ def _log(trial: Trial) -> Path:
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()
+    with os.fdopen(safe_open.opened(path), "rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"

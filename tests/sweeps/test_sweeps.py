@@ -120,6 +120,16 @@ def test_a_run_that_fails_leaves_the_others(
     assert names(caplog.text, "usual-0", "no-kl-0", "train", 1)
 
 
+def test_nothing_is_written_through_a_link(tmp_path: Path, pretended: list[Pretended]) -> None:
+    study = sweep(tmp_path / "kl", tiny(), {"usual": {}}, seeds=[0])
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    (tmp_path / "kl" / "usual-0.log").symlink_to(target)
+    with pytest.raises(RunError, match=r"usual-0\.log"):
+        study.train()
+    assert target.read_text() == "mine" and not pretended
+
+
 def test_an_interrupt_stops_what_trains_and_starts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = threading.Event(), threading.Event()
 
