@@ -26,6 +26,8 @@ def _study(arguments: Namespace) -> Study:
         if made or arguments.seeds or arguments.sft_only:
             raise UsageError("settings and seeds make a study of arms; give --arm, or leave them out to open FOLDER")
         return Study.open(arguments.folder)
+    if arguments.seed is not None:
+        raise UsageError(f"--seed {arguments.seed} is of one run; give --seeds {arguments.seed}")
     if unknown := [name for name in arguments.sft_only if name not in arms]:
         raise UsageError(f"--sft-only {unknown[0]}: no --arm has that name; there are {', '.join(arms)}")
     given = {name: Arm(changes=own, grpo=name not in arguments.sft_only) for name, own in arms.items()}

@@ -82,6 +82,10 @@ def trials(folder: Path, plan: Plan) -> list[Trial]:
     for seed in plan.seeds:
         for name, arm in plan.arms.items():
             config = base.replace(**{**arm.changes, "run.seed": seed})
+            if "run.seed" in arm.changes:
+                raise ConfigError(
+                    f"arm {name!r} sets run.seed, which each run takes from seeds={list(plan.seeds)}; leave it out"
+                )
             if not arm.grpo and config.sft.steps == 0:
                 raise ConfigError(f"arm {name!r} has neither GRPO nor SFT: set sft.steps above 0, or grpo=True")
             path = folder / f"{name}-{seed}"

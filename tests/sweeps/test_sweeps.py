@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from grpo_nb import presets
+from grpo_nb.cli import main
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.settings import plain
@@ -183,6 +184,7 @@ def test_each_process_sees_its_own_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         ({"a": {"batch.nothing": 1}}, [0]),
         ({"a": {"batch.group_size": 1}}, [0]),
         ({"../a": {}}, [0]),
+        ({"a": {"run.seed": 4}}, [0]),
         ({"a": {}}, [1, 1]),
         ({"a": {}}, []),
         ({"a": {}}, [-1]),
@@ -195,6 +197,11 @@ def test_a_study_that_cannot_be_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError):
         sweep(tmp_path / "kl", tiny(), arms, seeds)
     assert not (tmp_path / "kl").exists()
+
+
+def test_one_seed_is_no_list_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(tmp_path / "kl"), "--arm", "a=", "--seed", "4"]) == 2
+    assert names(capsys.readouterr().err, "--seed", 4, "--seeds") and not (tmp_path / "kl").exists()
 
 
 def test_a_folder_holds_one_study(tmp_path: Path) -> None:
