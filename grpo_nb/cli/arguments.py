@@ -135,9 +135,11 @@ def _sweep(commands: Any) -> None:
         "--sft-only", action="append", default=[], metavar="NAME", help="an arm of --arm that ends after SFT"
     )
     command.add_argument("--seeds", type=values.seeds, metavar="N,N,...", help="of every arm; default: 0,1,2")
-    command.add_argument("--jobs", type=values.count, default=1, metavar="N", help="runs at a time; default: 1")
     command.add_argument(
-        "--devices", type=values.seeds, default=(), metavar="N,N,...", help="GPUs by number, one run each at a time"
+        "--jobs", type=values.count, default=1, metavar="N", help="runs at a time, on each GPU; default: 1"
+    )
+    command.add_argument(
+        "--devices", type=values.seeds, default=(), metavar="N,N,...", help="GPUs that share the runs, by number"
     )
     command.add_argument("--show", action="store_true", help="show what is done and what came of it; train nothing")
     json_argument(command)

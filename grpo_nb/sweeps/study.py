@@ -62,8 +62,8 @@ class Study:
         saved, and starts no more.
 
         Args:
-            jobs: runs at a time.
-            gpus: numbers of GPUs, each for one run at a time; they take the place of `jobs`.
+            jobs: runs at a time, on each of `gpus` where these are given.
+            gpus: numbers of the GPUs that runs are shared out among.
         """
         work.train(self.trials, jobs, gpus)
         return self.status()

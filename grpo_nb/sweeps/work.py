@@ -1,4 +1,4 @@
-"""The runs of a study, trained and evaluated in processes of their own: some at a time, each on a GPU of its own."""
+"""The runs of a study, trained and evaluated in processes of their own: some at a time, on one GPU or shared out."""
 
 import contextlib
 import os
@@ -81,10 +81,8 @@ def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
         ConfigError: fewer than one run at a time, or a GPU is named twice.
         RunError: a trial's folder holds another run; before any work.
     """
-    if jobs < 1 or len(set(gpus)) < len(gpus):
-        raise ConfigError(f"jobs={jobs}, gpus={list(gpus)}; needs jobs of 1 or more, and each GPU once")
+    slots = Slots(places(jobs, gpus))
     runs = {trial.name: trial.made() for trial in trials}
-    slots = Slots([str(gpu) for gpu in gpus] or [None] * jobs)
     total = sum(len(left(trial)) for trial in trials)
     with tqdm(total=total, desc="parts of runs", disable=None if total else True) as bar, slots:
         slots.every([_work(trial, slots, bar.update, {"sft"}) for trial in _donors(trials)])
@@ -92,6 +90,17 @@ def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
             if trial.config.sft.steps and not finished(runs[trial.name]) and adopt(runs[trial.name], runs.values()):
                 bar.update()
         slots.every([_work(trial, slots, bar.update, {"sft", "train", "eval"}) for trial in trials])
+
+
+def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
+    """Where a process can run, one each: `jobs` on every GPU, all GPUs before the second process of one.
+
+    Raises:
+        ConfigError: fewer than one run at a time, or a GPU is named twice.
+    """
+    if jobs < 1 or len(set(gpus)) < len(gpus):
+        raise ConfigError(f"jobs={jobs}, gpus={list(gpus)}; needs jobs of 1 or more, and each GPU once")
+    return [str(gpu) for gpu in gpus] * jobs or [None] * jobs
 
 
 def _donors(trials: Sequence[Trial]) -> list[Trial]:
@@ -118,12 +127,12 @@ def _work(trial: Trial, slots: "Slots", done: Callable[[], object], verbs: Colle
 class Slots:
     """Places for one process each; leaving the block early asks what still trains to stop, and waits for it to save."""
 
-    def __init__(self, places: Sequence[str | None]) -> None:
+    def __init__(self, given: Sequence[str | None]) -> None:
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        for place in places:
+        for place in given:
             self._free.put(place)
-        self._pool = ThreadPoolExecutor(len(places))
-        self._threads = max(1, (os.cpu_count() or 1) // len(places))
+        self._pool = ThreadPoolExecutor(len(given))
+        self._threads = max(1, (os.cpu_count() or 1) // len(given))
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
 

@@ -173,6 +173,7 @@ def test_each_process_sees_its_own_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     study = sweep(tmp_path / "kl", tiny(), {"usual": {}}, seeds=[0, 1, 2])
     study.train(gpus=[2, 5])
     assert {gpu for _, gpu in seen} <= {"2", "5"} and len(seen) >= 3
+    assert work.places(2, [2, 5]) == ["2", "5", "2", "5"] and work.places(2, []) == [None, None]
     for jobs, gpus in ((0, ()), (1, (2, 2))):
         with pytest.raises(ConfigError):
             study.train(jobs, gpus)
