@@ -29,6 +29,8 @@ logger = clean_logger(__name__)
 
 REPEATED = 10
 """Measurements whose mean is shown."""
+FILLED = 50
+"""Openings after which the allocator has all the pages that it keeps: from here on nothing may grow."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=20_000, help="steps and events of the long run")
     parser.add_argument("--evaluations", type=int, default=300, help="evaluations of the long run")
-    parser.add_argument("--cycles", type=int, default=50, help="times that the live view is opened and closed")
+    parser.add_argument("--cycles", type=int, default=200, help="times that the live view is opened and closed")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)
@@ -61,8 +63,11 @@ def measured(steps: int, evaluations: int, cycles: int) -> Iterator[str]:
         yield _line(
             f"pareto(), {few} and {evaluations} evaluations", _pareto(folder, few), _pareto(folder, evaluations)
         )
-        yield f"{f'the view after 3 and {cycles} times opened and closed':<44} {_cycles(run, 3):>14}"
-        yield f"{'(MiB, files, threads)':<44} {_cycles(run, cycles - 3):>14}"
+        yield "MiB, files and threads of this process after the view was opened and closed"
+        opened = 0
+        for times in sorted({3, FILLED, cycles}):
+            yield f"{f'  {times} times':<44} {_cycles(run, times - opened):>14}"
+            opened = times
 
 
 def _line(what: str, short: float, long: float) -> str:

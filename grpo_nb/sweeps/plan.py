@@ -10,6 +10,7 @@ from grpo_nb.config import Config, ConfigError
 from grpo_nb.run.places import CONFIG
 from grpo_nb.run.run import Run
 from grpo_nb.run.settings import restored
+from grpo_nb.sweeps.shared_sft import same_sft
 
 MOST_ARMS, MOST_SEEDS = 100, 100
 
@@ -56,7 +57,9 @@ class Trial:
     config: Config
     grpo: bool
     first: bool
-    """Of the first arm: it measures the model before SFT and after it too."""
+    """Of the first arm: it measures the model before SFT too."""
+    own_sft: bool
+    """Whether no arm before it has the same SFT: it measures the model after SFT too."""
 
     @property
     def name(self) -> str:
@@ -78,7 +81,7 @@ class Trial:
 def trials(folder: Path, plan: Plan) -> list[Trial]:
     """Seed by seed, so that all arms of the first seed are compared first."""
     base, names = restored(plan.config), [*plan.arms]
-    found = []
+    found: list[Trial] = []
     for seed in plan.seeds:
         for name, arm in plan.arms.items():
             config = base.replace(**{**arm.changes, "run.seed": seed})
@@ -89,5 +92,6 @@ def trials(folder: Path, plan: Plan) -> list[Trial]:
             if not arm.grpo and config.sft.steps == 0:
                 raise ConfigError(f"arm {name!r} has neither GRPO nor SFT: set sft.steps above 0, or grpo=True")
             path = folder / f"{name}-{seed}"
-            found.append(Trial(name, seed, path, config, arm.grpo, name == names[0]))
+            own_sft = not any(one.seed == seed and same_sft(one.config, config) for one in found)
+            found.append(Trial(name, seed, path, config, arm.grpo, name == names[0], own_sft))
     return found

@@ -38,8 +38,10 @@ def final(trial: Trial) -> Stage:
 
 
 def stages(trial: Trial) -> list[Stage]:
-    """The stages that a trial evaluates; what is before GRPO is the same for all arms of a seed, so the first does."""
-    before: list[Stage] = ["base", *(["sft"] if trial.config.sft.steps else [])] if trial.first else []  # type: ignore[list-item]
+    """The stages that a trial evaluates: of the model as loaded one trial of a seed does it, of each SFT the first."""
+    before: list[Stage] = ["base"] if trial.first else []
+    if trial.config.sft.steps and trial.own_sft:
+        before.append("sft")
     return list(dict.fromkeys([*before, final(trial)]))
 
 
@@ -100,14 +102,16 @@ def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
     """
     if jobs < 1 or len(set(gpus)) < len(gpus):
         raise ConfigError(f"jobs={jobs}, gpus={list(gpus)}; needs jobs of 1 or more, and each GPU once")
-    return [str(gpu) for gpu in gpus] * jobs or [None] * jobs
+    return [*map(str, gpus)] * jobs if gpus else [None] * jobs
 
 
 def _donors(trials: Sequence[Trial]) -> list[Trial]:
-    """One trial for each SFT that is to be done."""
+    """One trial for each SFT that several trials need: the others wait for it."""
+    asked = [trial for trial in trials if trial.config.sft.steps]
     found: list[Trial] = []
-    for trial in trials:
-        if trial.config.sft.steps and not any(same_sft(trial.config, one.config) for one in found):
+    for position, trial in enumerate(asked):
+        known = any(same_sft(trial.config, one.config) for one in found)
+        if not known and any(same_sft(trial.config, other.config) for other in asked[position + 1 :]):
             found.append(trial)
     return found
 

@@ -96,6 +96,15 @@ def test_a_study_is_done_once_and_sft_once_a_seed(tmp_path: Path, pretended: lis
     assert names(repr(study.table()), "usual, base", "no-kl, latest", "sft, sft", "fairness", "accuracy")
 
 
+def test_an_sft_of_its_own_is_measured_and_makes_nobody_wait(tmp_path: Path, pretended: list[Pretended]) -> None:
+    arms = {"usual": {}, "no-kl": NO_KL, "longer": {"sft.steps": 2}, "alone": Arm(changes={"sft.steps": 3}, grpo=False)}
+    sweep(tmp_path / "kl", tiny(), arms, seeds=[3]).train()
+    done = [(process.command[0], Path(process.command[1]).name, *process.command[3:]) for process in pretended]
+    assert done[:2] == [("sft", "usual-3"), ("train", "usual-3")]
+    assert {name for verb, name, *stage in done if stage == ["sft"]} == {"usual-3", "longer-3", "alone-3"}
+    assert {name for verb, name, *_ in done if verb == "sft"} == {"usual-3", "longer-3", "alone-3"}
+
+
 @pytest.mark.slow
 def test_a_real_study_trains_measures_and_compares(tmp_path: Path) -> None:
     study = sweep(tmp_path / "kl", tiny(), ARMS, seeds=[0, 1])
@@ -148,9 +157,10 @@ def test_an_interrupt_stops_what_trains_and_starts_no_more(tmp_path: Path, monke
     STARTED.clear()
     trials = sweep(tmp_path / "kl", tiny(), {"usual": {}}, seeds=[0, 1]).trials
 
-    def interrupt(futures: Any) -> None:
-        assert began.wait(20)
-        raise KeyboardInterrupt
+    def interrupt(futures: list[Any]) -> None:
+        if futures:
+            assert began.wait(20)
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(work, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
