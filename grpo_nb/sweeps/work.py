@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -77,21 +77,20 @@ def standing(trial: Trial) -> dict[str, Any]:
 
 
 def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
-    """Do what is left of all trials: first each SFT that several share, then everything else.
+    """Do what is left of all trials; of those that share an SFT one trains it, and the others wait and take it over.
 
     Raises:
         ConfigError: fewer than one run at a time, or a GPU is named twice.
         RunError: a trial's folder holds another run; before any work.
     """
     slots = Slots(places(jobs, gpus))
-    runs = {trial.name: trial.made() for trial in trials}
+    runs = [trial.made() for trial in trials]
+    shared = [next(i for i, one in enumerate(trials) if same_sft(trial.config, one.config)) for trial in trials]
+    turns = {first: threading.Lock() for first in shared}
+    order = sorted(range(len(trials)), key=lambda i: shared[:i].count(shared[i]))  # nobody waits while one could train
     total = sum(len(left(trial)) for trial in trials)
     with tqdm(total=total, desc="parts of runs", disable=None if total else True) as bar, slots:
-        slots.every([_work(trial, slots, bar.update, {"sft"}) for trial in _donors(trials)])
-        for trial in trials:
-            if trial.config.sft.steps and not finished(runs[trial.name]) and adopt(runs[trial.name], runs.values()):
-                bar.update()
-        slots.every([_work(trial, slots, bar.update, {"sft", "train", "eval"}) for trial in trials])
+        slots.every([_work(trials[i], runs, slots, turns[shared[i]], bar.update) for i in order])
 
 
 def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
@@ -105,22 +104,19 @@ def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
     return [*map(str, gpus)] * jobs if gpus else [None] * jobs
 
 
-def _donors(trials: Sequence[Trial]) -> list[Trial]:
-    """One trial for each SFT that several trials need: the others wait for it."""
-    asked = [trial for trial in trials if trial.config.sft.steps]
-    found: list[Trial] = []
-    for position, trial in enumerate(asked):
-        known = any(same_sft(trial.config, one.config) for one in found)
-        if not known and any(same_sft(trial.config, other.config) for other in asked[position + 1 :]):
-            found.append(trial)
-    return found
-
-
-def _work(trial: Trial, slots: "Slots", done: Callable[[], object], verbs: Collection[str]) -> Callable[[], None]:
-    """What is left of a trial, as far as its commands are of these verbs; it ends at the first that fails."""
+def _work(
+    trial: Trial, runs: Sequence[Run], slots: "Slots", turn: threading.Lock, done: Callable[[], object]
+) -> Callable[[], None]:
+    """What is left of a trial; it ends at the first command that fails. `turn`: of those that share its SFT."""
 
     def work() -> None:
-        for command in (one for one in left(trial) if one[0] in verbs):
+        with turn:
+            run = trial.made()
+            if trial.config.sft.steps and not finished(run):
+                if not adopt(run, runs) and not slots.call(trial, ["sft", str(trial.path)]):
+                    return
+                done()
+        for command in left(trial):
             if not slots.call(trial, command):
                 return
             done()

@@ -45,7 +45,8 @@ class Pretended:
         self.signals.append(number)
 
     def sft(self, run: Run) -> None:
-        run.sft_checkpoints.save(1, {"policy": {"w": torch.ones(1)}}, {"step": 1, "config": plain(run.config)})
+        steps = run.config.sft.steps
+        run.sft_checkpoints.save(steps, {"policy": {"w": torch.ones(1)}}, {"step": steps, "config": plain(run.config)})
 
     def train(self, run: Run) -> None:
         run.checkpoints.save(1, {"policy": {"w": torch.ones(1)}}, {"step": 1})
@@ -96,13 +97,31 @@ def test_a_study_is_done_once_and_sft_once_a_seed(tmp_path: Path, pretended: lis
     assert names(repr(study.table()), "usual, base", "no-kl, latest", "sft, sft", "fairness", "accuracy")
 
 
-def test_an_sft_of_its_own_is_measured_and_makes_nobody_wait(tmp_path: Path, pretended: list[Pretended]) -> None:
+def test_each_sft_is_trained_and_measured_once(tmp_path: Path, pretended: list[Pretended]) -> None:
     arms = {"usual": {}, "no-kl": NO_KL, "longer": {"sft.steps": 2}, "alone": Arm(changes={"sft.steps": 3}, grpo=False)}
     sweep(tmp_path / "kl", tiny(), arms, seeds=[3]).train()
     done = [(process.command[0], Path(process.command[1]).name, *process.command[3:]) for process in pretended]
-    assert done[:2] == [("sft", "usual-3"), ("train", "usual-3")]
     assert {name for verb, name, *stage in done if stage == ["sft"]} == {"usual-3", "longer-3", "alone-3"}
-    assert {name for verb, name, *_ in done if verb == "sft"} == {"usual-3", "longer-3", "alone-3"}
+    assert sorted(name for verb, name, *_ in done if verb == "sft") == ["alone-3", "longer-3", "usual-3"]
+
+
+def test_one_trains_the_sft_that_others_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, both = [], threading.Event()
+
+    class Long(Pretended):
+        def wait(self, timeout: float | None = None) -> int:
+            begun.append((self.command[0], Path(self.command[1]).name))
+            if begun[0] == ("sft", "usual-3") and ("sft", "longer-3") in begun:
+                both.set()
+            assert both.wait(20)  # the other SFT begins although a run that waits for this one comes before it
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Long)
+    STARTED.clear()
+    FAILS.clear()
+    study = sweep(tmp_path / "kl", tiny(), {"usual": {}, "no-kl": NO_KL, "longer": {"sft.steps": 2}}, seeds=[3])
+    assert not any(study.train(jobs=2).frame["left"])
+    assert ("sft", "no-kl-3") not in begun
 
 
 @pytest.mark.slow
