@@ -56,13 +56,14 @@ def reward_length(rows: Rows, config: Config, objective: str) -> Finding | None:
         return None
     before, now = start(rows, keys.LENGTH_MEAN.of(objective)), level(rows, keys.LENGTH_MEAN.of(objective))
     longer = correlation > 0
+    known = before is not None and now is not None
     return Finding(
         "reward_length",
         "warning" if longer else "info",
         newest(rows),
         f"reward function '{part}' of {objective} pays for {'length' if longer else 'brevity'}: its rank correlation "
-        f"with the number of tokens is {correlation:.2f}. Answers had {before:.3g} tokens at the start and have "
-        f"{now:.3g} now.",
+        f"with the number of tokens is {correlation:.2f}."
+        + (f" Answers had {before:.3g} tokens at the start and have {now:.3g} now." if known else ""),
         {"objective": objective, "part": part, "correlation": correlation, "length": [before, now]},
         f"cap what length can earn below what a right answer earns, or take '{part}' out"
         if longer

@@ -226,6 +226,11 @@ def test_a_reward_that_ranks_by_length_is_named(correlation: float, severity: st
     assert names(finding.message, "thorough", F, correlation)
 
 
+def test_it_is_named_where_the_log_lacks_the_lengths() -> None:
+    bare = rows(*[{f"reward/{F}/part_length/thorough": 0.97, f"length/{F}/mean": None}] * 4)
+    assert found(bare)["reward_length"].evidence["length"] == [None, None]
+
+
 @pytest.mark.parametrize("given", [paid(0.5), paid(None), paid(0.97, 2), healthy(5)])
 def test_a_reward_that_does_not_rank_by_length_is_no_finding(given: list[Row]) -> None:
     assert "reward_length" not in found(given)
