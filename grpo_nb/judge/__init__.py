@@ -6,7 +6,7 @@ any answer of a group, the next is asked about the whole group, and where all fa
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -73,7 +73,7 @@ class Judge:
         self._ledger = Ledger(objective, config, store)
         self._ledger.check()
         self.tally = self._blank()
-        """Of the newest step."""
+        """Of the newest step that began."""
 
     def check(self, examples: Sequence[Example]) -> None:
         """See that the evidence of every example is there.
@@ -94,21 +94,29 @@ class Judge:
         answers = after_thinking or [_answer(completion) for completion in completions]
         return await self.as_they_end(_at_once(answers), **columns)
 
-    async def as_they_end(self, arrivals: AsyncIterable[tuple[int, str]], **columns: Any) -> list[Score]:
-        """The same, where the answers come with their places and in any order: each is asked about when it comes."""
+    def as_they_end(self, arrivals: AsyncIterable[tuple[int, str]], **columns: Any) -> Coroutine[Any, Any, list[Score]]:
+        """The same, where the answers come with their places and in any order: each is asked about when it comes.
+
+        Several steps may be judged at a time, in one event loop; `tally` is that of the newest from this call on.
+        """
         self.tally = self._blank()
-        step = _Step(self._evidence({k: v for k, v in columns.items() if k not in BESIDES}), self._rubric)
+        return self._judged(arrivals, self.tally, columns)
+
+    async def _judged(
+        self, arrivals: AsyncIterable[tuple[int, str]], tally: Tally, columns: Mapping[str, Any]
+    ) -> list[Score]:
+        step = _Step(self._evidence({k: v for k, v in columns.items() if k not in BESIDES}), self._rubric, tally)
         async with AsyncExitStack() as stack:
-            providers = [Asking(endpoint, self._ledger, self.tally) for endpoint in self._endpoints]
+            providers = [Asking(endpoint, self._ledger, tally) for endpoint in self._endpoints]
             for provider in providers:
                 await stack.enter_async_context(provider)
             async for place, answer in arrivals:
                 await self._hand_over(step, place, answer, providers)
             began = time.perf_counter()
-            outcomes = await self._settle([group.come() for group in step.groups], providers)
-        self.tally.seconds = time.perf_counter() - began
-        self.tally.notices = [notice for endpoint in self._endpoints for notice in endpoint.told()]
-        self.tally.tokens, self.tally.usd = self._ledger.tokens, self._ledger.usd
+            outcomes = await self._settle(step, providers)
+        tally.seconds = time.perf_counter() - began
+        tally.notices = [notice for endpoint in self._endpoints for notice in endpoint.told()]
+        tally.tokens, tally.usd = self._ledger.tokens, self._ledger.usd
         return [_score(outcome) for group in outcomes for outcome in group]
 
     def _blank(self) -> Tally:
@@ -130,11 +138,11 @@ class Judge:
             group.asked = True
             await providers[0].ask(group.come())
 
-    async def _settle(self, groups: list[list[Question]], providers: Sequence[Asking]) -> list[list[Outcome]]:
+    async def _settle(self, step: "_Step", providers: Sequence[Asking]) -> list[list[Outcome]]:
         """Every group from one provider: the cache's whole groups as they are, then provider after provider."""
-        loop = asyncio.get_running_loop()
+        loop, groups = asyncio.get_running_loop(), [group.come() for group in step.groups]
         end = loop.time() + self.config.deadline_s
-        tries: list[list[Attempt]] = [self._remembered(group, providers) for group in groups]
+        tries: list[list[Attempt]] = [_remembered(group, providers, step.tally) for group in groups]
         for left, provider in zip(range(len(providers), 0, -1), providers, strict=True):
             if not (wanting := [g for g, attempts in enumerate(tries) if not _settled(attempts)]):
                 break
@@ -142,34 +150,7 @@ class Judge:
             outcomes = iter(await provider.outcomes([q for g in wanting for q in groups[g]], until))
             for g in wanting:
                 tries[g].append(Attempt(provider.endpoint.label, list(islice(outcomes, len(groups[g])))))
-        return [self._final(attempts) for attempts in tries]
-
-    def _remembered(self, group: list[Question], providers: Sequence[Asking]) -> list[Attempt]:
-        """The first provider that the cache knows the whole group of, so that a resumed run asks nobody else."""
-        for provider in providers:
-            verdicts: list[Outcome] = [known for question in group if (known := provider.known(question))]
-            if len(verdicts) == len(group):
-                self.tally.cached += len(group)
-                return [Attempt(provider.endpoint.label, verdicts)]
-        return []
-
-    def _final(self, attempts: list[Attempt]) -> list[Outcome]:
-        """The one attempt that stands for a group: a whole one, else the one that knows most, with every cause."""
-        best = max(attempts, key=lambda attempt: attempt.verdicts)
-        if best.verdicts:
-            self.tally.providers[best.label] += best.verdicts
-        if best.whole:
-            return best.outcomes
-        self.tally.dropped_groups += 1
-        outcomes: list[Outcome] = []
-        for i, outcome in enumerate(best.outcomes):
-            if isinstance(outcome, Failure):
-                said = [f"{a.label}: {o.cause}" for a in attempts if isinstance(o := a.outcomes[i], Failure)]
-                outcome = Failure(outcome.kind, "; ".join(said))
-                self.tally.failures[outcome.kind] += 1
-                self.tally.causes[outcome.cause] += 1
-            outcomes.append(outcome)
-        return outcomes
+        return [_final(attempts, step.tally) for attempts in tries]
 
 
 @dataclass
@@ -187,8 +168,8 @@ class _Group:
 class _Step:
     """The groups of one step: neighbours with the same evidence, so that two draws of one example are not mixed."""
 
-    def __init__(self, evidence: Sequence[Evidence], rubric: JudgeRubric) -> None:
-        self._evidence, self._rubric = evidence, rubric
+    def __init__(self, evidence: Sequence[Evidence], rubric: JudgeRubric, tally: Tally) -> None:
+        self._evidence, self._rubric, self.tally = evidence, rubric, tally
         self.groups: list[_Group] = []
         self._at: list[tuple[_Group, int]] = []
         for _, same in groupby(evidence):
@@ -201,6 +182,35 @@ class _Step:
         question = Question(answer, messages(self._rubric, self._evidence[place], answer))
         group.by_place[n] = question
         return group, question
+
+
+def _remembered(group: list[Question], providers: Sequence[Asking], tally: Tally) -> list[Attempt]:
+    """The first provider that the cache knows the whole group of, so that a resumed run asks nobody else."""
+    for provider in providers:
+        verdicts: list[Outcome] = [known for question in group if (known := provider.known(question))]
+        if len(verdicts) == len(group):
+            tally.cached += len(group)
+            return [Attempt(provider.endpoint.label, verdicts)]
+    return []
+
+
+def _final(attempts: list[Attempt], tally: Tally) -> list[Outcome]:
+    """The one attempt that stands for a group: a whole one, else the one that knows most, with every cause."""
+    best = max(attempts, key=lambda attempt: attempt.verdicts)
+    if best.verdicts:
+        tally.providers[best.label] += best.verdicts
+    if best.whole:
+        return best.outcomes
+    tally.dropped_groups += 1
+    outcomes: list[Outcome] = []
+    for i, outcome in enumerate(best.outcomes):
+        if isinstance(outcome, Failure):
+            said = [f"{a.label}: {o.cause}" for a in attempts if isinstance(o := a.outcomes[i], Failure)]
+            outcome = Failure(outcome.kind, "; ".join(said))
+            tally.failures[outcome.kind] += 1
+            tally.causes[outcome.cause] += 1
+        outcomes.append(outcome)
+    return outcomes
 
 
 async def _at_once(answers: Sequence[str]) -> AsyncIterator[tuple[int, str]]:

@@ -13,7 +13,6 @@ from grpo_nb.judge.ledger import Ledger, Verdict, key_of
 from grpo_nb.judge.prompts import Messages, UnreadableVerdict, parse_verdict
 from grpo_nb.judge.replies import Reply
 from grpo_nb.judge.tally import Tally
-from grpo_nb.judge.throttle import Throttle
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Asking:
     def __init__(self, endpoint: Endpoint, ledger: Ledger, tally: Tally) -> None:
         self.endpoint = endpoint
         self._ledger, self._tally = ledger, tally
-        self._throttle = Throttle(endpoint.pace)
+        self._throttle = endpoint.throttle()
         self._deadline = _Deadline()
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
         self._client: Any = None
@@ -112,7 +111,11 @@ class Asking:
         self._tally.unreadable += sent.reply is not None and isinstance(outcome, Failure)
         tokens = (sent.reply.tokens_in, sent.reply.tokens_out) if sent.reply else (0, 0)
         self._ledger.write(key, self.endpoint.provider, question.answer, outcome, tokens, seconds)
-        return outcome
+        return self._first(key, outcome)
+
+    def _first(self, key: str, outcome: Outcome) -> Outcome:
+        """The first verdict on a text, where two steps asked about it at a time: the one that a resumed run finds."""
+        return self._ledger.known(key) or outcome if isinstance(outcome, Verdict) else outcome
 
     async def _reply(self, question: Question, sent: "_Sent") -> Reply | Failure:
         """The reply to a question, asked again for as long as the server has had too many requests.

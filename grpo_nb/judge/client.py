@@ -5,6 +5,7 @@ environment for each client and kept in no object of ours; whatever a server say
 is cut or kept.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from grpo_nb.judge.prompts import VERDICT_FORMAT, Messages
 from grpo_nb.judge.refusals import error_text, plain, refused
 from grpo_nb.judge.replies import Reply, read_reply, words_in
 from grpo_nb.judge.secrets import strike
-from grpo_nb.judge.throttle import Pace
+from grpo_nb.judge.throttle import Pace, Throttle
 from grpo_nb.printable import clean_logger
 
 logger = clean_logger(__name__)
@@ -45,6 +46,7 @@ class Endpoint:
         self.provider = provider
         self.label = provider.label
         self.pace = Pace.full(config.concurrency)
+        self._turns: tuple[asyncio.AbstractEventLoop, Throttle] | None = None
         self._notices: list[Notice] = []
         self._config = config
         self._url = f"{provider.base_url}/chat/completions"
@@ -55,6 +57,13 @@ class Endpoint:
             "max_tokens": config.max_tokens,
             "response_format": VERDICT_FORMAT,
         }
+
+    def throttle(self) -> Throttle:
+        """The turns of requests in the running event loop; steps that are judged at a time there share them."""
+        loop = asyncio.get_running_loop()
+        if self._turns is None or self._turns[0] is not loop:
+            self._turns = loop, Throttle(self.pace)
+        return self._turns[1]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Any]:

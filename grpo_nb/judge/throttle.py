@@ -28,7 +28,7 @@ class Pace:
 
 
 class Throttle:
-    """The turns of one step's requests, first come, first served; of the event loop that it is used in."""
+    """The turns of requests, first come, first served; of the event loop that it is used in."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace

@@ -35,38 +35,70 @@ class _Unwaited(ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=True)
 
 
-class Background:
-    """Runs coroutines concurrently from the moment they are started; `close` cancels those that still run."""
+class Loop:
+    """An event loop in a thread of its own, from the first time that it is needed until `close`."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._closing: asyncio.Event
-        self._running: set[asyncio.Task[Any]] = set()
-        """What was started and has not ended."""
 
-    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        """Begin a coroutine; its result is waited for with `Future.result`."""
-        return asyncio.run_coroutine_threadsafe(self._run(coroutine), self._own_loop())
+    @property
+    def runs(self) -> bool:
+        """Whether it has begun and is not closed."""
+        return self._thread is not None
 
-    def arrivals(self) -> Arrivals[Any]:
-        """A way to hand things to a coroutine that was started here, or will be."""
-        return Arrivals(self._own_loop())
-
-    def close(self) -> None:
-        """Cancel what still runs, wait for its clean-up, and end the thread."""
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join()
-            self._thread = None
-
-    def _own_loop(self) -> asyncio.AbstractEventLoop:
+    def running(self) -> asyncio.AbstractEventLoop:
+        """The loop itself."""
         if self._thread is None:
             ready = threading.Event()
             self._thread = threading.Thread(target=self._serve, args=(ready,), name="grpo_nb waits", daemon=True)
             self._thread.start()
             ready.wait()
         return self._loop
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+            self._thread = None
+
+    def _serve(self, ready: threading.Event) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._loop.set_default_executor(_Unwaited(thread_name_prefix="grpo_nb names"))
+            runner.run(self._until_closed(ready))
+
+    async def _until_closed(self, ready: threading.Event) -> None:
+        self._closing = asyncio.Event()
+        ready.set()
+        await self._closing.wait()
+
+
+class Background:
+    """Runs coroutines concurrently from the moment they are started; `close` cancels those that still run."""
+
+    def __init__(self, loop: Loop | None = None) -> None:
+        """`loop`: one that others use, too, and that stays open; None: one of its own."""
+        self._loop, self._own = loop or Loop(), loop is None
+        self._running: set[asyncio.Task[Any]] = set()
+        """What was started and has not ended."""
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        """Begin a coroutine; its result is waited for with `Future.result`."""
+        return asyncio.run_coroutine_threadsafe(self._run(coroutine), self._loop.running())
+
+    def arrivals(self) -> Arrivals[Any]:
+        """A way to hand things to a coroutine that was started here, or will be."""
+        return Arrivals(self._loop.running())
+
+    def close(self) -> None:
+        """Cancel what still runs and wait for its clean-up; end the thread, where it is its own."""
+        if self._loop.runs:
+            asyncio.run_coroutine_threadsafe(self._cancel(), self._loop.running()).result()
+        if self._own:
+            self._loop.close()
 
     async def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         task = asyncio.current_task()
@@ -77,21 +109,12 @@ class Background:
         finally:
             self._running.discard(task)
 
-    def _serve(self, ready: threading.Event) -> None:
-        with asyncio.Runner() as runner:
-            self._loop = runner.get_loop()
-            self._loop.set_default_executor(_Unwaited(thread_name_prefix="grpo_nb names"))
-            runner.run(self._until_closed(ready))
-
-    async def _until_closed(self, ready: threading.Event) -> None:
+    async def _cancel(self) -> None:
         """Cancel what was started and let it cancel what it started itself.
 
         A runner that is left cancels all tasks of its loop at once, also those of libraries that have not begun: a
         connection attempt of anyio is then a coroutine that nobody awaits.
         """
-        self._closing = asyncio.Event()
-        ready.set()
-        await self._closing.wait()
         running = [*self._running]
         for task in running:
             task.cancel()

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_nb.rewards.background import Arrivals, Background
+from grpo_nb.rewards.background import Arrivals, Background, Loop
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.foreign_code import RewardError, calling, error_text, kind
 from grpo_nb.rewards.rubric import AFTER_THINKING, FINITE, LARGEST, TASK, Rubric, Weighted
@@ -93,18 +93,23 @@ class Scoring:
     drawing, which they would slow; their async ones side by side at its end. Leaving the block cancels what still runs.
     """
 
-    def __init__(self, by: "TaskScores | None" = None) -> None:
-        """`by`: what gives the tasks' own verdicts; None: `task_scores`."""
+    def __init__(self, by: "TaskScores | None" = None, loop: Loop | None = None) -> None:
+        """`by`: what gives the tasks' own verdicts; None: `task_scores`. `loop`: where servers are waited for, together
+        with those of other steps; None: one of its own."""
         self._task_scores = by or task_scores
         self._early: dict[Rubric, _Early] = {}
         self._parts: list[_Part] = []
         self._settled = False
-        self._background = Background()
+        self._background = Background(loop)
 
     def __enter__(self) -> "Scoring":
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs."""
         self._background.close()
         for unwanted in (result for part in self._parts for result in part.results.values()):
             if inspect.iscoroutine(unwanted):

@@ -16,7 +16,7 @@ import pytest
 
 from grpo_nb.judge import FILE, Judge
 from grpo_nb.policy.model import Policy
-from grpo_nb.rewards.background import Background
+from grpo_nb.rewards.background import Background, Loop
 from grpo_nb.rollout import EagerEngine, Ended, Engine, Request
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
@@ -208,3 +208,63 @@ def test_a_judge_that_is_given_up_while_it_connects_leaves_no_coroutine_behind(
         assert closed.wait(60)
         gc.collect()
     assert asked.cancelled() and not [str(warning.message) for warning in caught]
+
+
+# ---- two steps at a time
+
+
+def test_two_steps_at_a_time_share_the_requests_and_have_a_tally_each(tmp_path: Path, server: JudgeServer) -> None:
+    server.delay = 0.05
+    function, loop = judge(tmp_path, server.url, concurrency=3), Loop()
+    texts = [f"answer {n}" for n in range(8)]
+    columns = {name: [value] * 8 for name, value in example().columns.items()}
+    steps, begun, tallies = [Background(loop), Background(loop)], [], []
+    for background in steps:
+        begun.append(background.start(function.as_they_end(at_once(texts), **columns)))
+        tallies.append(function.tally)
+    scores = [asked.result(60) for asked in begun]
+    for background in steps:
+        background.close()
+    assert loop.runs, "others use it still"
+    loop.close()
+    assert server.busiest == 3 and not loop.runs
+    assert [score.value for score in scores[0]] == [score.value for score in scores[1]]
+    assert [tally.providers.total() for tally in tallies] == [8, 8] and tallies[1] is function.tally
+
+
+async def at_once(texts: Sequence[str]) -> AsyncIterator[tuple[int, str]]:
+    for place, text in enumerate(texts):
+        yield place, text
+
+
+def test_two_steps_that_ask_about_one_text_at_a_time_have_the_verdict_that_a_resumed_run_finds(
+    tmp_path: Path, server: JudgeServer
+) -> None:
+    count = iter(range(5))
+    server.grade = lambda parts: next(count)  # another verdict at each request
+    function, loop = judge(tmp_path, server.url), Loop()
+    columns = {name: [value] for name, value in example().columns.items()}
+    background = Background(loop)
+    begun = [background.start(function.as_they_end(at_once(["geese"]), **columns)) for _ in range(2)]
+    scores = [asked.result(60) for asked in begun]
+    background.close()
+    loop.close()
+    assert len(server.bodies) == 2 and scores[0] == scores[1] == early(judge(tmp_path, server.url), ["geese"], [0])
+
+
+def test_a_step_that_is_given_up_leaves_the_others_at_work() -> None:
+    loop, ended = Loop(), threading.Event()
+
+    async def wait() -> str:
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+        return "done"
+
+    first, second = Background(loop), Background(loop)
+    given_up, other = first.start(wait()), second.start(wait())
+    first.close()
+    assert given_up.cancelled() and not other.done()
+    ended.set()
+    assert other.result(60) == "done"
+    second.close()
+    loop.close()
