@@ -133,6 +133,16 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _off_policy_is_corrected(self) -> Self:
+        if self.rollout.steps_off_policy and self.algorithm.importance_correction == "none":
+            raise ValueError(
+                f"rollout.steps_off_policy={self.rollout.steps_off_policy} trains completions of older weights, and "
+                "algorithm.importance_correction='none' would leave the gradient biased; set it to 'tis' (truncated "
+                "importance weights) or 'mis'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _objectives_share_the_prompts(self) -> Self:
         n = len(self.objectives)
         if n > MOST_OBJECTIVES:
@@ -145,7 +155,8 @@ class Config(Settings):
     @property
     def geometry(self) -> str:
         """A step's prompts, completions, updates and micro-batches in one sentence."""
-        return self.batch.describe(len(self.objectives))
+        ahead = "; completions are drawn one step ahead" if self.rollout.steps_off_policy else ""
+        return self.batch.describe(len(self.objectives)) + ahead
 
     def inequalities(self) -> list[Inequality]:
         """What the settings of the batch must satisfy, with their numbers put in; of a valid configuration all hold."""

@@ -44,3 +44,7 @@ class RolloutConfig(Settings):
     """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `grouped`, on the
     CPU, is faster for models of a few million parameters; `auto`: one of these where it serves the model. Other bits,
     the same distribution."""
+    steps_off_policy: Literal[0, 1] = 0
+    """1: the next step's completions are drawn before this step's update, so that judges answer while it trains; they
+    are one update older than the policy that learns from them, which `algorithm.importance_correction` weighs against.
+    The temperature acts at once: a turn of it gives up what was drawn ahead."""

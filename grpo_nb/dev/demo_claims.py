@@ -8,14 +8,17 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
 from grpo_nb import presets
+from grpo_nb.cli.values import setting
 from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.run.run import Run
 from grpo_nb.training.grpo import grpo
@@ -75,11 +78,14 @@ CLAIMS = (
 )
 
 
-def measure(seeds: Sequence[int], folder: Path) -> pd.DataFrame:
-    """One row a seed, stage, objective and metric, and the seconds of each stage; runs stay in `folder`."""
+def measure(seeds: Sequence[int], folder: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> pd.DataFrame:
+    """One row a seed, stage, objective and metric, and the seconds of each stage; runs stay in `folder`.
+
+    `changes`: settings in place of the demo's, by dotted name.
+    """
     tables = []
     for seed in seeds:
-        run = Run.create(folder / f"demo-{seed}", presets.demo().replace(**{"run.seed": seed}))
+        run = Run.create(folder / f"demo-{seed}", presets.demo().replace(**changes, **{"run.seed": seed}))
         for stage, verb in (("sft", sft), ("latest", grpo)):
             began = time.perf_counter()
             for _ in verb(run):
@@ -121,10 +127,11 @@ def markdown(table: pd.DataFrame) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.demo_claims", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--set", dest="changes", type=setting, action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--folder", type=Path, help="keep the runs here (default: a temporary folder)")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
-        measured = measure(arguments.seeds, arguments.folder or Path(temporary))
+        measured = measure(arguments.seeds, arguments.folder or Path(temporary), dict(arguments.changes))
     table = summary(measured)
     seconds = measured.groupby(["stage", "seed"])["seconds"].first().unstack()
     console = Console(soft_wrap=True, highlight=False)

@@ -9,9 +9,11 @@ from torch import Tensor
 from grpo_nb.policy.model import Policy
 from grpo_nb.training import gradients as _gradients
 from grpo_nb.training import grpo as _trainer
+from grpo_nb.training import sampling as _sampling
 
 trainer: Any = _trainer
 gradients: Any = _gradients
+drawing: Any = _sampling
 """Modules as places of names that are replaced, whoever made what they name."""
 
 Around = Callable[[Policy], None]

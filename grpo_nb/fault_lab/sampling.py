@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_nb.config import SamplingConfig
-from grpo_nb.fault_lab.patching import gradients, replaced, trainer
+from grpo_nb.fault_lab.patching import drawing, gradients, replaced
 from grpo_nb.fault_lab.records import Patient
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.tokenization import TokenizerAdapter
@@ -31,7 +31,7 @@ def temperature_ignored(patient: Patient) -> Iterator[None]:
 @contextmanager
 def sampler_mismatch(patient: Patient) -> Iterator[None]:
     """The engine has a top-p and a top-k of its own, from the model's files, which the trainer's log-probs lack."""
-    chain, draw = eager.processors_of, trainer.sample
+    chain, draw = eager.processors_of, drawing.sample
 
     def shaped(sampling: SamplingConfig, temperature: float | None) -> Any:
         own = sampling.model_copy(update={"top_p": 0.9, "top_k": 50})
@@ -41,7 +41,7 @@ def sampler_mismatch(patient: Patient) -> Iterator[None]:
         with replaced(eager, "processors_of", shaped):
             return draw(*given)
 
-    with replaced(trainer, "sample", drawn):
+    with replaced(drawing, "sample", drawn):
         yield
 
 
@@ -60,7 +60,7 @@ def wrong_temperature(patient: Patient) -> Iterator[None]:
 @contextmanager
 def stale_weights(patient: Patient) -> Iterator[None]:
     """The engine draws from the weights of step 0 for ever: nobody sends it the new ones."""
-    draw = trainer.sample
+    draw = drawing.sample
     first: dict[str, Tensor] = {}
 
     def stale(state: Any, *given: Any) -> Any:
@@ -73,7 +73,7 @@ def stale_weights(patient: Patient) -> Iterator[None]:
         finally:
             state.policy.load_state(now)
 
-    with replaced(trainer, "sample", stale):
+    with replaced(drawing, "sample", stale):
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from grpo_nb import judge
 from grpo_nb.fault_lab.judging import judged, verdict
-from grpo_nb.fault_lab.patching import replaced, trainer
+from grpo_nb.fault_lab.patching import drawing, replaced
 from grpo_nb.fault_lab.records import Patient
 from grpo_nb.judge.failures import Failure
 from grpo_nb.rewards.scoring import Scoring
@@ -120,7 +120,7 @@ def judge_failure_as_zero(patient: Patient) -> Iterator[None]:
 @contextmanager
 def judge_injection(patient: Patient) -> Iterator[None]:
     """One answer of each group ends in a verdict of its own, and the judge repeats what it reads."""
-    draw = trainer.sample
+    draw = drawing.sample
 
     def injected(state: Any, plan: Any, scoring: Any) -> Rollouts:
         with Scoring() as unused:  # the judge is given the completions once they are as they are read
@@ -133,7 +133,7 @@ def judge_injection(patient: Patient) -> Iterator[None]:
         _, found, order = parts["ANSWER"].partition("{")
         return 200, found + order if found else verdict(len(parts["ANSWER"]) % 5)
 
-    with judged(patient, obeys), replaced(trainer, "sample", injected):
+    with judged(patient, obeys), replaced(drawing, "sample", injected):
         yield
 
 

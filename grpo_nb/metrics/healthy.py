@@ -50,6 +50,7 @@ HEALTHY: Mapping[str, str] = {
         vars(keys.SAMPLER_DIFFERENCE).values(),
         "Rounding: 1e-6 in float32, 1e-2 in bfloat16; more needs an importance_correction.",
     ),
+    keys.STALENESS: "1, and 0 in step 1, after a rollback and after a turn of the temperature.",
     keys.IMPORTANCE_WEIGHT_MEAN: "About 1; far from it, sampler and trainer disagree.",
     keys.IMPORTANCE_WEIGHT_ZERO: "Near 0; a large share means that most tokens do not learn.",
     keys.REWARD.name: "Rises. Read the samples too: a rise with worse text is reward hacking.",

@@ -88,6 +88,7 @@ def _difference(name: str, what: str, *producers: str) -> Difference:
 
 _STEP, _METRICS, _SFT = "training/grpo.py", "training/metrics.py", "training/sft.py"
 _REPORT, _JUDGE, _TEXTS = "training/gradient_report.py", "judge/tally.py", "training/texts.py"
+_AHEAD = "training/ahead.py"
 _CHECK = "training/gradient_check.py"
 _ROLLBACK, _OVERFLOW = "training/rollback.py", "training/overflow_report.py"
 
@@ -152,6 +153,9 @@ OVERFLOW_LAYER = _one("overflow/layer", TEXT, "First layer whose output is not f
 OVERFLOW_DTYPE = _one("overflow/dtype", TEXT, "Number type of its output.", _OVERFLOW)
 OVERFLOW_LARGEST = _one("overflow/largest", "", "Largest finite |x| that the layer was given.", _OVERFLOW)
 SAMPLER_DIFFERENCE = _difference("sampler_logp_difference", "between engine and training forward", _METRICS)
+STALENESS = _one(
+    "staleness", "steps", "Updates between the weights that drew the completions and those that they train.", _AHEAD
+)
 IMPORTANCE_WEIGHT_MEAN = _one("importance_weight/mean", "", "Mean weight of the trained tokens.", _METRICS)
 IMPORTANCE_WEIGHT_ZERO = _one("importance_weight/zero", SHARE, "Trained tokens of weight 0.", _METRICS)
 

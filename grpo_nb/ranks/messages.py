@@ -40,7 +40,7 @@ class Message:
 def joined(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> dict[str, Tensor]:
     """Rows of unequal length as two tensors."""
     flat = [value for row in rows for value in row]
-    return {"flat": torch.tensor(flat, dtype=dtype), "lengths": torch.tensor([len(row) for row in rows])}
+    return {"flat": torch.tensor(flat, dtype=dtype), "lengths": torch.tensor(list(map(len, rows)), dtype=torch.int64)}
 
 
 def split(tensors: Mapping[str, Tensor]) -> list[list[Any]]:

@@ -28,7 +28,8 @@ def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
     cause = _cause(rows, config)
     kind = config.algorithm.importance_correction
     why, advice = _words(cause, rows, config)
-    worse = cause == "stale_weights" or (cause != "settings" and gap > SAMPLER_GAP_BADLY)
+    meant = cause in ("settings", "off_policy")
+    worse = cause == "stale_weights" or (not meant and gap > SAMPLER_GAP_BADLY)
     bias = (
         "the gradient is biased by that much"
         if kind == "none"
@@ -52,6 +53,8 @@ def _cause(rows: Rows, config: Config) -> str:
         return "settings"
     if any(row.get(keys.POSITIONS) for row in rows[-WINDOW:]):
         return "positions"
+    if any(row.get(keys.STALENESS) for row in rows[-WINDOW:]):
+        return "off_policy"
     first, values = _first(rows), series(rows[-WINDOW:], keys.SAMPLER_DIFFERENCE.mean)
     if first is None:
         return "unknown"
@@ -78,6 +81,11 @@ def _words(cause: str, rows: Rows, config: Config) -> tuple[str, str]:
             "depend on the rows beside it, and sampler and trainer batch differently",
             "lower sampling.max_prompt_length + sampling.max_completion_length to the length the model was first "
             "trained with (original_max_position_embeddings), or set batch.micro_batch=1",
+        ),
+        "off_policy": (
+            "completions are drawn one update before they train (rollout.steps_off_policy=1), and an update moves the "
+            "policy that far",
+            "lower algorithm.learning_rate (the knob learning_rate), or set rollout.steps_off_policy=0 in a new run",
         ),
         "stale_weights": (
             f"at step 1 they differed by {first or 0:.2g}, and the gap grew with the updates, so the engine draws with "

@@ -72,6 +72,13 @@ class _Recovery(TypedDict):
 
 
 @with_config(_CLOSED)
+class _Drawing(TypedDict):
+    step: Step
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    stream: Count
+
+
+@with_config(_CLOSED)
 class _Knobs(TypedDict, total=False):
     values: Required[dict[Name, _Finite]]
     modes: Required[dict[Name, _Mode]]
@@ -95,6 +102,7 @@ class State(TypedDict, total=False):
     knobs: _Knobs
     judged_by: dict[Name, list[str]]
     recovery: _Recovery
+    rollouts: _Drawing
 
 
 _MANIFEST, _LOCK, _STATE = TypeAdapter(Manifest), TypeAdapter(LockContent), TypeAdapter(State)

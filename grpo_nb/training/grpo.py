@@ -3,7 +3,7 @@
 `for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 
@@ -16,11 +16,8 @@ from grpo_nb.policy import anatomy
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.source import ModelError
-from grpo_nb.printable import clean_logger
-from grpo_nb.rewards.context import MOST_METRICS, Notes, TrainerState
-from grpo_nb.rewards.rubric import Rubric
-from grpo_nb.rewards.scoring import Completions, Scoring
-from grpo_nb.rollout import Ended, Engine, Request
+from grpo_nb.rewards.context import MOST_METRICS
+from grpo_nb.rollout import Engine
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knob_file import KnobSnapshot
@@ -48,13 +45,12 @@ from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.objectives import Rewards
 from grpo_nb.training.overflow_report import explain_no_scores, overflow_row
 from grpo_nb.training.plan import StepPlan, plan_step
+from grpo_nb.training.sampling import sampled, score, verdicts
 from grpo_nb.training.sharded import measure, objective_gradients
-from grpo_nb.training.state import TrainState, deterministic, draw_prompts, save
-from grpo_nb.types import Experience, Rollouts, SampledPrompt, Score, Steps, StepStats
+from grpo_nb.training.state import TrainState, deterministic, save
+from grpo_nb.types import Experience, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
-
-logger = clean_logger(__name__)
 
 
 def grpo(
@@ -100,6 +96,7 @@ def grpo(
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (
             deterministic(run.config, state.policy.device),
+            closing(state.ahead),
             closing(loop.walk(Grpo(state), lock)) as steps_taken,
         ):
             yield from steps_taken
@@ -108,15 +105,14 @@ def grpo(
 def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
     policy, plan, clock = state.policy, plan_step(state, knobs), metrics.Clock()
-    with Scoring(sharded.task_scores(state.ranks, state.objectives)) as scoring:
-        with clock("rollout"):  # 1. K answers per prompt, drawn from the policy that learns; judges get each as it ends
-            rollouts = sample(state, plan, scoring)
+    with sampled(state, plan, clock) as drawn:  # 1. K answers per prompt by the policy that learns; judges get each
+        rollouts = drawn.rollouts
         with clock("score"):  # 2. a reward for each, None where there is no verdict
-            score(state, rollouts, scoring)
+            score(state, drawn)
         with clock("reference"):  # 3. the same tokens under the old and the starting policy
             measured = measure(policy, rollouts, plan)
         with clock("score"):
-            scores = verdicts(state, scoring)
+            scores = verdicts(state, drawn)
     state.mid_update = True  # from here on the state changes: reward moments, weights, betas
     batch = compute_advantages(state, plan, rollouts, measured, scores)  # 4. each against its group
     updates: metrics.Updates = []
@@ -129,7 +125,7 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
             batch = batch.without(gradient.bad)
             updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
     batch = complete(batch, plan, updates[0][0].seen if updates else None)
-    row = step_row(state, plan, batch, updates) | report | conditions(state, batch)
+    row = step_row(state, plan, batch, updates) | report | conditions(state, batch) | drawn.row()
     with clock("guard"):  # 7. where that broke the policy, back to the state before the step
         row |= rollback.settle(state, plan, batch, row) | overflow_row(state, plan, batch, row)
     if quick_eval.due(state.config, plan.step):
@@ -200,74 +196,6 @@ class Grpo(loop.Stage):
         save(self.state)
 
 
-def sample(state: TrainState, plan: StepPlan, scoring: Scoring) -> Rollouts:
-    """The step's prompts, and K completions of each by the engine, which hands each to `scoring` as it ends.
-
-    Raises:
-        TrainingError: the engine returned something else than complete answers with their log-probs.
-    """
-    config = state.config
-    drawn_P = draw_prompts(state, plan.step)
-    size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
-    uniforms = plan.numerics.uniforms(plan.seed, plan.step, size, state.policy.device, plan.sampling_stream)
-    prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
-    sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
-    group, ended = config.batch.group_size, hand_over(state, drawn_P, scoring)
-    asked = Request(prompt_ids_P, group, sampling, uniforms, ended=ended, rows_at_once=plan.numerics.rows_at_once)
-    with memory_ladder.drawing():
-        rollouts = state.engine.generate(state.policy, asked)
-    guards.check_rollouts(rollouts, state.policy.stop_token_ids, plan.most_bad_rows)
-    return replace(rollouts, prompts=drawn_P)
-
-
-def hand_over(
-    state: TrainState, drawn_P: Sequence[SampledPrompt], scoring: Scoring
-) -> Callable[[Sequence[Ended]], None] | None:
-    """What gives completions that have ended to the functions that take them; None where no objective has any."""
-    places: dict[int, tuple[Rubric, int]] = {}
-    size = state.config.batch.group_size
-    for name, objective in state.objectives.items():
-        own = [(i, drawn.example) for i, drawn in enumerate(drawn_P) if drawn.objective == name]
-        rows = [(i * size + k, example) for i, example in own for k in range(size)]
-        if scoring.expect(objective.rubric, [example for _, example in rows]):
-            places |= {row: (objective.rubric, place) for place, (row, _) in enumerate(rows)}
-
-    def ended(completions: Sequence[Ended]) -> None:
-        for completion in completions:
-            if completion.row in places:
-                scoring.take(*places[completion.row], completion.text)
-
-    return ended if places else None
-
-
-def score(state: TrainState, rollouts: Rollouts, scoring: Scoring) -> None:
-    """Score the completions but for what judges say of them; each objective's own rubric scores its own rows."""
-    for name, objective in state.objectives.items():
-        rows = rollouts.rows_of(name)
-        epoch = state.step * state.config.prompts_per_objective / len(objective.examples)
-        objective.notes = Notes(len(rows), TrainerState(state.step, state.goal, epoch))
-        completions = Completions(
-            [rollouts.example(i) for i in rows],
-            [rollouts.texts[i] for i in rows],
-            [rollouts.completion_ids[i] for i in rows],
-            [rollouts.scored_texts[i] for i in rows],
-            objective.notes,
-        )
-        scoring.add(objective.rubric, completions)
-    scoring.settle()
-
-
-def verdicts(state: TrainState, scoring: Scoring) -> list[Score]:
-    """The scores once the judges have answered; what they did, and what became known of their servers, is logged."""
-    scores = scoring.scores()
-    for name, objective in state.objectives.items():
-        if objective.judge is not None:
-            logger.info(objective.judge.tally.line(state.step + 1, name))
-            for notice in objective.judge.tally.notices:
-                state.run.log_event(step=state.step + 1, objective=name, **notice)
-    return scores
-
-
 def apply(state: TrainState, plan: StepPlan) -> optim.Update:
     """One optimizer step on the gradient in `.grad`; weights that are not finite after it are left to `rollback`.
 
@@ -326,8 +254,8 @@ def _objective_row(state: TrainState, plan: StepPlan, batch: Experience, name: s
     if plan.most_bad_rows is not None:
         row |= {keys.BAD_ROWS.of(name): len(batch.bad & {*rows})}
     row |= metrics.length_row(name, rollouts, rows) | objective.notes.row(name)
-    if objective.judge is not None:
-        row |= objective.judge.tally.row(name, own, lengths)
+    if objective.tally is not None:
+        row |= objective.tally.row(name, own, lengths)
         row |= {keys.JUDGE_TIED.of(name): int(tied(own, rollouts.group_size).sum())}
     return row
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from grpo_nb.beta_control import BetaState
 from grpo_nb.config import ConfigError, ObjectiveConfig
 from grpo_nb.judge import FILE as JUDGE_FILE
-from grpo_nb.judge import Judge
+from grpo_nb.judge import Judge, Tally
 from grpo_nb.losses import Moments
 from grpo_nb.preflight.requirements import check_ids
 from grpo_nb.rewards.context import Notes
@@ -34,6 +34,8 @@ class Objective:
     """Of the rewards seen, where they are normalised."""
     judge: Judge | None = None
     """Also a function of the rubric; kept by itself for what it has to tell of a step."""
+    tally: Tally | None = None
+    """What the judge did in the newest step."""
     notes: Notes = field(default_factory=lambda: Notes(0))
     """What reward functions logged in the newest step."""
 

@@ -1,11 +1,12 @@
 """Where a run goes on from: everything of a `TrainState` made or read back before its next step."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_nb import optim, rules
 from grpo_nb.beta_control import BetaState
 from grpo_nb.losses import Moments
+from grpo_nb.policy import anatomy
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
@@ -22,11 +23,19 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.sft_result import without_sft
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
-from grpo_nb.training import numerics
+from grpo_nb.training import ahead, guards, numerics
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.recovery import Recovery
-from grpo_nb.training.state import TrainState, environment_info, forget_gradients, judged_by, load_state_dict, save
+from grpo_nb.training.state import (
+    TrainState,
+    draw_prompts,
+    environment_info,
+    forget_gradients,
+    judged_by,
+    load_state_dict,
+    save,
+)
 
 logger = clean_logger(__name__)
 
@@ -187,8 +196,31 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     _note_other_judges(state, stored["judged_by"])
     numerics.log_changes(run, state.step, numerics.stored(run, stored), state.numerics, state.drawer.reason)
     run.rewind(state.step)
+    _restore_rollouts(state, newest, stored)
     _look_back(state)
     run.log_event("resume", step=state.step, goal=state.goal, **_computes(state), **environment_info(policy))
+
+
+def _restore_rollouts(state: TrainState, newest: Checkpoint, stored: State) -> None:
+    """The completions that wait for the next step; where they answer other prompts than it has now, none.
+
+    Raises:
+        RunError: they are damaged.
+    """
+    if not state.config.rollout.steps_off_policy or "rollouts" not in stored:
+        return
+    group, words = state.config.batch.group_size, len(anatomy.embedding(state.policy.model))
+    try:
+        found = ahead.restored(stored["rollouts"], newest.tensors(ahead.FILE), group, words)
+        guards.check_rollouts(found.rollouts, state.policy.stop_token_ids, state.config.guards.mask_bad_rows)
+    except (ValueError, guards.TrainingError) as error:
+        raise RunError(f"{newest.path} is broken: {ahead.FILE}.safetensors: {error}; restore it from a copy") from None
+    prompts = draw_prompts(state, state.step + 1)
+    asked = [state.encode(drawn.objective, drawn.example) for drawn in prompts]
+    if found.drawing.step != state.step + 1 or asked != found.rollouts.prompt_ids:
+        state.run.log_event("rollouts_given_up", step=state.step, reason="other prompts")
+        return
+    state.ahead.keep(replace(found, rollouts=replace(found.rollouts, prompts=prompts)))
 
 
 def _knobs_of(newest: Checkpoint, stored: State, now: KnobSnapshot) -> KnobSnapshot:

@@ -62,6 +62,7 @@ def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Ro
         _restore_weights(state)
         _take_controllers_back(state)
         state.recovery = before.rolled_back()
+        state.ahead.forget_after(plan.step)
         _log_rollback(state, plan, before, finding)
     elif row[keys.STATUS] in ("ok", "clipped"):
         state.recovery = before.went_well(guards.recovery_steps)

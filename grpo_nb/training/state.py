@@ -28,6 +28,8 @@ from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.dependencies_file import OPTIMIZER
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
+from grpo_nb.training import ahead
+from grpo_nb.training.ahead import Ahead
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Objective
 from grpo_nb.training.recovery import Recovery
@@ -85,6 +87,8 @@ class TrainState:
     """The results of quick evaluation."""
     history: History = field(init=False)
     """What the guards look back on."""
+    ahead: Ahead = field(default_factory=Ahead)
+    """Completions that were drawn for the next step, one step off-policy."""
     ends: list[Finding] = field(default_factory=list)
     """Why the run ends at this step boundary, saved: what the guards found in the newest row."""
 
@@ -126,7 +130,10 @@ def save(state: TrainState) -> Path:
         state.origin = stored
     elif not checkpoints.holds(0):
         _save_origin(state)
-    path = checkpoints.save(state.step, state_dict(state.policy, state.optimizer), stored)
+    tensors = state_dict(state.policy, state.optimizer)
+    if (pending := state.ahead.stored(state.step + 1)) is not None:
+        stored["rollouts"], tensors[ahead.FILE] = pending
+    path = checkpoints.save(state.step, tensors, stored)
     always = (0, *pareto.steps_to_keep(state.run, state.quick.rows()))
     checkpoints.prune(state.config.run.keep_checkpoints, always, state.config.run.checkpoints_gib)
     state.quick.slim(checkpoints.steps())

@@ -16,7 +16,7 @@ from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.rollout import eager
 from grpo_nb.run import checkpoints
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.training import gradients
+from grpo_nb.training import gradients, sampling
 from grpo_nb.training import grpo as trainer
 from grpo_nb.training.sft import sft
 from grpo_nb.types import Experience
@@ -26,7 +26,7 @@ from tests.support.tokens import names
 pytestmark = pytest.mark.usefixtures("narrow_model")
 
 PLACES: tuple[Any, ...] = (
-    *(trainer, gradients, optim, losses, judge, checkpoints, eager, Tensor, TokenizerAdapter, Experience),
+    *(trainer, sampling, gradients, optim, losses, judge, checkpoints, eager, Tensor, TokenizerAdapter, Experience),
 )
 QUICK = ("wrong_temperature", "data_replaced", "sft_without_eos", "overwritten_gradients")
 """Caught without an answer that is right."""

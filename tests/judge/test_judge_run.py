@@ -24,8 +24,7 @@ from grpo_nb.rewards import scoring
 from grpo_nb.rewards.rubric import RewardError
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
-from grpo_nb.training import gradients
-from grpo_nb.training import grpo as grpo_module
+from grpo_nb.training import gradients, sampling
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.types import Score
@@ -61,7 +60,7 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Score]]:
             seen.extend(zip(self.texts, scores, strict=True))
             return scores
 
-    monkeypatch.setattr(grpo_module, "Scoring", Spy)
+    monkeypatch.setattr(sampling, "Scoring", Spy)
     return seen
 
 
@@ -100,7 +99,7 @@ def test_a_run_through_a_faulty_network_completes_and_invents_nothing(
             assert row[f"judge/{name}/scored"] + row[f"judge/{name}/failed"] == 8
             assert (row[f"unscored_groups/{name}"] or 0) == row[f"judge/{name}/dropped_groups"]
 
-    lines = [r.getMessage() for r in caplog.records if r.name == "grpo_nb.training.grpo"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "grpo_nb.training.sampling"]
     assert len(lines) == 8 and names(lines[0], "judge step 1", "fairness", "providers")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"judge.jsonl", "samples.jsonl", "config.json"} <= {path.name for path in files}

@@ -100,6 +100,17 @@ def test_one_rank_resumes_what_two_began(one: Run, two: Run, tmp_path: Path) -> 
     assert "ranks" not in list(two.stored("events").having("kind", {"resume"}))[-1]
 
 
+def test_two_ranks_draw_ahead_as_one_and_one_resumes_them(tmp_path: Path) -> None:
+    changes = {"rollout__steps_off_policy": 1, "algorithm__importance_correction": "tis", "sft__steps": 0}
+    expected, found = (run_of(tmp_path, name, **changes) for name in ("one", "two"))
+    alone(expected)
+    together(2, found, steps=2, sft=False)
+    alone(found)
+    assert [row[keys.STALENESS] for row in found.rows("metrics")] == [0, 1, 1, 1]
+    assert apart(expected.rows("metrics"), found.rows("metrics")) < CLOSE
+    assert texts(expected) == texts(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -108,8 +119,9 @@ def test_one_rank_resumes_what_two_began(one: Run, two: Run, tmp_path: Path) -> 
         {"algorithm__combine": "pcgrad", "batch__mini_batch": 6},
         {"batch__num_iterations": 2, "model__train": "lora"},
         {"batch__prompts": 2, "batch__group_size": 4},
+        {"rollout__steps_off_policy": 1, "algorithm__importance_correction": "tis"},
     ],
-    ids=["default", "apart", "lora", "fewer groups than ranks"],
+    ids=["default", "apart", "lora", "fewer groups than ranks", "off-policy"],
 )
 def test_twenty_steps_on_four_ranks_two_and_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     changes = {"run__steps": 20, "run__checkpoint_every": 20, **changes}

@@ -11,6 +11,7 @@ from grpo_nb.rules import regressions
 from grpo_nb.rules.finding import Finding
 from tests.rules.test_rules import CONFIG, F, evaluation, found, labels, only
 from tests.support.made_rows import Row, healthy, ill
+from tests.support.tokens import names
 
 GAP = keys.SAMPLER_DIFFERENCE.mean
 
@@ -95,6 +96,14 @@ def test_a_gap_that_grows_with_the_updates_is_of_stale_weights(steps: int) -> No
     corrected = CONFIG.replace(**{"algorithm.importance_correction": "tis"})
     finding = only(ill(growing, steps=60), "sampler_mismatch", corrected)
     assert (finding.evidence["cause"], finding.severity) == ("stale_weights", "warning")
+
+
+def test_rollouts_one_step_off_policy_are_not_taken_for_stale_weights() -> None:
+    off_policy = CONFIG.replace(**{"algorithm.importance_correction": "tis", "rollout.steps_off_policy": 1})
+    rows = ill(lambda row: {GAP: 0.2 * min(row["step"] - 1, 1), keys.STALENESS: min(row["step"] - 1, 1)}, steps=60)
+    finding = only(rows, "sampler_mismatch", off_policy)
+    assert (finding.evidence["cause"], finding.severity, finding.action) == ("off_policy", "info", "none")
+    assert names(finding.message, "rollout.steps_off_policy=1")
 
 
 def test_positions_are_not_taken_for_stale_weights() -> None:

@@ -12,10 +12,10 @@ from grpo_nb import rules
 from grpo_nb.losses.rounding import overflow_advice
 from grpo_nb.metrics import keys
 from grpo_nb.policy import overflow
-from grpo_nb.policy.model import Policy
+from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.rollout import eager
 from grpo_nb.rules import health
-from grpo_nb.training import overflow_report
+from grpo_nb.training import overflow_report, sampling
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models
 from tests.support.tiny import given, tiny_config, tiny_run
@@ -86,14 +86,13 @@ def test_an_engine_that_finds_no_scores_leaves_a_finding(
     on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first pass of the engine meets an activation that overflows."""
-    from grpo_nb.training import grpo as train
 
     def no_scores(*_: Any) -> Any:
-        raise train.ModelError("nan")
+        raise ModelError("nan")
 
-    monkeypatch.setattr(train, "sample", no_scores)
+    monkeypatch.setattr(sampling, "sample", no_scores)
     run = tiny_run(tmp_path, sft__steps=0, run__steps=1, guards__find_overflow=on)
-    with pytest.raises(train.ModelError):
+    with pytest.raises(ModelError):
         list(grpo(run, **given()))
     told = [e for e in run.stored("events").having("kind", {"finding"}) if e["rule"] == "overflow"]
     assert [e["step"] for e in told] == ([1] if on else [])

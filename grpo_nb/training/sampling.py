@@ -1,0 +1,157 @@
+"""The completions of a step and their scores: drawn when it begins, or one step ahead (see `ahead`)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from grpo_nb.printable import clean_logger
+from grpo_nb.rewards.context import Notes, TrainerState
+from grpo_nb.rewards.rubric import Rubric
+from grpo_nb.rewards.scoring import Completions, Scoring
+from grpo_nb.rollout import Ended, Request
+from grpo_nb.training import guards, memory_ladder, sharded
+from grpo_nb.training.ahead import Drawing, Sampled
+from grpo_nb.training.metrics import Clock
+from grpo_nb.training.plan import StepPlan
+from grpo_nb.training.state import TrainState, draw_prompts
+from grpo_nb.types import Rollouts, SampledPrompt, Score
+
+logger = clean_logger(__name__)
+
+
+@contextmanager
+def sampled(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Sampled]:
+    """The step's completions, whose judges are at work; leaving the block cancels what still runs.
+
+    One step off-policy, those that are pending; the next step's are drawn here too, before the weights move.
+    """
+    found: Sampled | None = None
+    try:
+        with clock("rollout"):
+            found = _pending(state, plan) or _drawn(state, plan)
+            if state.config.rollout.steps_off_policy:
+                _draw_ahead(state, replace(plan, step=plan.step + 1))
+        yield found
+    finally:
+        if found is not None:
+            found.close()
+
+
+def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
+    """The completions that were drawn ahead for this step, and are scored by now."""
+    state.ahead.forget_before(plan.step)
+    found = state.ahead.of(drawing_of(plan))
+    if found is not None and found.scoring is None:
+        _begin_scoring(state, found, _scoring(state))
+    return found
+
+
+def _draw_ahead(state: TrainState, plan: StepPlan) -> None:
+    """Draw the completions of the next step; past the goal no judge is asked about them."""
+    if state.ahead.of(drawing_of(plan)) is None:
+        state.ahead.keep(replace(_drawn(state, plan, scores=plan.step <= state.goal), staleness=1))
+
+
+def drawing_of(plan: StepPlan) -> Drawing:
+    """How the plan draws."""
+    return Drawing(plan.step, plan.temperature, plan.sampling_stream)
+
+
+def _scoring(state: TrainState) -> Scoring:
+    loop = state.ahead.loop if state.config.rollout.steps_off_policy else None
+    return Scoring(sharded.task_scores(state.ranks, state.objectives), loop)
+
+
+def _drawn(state: TrainState, plan: StepPlan, *, scores: bool = True) -> Sampled:
+    """Completions by the present weights, each handed to the judges as it ends."""
+    staleness = 0 if state.config.rollout.steps_off_policy else None
+    scoring = _scoring(state)
+    try:
+        found = Sampled(drawing_of(plan), sample(state, plan, scoring if scores else None), staleness)
+        if scores:
+            _begin_scoring(state, found, scoring)
+    except BaseException:
+        scoring.close()
+        raise
+    return found
+
+
+def sample(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> Rollouts:
+    """The step's prompts, and K completions of each by the engine, which hands each to `scoring` as it ends.
+
+    Raises:
+        TrainingError: the engine returned something else than complete answers with their log-probs.
+    """
+    config = state.config
+    drawn_P = draw_prompts(state, plan.step)
+    size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
+    uniforms = plan.numerics.uniforms(plan.seed, plan.step, size, state.policy.device, plan.sampling_stream)
+    prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
+    sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
+    group, ended = config.batch.group_size, hand_over(state, drawn_P, scoring)
+    asked = Request(prompt_ids_P, group, sampling, uniforms, ended=ended, rows_at_once=plan.numerics.rows_at_once)
+    with memory_ladder.drawing():
+        rollouts = state.engine.generate(state.policy, asked)
+    guards.check_rollouts(rollouts, state.policy.stop_token_ids, plan.most_bad_rows)
+    return replace(rollouts, prompts=drawn_P)
+
+
+def hand_over(
+    state: TrainState, drawn_P: Sequence[SampledPrompt], scoring: Scoring | None
+) -> Callable[[Sequence[Ended]], None] | None:
+    """What gives completions that have ended to the functions that take them; None where no objective has any."""
+    if scoring is None:
+        return None
+    places: dict[int, tuple[Rubric, int]] = {}
+    size = state.config.batch.group_size
+    for name, objective in state.objectives.items():
+        own = [(i, drawn.example) for i, drawn in enumerate(drawn_P) if drawn.objective == name]
+        rows = [(i * size + k, example) for i, example in own for k in range(size)]
+        if scoring.expect(objective.rubric, [example for _, example in rows]):
+            places |= {row: (objective.rubric, place) for place, (row, _) in enumerate(rows)}
+
+    def ended(completions: Sequence[Ended]) -> None:
+        for completion in completions:
+            if completion.row in places:
+                scoring.take(*places[completion.row], completion.text)
+
+    return ended if places else None
+
+
+def _begin_scoring(state: TrainState, found: Sampled, scoring: Scoring) -> None:
+    """Hand all completions to what scores them; functions that wait for servers are at work from here on."""
+    rollouts, done = found.rollouts, found.drawing.step - 1
+    notes = {}
+    for name, objective in state.objectives.items():
+        rows = rollouts.rows_of(name)
+        epoch = done * state.config.prompts_per_objective / len(objective.examples)
+        notes[name] = Notes(len(rows), TrainerState(done, state.goal, epoch))
+        completions = Completions(
+            [rollouts.example(i) for i in rows],
+            [rollouts.texts[i] for i in rows],
+            [rollouts.completion_ids[i] for i in rows],
+            [rollouts.scored_texts[i] for i in rows],
+            notes[name],
+        )
+        scoring.add(objective.rubric, completions)
+    found.tallies = {name: o.judge.tally for name, o in state.objectives.items() if o.judge is not None}
+    found.notes, found.scoring = notes, scoring
+
+
+def score(state: TrainState, found: Sampled) -> None:
+    """Score the completions but for what judges say of them; each objective's own rubric scores its own rows."""
+    assert found.scoring is not None
+    for name, objective in state.objectives.items():
+        objective.notes, objective.tally = found.notes[name], found.tallies.get(name)
+    found.scoring.settle()
+
+
+def verdicts(state: TrainState, found: Sampled) -> list[Score]:
+    """The scores once the judges have answered; what they did, and what became known of their servers, is logged."""
+    assert found.scoring is not None
+    scores = found.scoring.scores()
+    for name, tally in found.tallies.items():
+        logger.info(tally.line(found.drawing.step, name))
+        for notice in tally.notices:
+            state.run.log_event(step=found.drawing.step, objective=name, **notice)
+    return scores
