@@ -4,8 +4,8 @@ import asyncio
 import inspect
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from grpo_nb.rewards.background import Arrivals, Background, Loop
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.foreign_code import RewardError, calling, error_text, kind
 from grpo_nb.rewards.rubric import AFTER_THINKING, FINITE, LARGEST, TASK, Rubric, Weighted
+from grpo_nb.rewards.waiting import wait_for
 from grpo_nb.tasks import Task
 from grpo_nb.tasks.thinking import after_thinking
 from grpo_nb.types import Example, Score
@@ -167,7 +168,7 @@ class Scoring:
             for name, result in part.results.items()
             if inspect.isawaitable(result)
         }
-        for (place, name), result in (_run(_gather(pending)) if pending else {}).items():
+        for (place, name), result in (wait_for(_gather(pending)) if pending else {}).items():
             self._parts[place].results[name] = result
 
     def scores(self) -> list[Score]:
@@ -285,39 +286,6 @@ async def _gather(pending: Mapping[Pending, Awaitable[Any]]) -> dict[Pending, An
 async def _named_await(name: str, result: Awaitable[Any]) -> Any:
     with calling(f"reward function '{name}'"):
         return await result
-
-
-def _run(coroutine: Coroutine[Any, Any, dict[Pending, Any]]) -> dict[Pending, Any]:
-    """Wait for a coroutine. A notebook cell already runs a loop in its thread, so there it gets a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _complete(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_complete, coroutine).result()
-
-
-def _complete(coroutine: Coroutine[Any, Any, dict[Pending, Any]]) -> dict[Pending, Any]:
-    """Run a coroutine in a loop of its own. An interrupt within it cancels it, and it cancels what it started itself.
-
-    `asyncio.run` cancels all tasks at once, also those of libraries that have not begun; see `Background`.
-    """
-    with asyncio.Runner() as runner:
-        task = runner.get_loop().create_task(coroutine)
-        try:
-            return runner.run(_result(task))
-        finally:
-            if not task.done():
-                task.cancel()
-                runner.run(_ended(task))
-
-
-async def _result(task: "asyncio.Task[dict[Pending, Any]]") -> dict[Pending, Any]:
-    return await task
-
-
-async def _ended(task: "asyncio.Task[Any]") -> None:
-    await asyncio.wait([task])
 
 
 def _checked(name: str, result: Any, count: int) -> list[Score]:
