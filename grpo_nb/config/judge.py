@@ -5,7 +5,7 @@ import re
 from typing import Annotated, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from grpo_nb.config.base import Count, Positive, Settings
 
@@ -18,16 +18,46 @@ _BASE_URL = "OPENAI_BASE_URL"
 Price = Annotated[float, Field(ge=0)]
 
 
+# What is refused here may be a key in the wrong place, so no message repeats it.
+
+
+def _name(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError(
+            "needs the NAME of an environment variable in capitals, e.g. OPENAI_API_KEY (what was given is not "
+            "shown: if it is the key itself, put it into the environment and nowhere else)"
+        )
+    return value
+
+
+def _plain(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"needs an http:// or https:// address, e.g. http://localhost:8000/v1{_source(value)}")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(
+            f"must be an address without user, password or query; a key goes into the environment{_source(value)}"
+        )
+    _ = parts.port  # raises ValueError where it is no port
+    return urlunsplit(parts).rstrip("/")  # with the scheme in small letters
+
+
+Variable = Annotated[str, AfterValidator(_name)]
+"""Name of an environment variable."""
+Address = Annotated[str, AfterValidator(_plain)]
+"""http or https, host, port and path."""
+
+
 class JudgeProvider(Settings):
     """One OpenAI-compatible server and the model that judges there."""
 
     model: Annotated[str, Field(min_length=1)]
     """Name of the model as the server knows it."""
-    base_url: str = Field(
+    base_url: Address = Field(
         default_factory=lambda: os.environ.get(_BASE_URL, "").strip() or OPENAI, validate_default=True
     )
     """Address that the server's `/chat/completions` follows; without it OPENAI_BASE_URL, else OpenAI's own."""
-    api_key_env: str | None = "OPENAI_API_KEY"
+    api_key_env: Variable | None = "OPENAI_API_KEY"
     """NAME of the environment variable that holds the key, never the key; null for a server that wants none."""
     usd_per_million_in: Price | None = None
     """Price of a million prompt tokens, US dollars; a budget in money needs it."""
@@ -46,31 +76,6 @@ class JudgeProvider(Settings):
     def usd(self, tokens_in: int, tokens_out: int) -> float:
         """What a request cost; 0 where no price is set."""
         return (tokens_in * (self.usd_per_million_in or 0) + tokens_out * (self.usd_per_million_out or 0)) / 1e6
-
-    # What is refused here may be a key in the wrong place, so no message repeats it.
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _is_a_name(cls, value: str | None) -> str | None:
-        if value is not None and not _VARIABLE.fullmatch(value):
-            raise ValueError(
-                "needs the NAME of an environment variable in capitals, e.g. OPENAI_API_KEY (what was given is not "
-                "shown: if it is the key itself, put it into the environment and nowhere else)"
-            )
-        return value
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_a_plain_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"needs an http:// or https:// address, e.g. http://localhost:8000/v1{_source(value)}")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError(
-                f"must be an address without user, password or query; a key goes into the environment{_source(value)}"
-            )
-        _ = parts.port  # raises ValueError where it is no port
-        return urlunsplit(parts).rstrip("/")  # with the scheme in small letters
 
 
 class JudgeConfig(Settings):

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_nb.config.base import Count, Positive, Settings
+from grpo_nb.config.judge import Address, JudgeProvider, Variable
 from grpo_nb.storage import former_names
 
 
@@ -40,11 +41,26 @@ class RolloutConfig(Settings):
     """What draws the completions."""
 
     # advanced
-    engine: Literal["auto", "eager", "graph", "grouped"] = "auto"
+    engine: Literal["auto", "eager", "graph", "grouped", "vllm"] = "auto"
     """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `grouped`, on the
     CPU, is faster for models of a few million parameters; `auto`: one of these where it serves the model. Other bits,
-    the same distribution."""
+    the same distribution. `vllm`: a server at `url` draws for LoRA; a resumed run has its bits to rounding only."""
     steps_off_policy: Literal[0, 1] = 0
     """1: the next step's completions are drawn before this step's update, so that judges answer while it trains; they
     are one update older than the policy that learns from them, which `algorithm.importance_correction` weighs against.
     The temperature acts at once: a turn of it gives up what was drawn ahead."""
+    url: Address | None = None
+    """Address of the running vLLM server, e.g. http://127.0.0.1:8000; the variable GRPO_NB_VLLM_URL replaces it."""
+    api_key_env: Variable | None = None
+    """NAME of the environment variable that holds the server's key, never the key; null where it wants none."""
+    timeout_s: Positive = 600
+    """Seconds that one request, the K completions of a prompt, may take on the server, waiting included."""
+    patience_s: Positive = 300
+    """Seconds that a step waits for a server that is gone, restarts or fails; then the run ends, saved."""
+
+    @property
+    def server(self) -> JudgeProvider | None:
+        """The server that the settings name, as one that something is sent to."""
+        if self.url is None:
+            return None
+        return JudgeProvider(model="vllm", base_url=self.url, api_key_env=self.api_key_env)

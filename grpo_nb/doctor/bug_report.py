@@ -24,6 +24,7 @@ from grpo_nb.doctor import diagnose
 from grpo_nb.doctor.errors import explain
 from grpo_nb.doctor.machine import environment, installed_version
 from grpo_nb.doctor.redaction import SECRET_NAME, known_secrets, redacted
+from grpo_nb.judge.host_trust import pairs_of
 from grpo_nb.run.run import Log, Run, RunError
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.storage.safe_open import opened
@@ -164,9 +165,8 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _key_names(config: Config) -> set[str]:
-    """Environment variables that hold the keys of the run's judges."""
-    judges = [objective.judge for objective in config.objectives.values() if objective.judge is not None]
-    return {provider.api_key_env for judge in judges for provider in judge.providers if provider.api_key_env}
+    """Environment variables that hold the keys of the run's judges and of its rollout server."""
+    return {pair.variable for pair in pairs_of(config) if pair.variable}
 
 
 def _changed(config: Config) -> dict[str, Any]:

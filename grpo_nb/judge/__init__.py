@@ -65,7 +65,7 @@ class Judge:
                 f"objectives.{objective}.judge: there is no rubric for task '{task}' (known: {', '.join(RUBRICS)}); "
                 "set judge=null, and pass a judge of your own as a reward function"
             )
-        check_ready(f"objectives.{objective}.judge", config)
+        check_ready(f"objectives.{objective}.judge", config.providers)
         self.__name__ = NAME
         self.config = config
         self._objective, self._rubric = objective, RUBRICS[task]

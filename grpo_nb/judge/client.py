@@ -222,8 +222,8 @@ def key_of(provider: JudgeProvider) -> str:
     return os.environ.get(provider.api_key_env, "").strip() if provider.api_key_env else ""
 
 
-def check_ready(where: str, config: JudgeConfig) -> None:
-    """Refuse a judge that could not be asked.
+def check_ready(where: str, providers: Collection[JudgeProvider]) -> None:
+    """Refuse servers that could not be asked.
 
     Raises:
         ConfigError: the client is not installed, a key is not in the environment or was never confirmed for its server
@@ -235,7 +235,7 @@ def check_ready(where: str, config: JudgeConfig) -> None:
         raise ConfigError(
             f'{where} needs the openai client, which is not installed; pip install "grpo_nb[judge]"'
         ) from None
-    for provider in config.providers:
+    for provider in providers:
         key = key_of(provider)
         if provider.api_key_env and not key:
             raise ConfigError(
@@ -247,9 +247,9 @@ def check_ready(where: str, config: JudgeConfig) -> None:
                 f"{where}: the key in {provider.api_key_env} has characters that no HTTP header can carry (line "
                 "breaks, or letters that are not ASCII); set the variable to the key alone"
             )
-    host_trust.check(where, config)
+    host_trust.check(where, providers)
     check_proxies(where)
-    for provider in config.providers:
+    for provider in providers:
         _check_detour(where, provider)
 
 

@@ -8,7 +8,7 @@ by creating a run with it here, by `trust` in a notebook, or by `--yes` of a com
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from grpo_nb.config import Config, ConfigError, JudgeConfig, JudgeProvider
+from grpo_nb.config import Config, ConfigError, JudgeProvider
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage.safe_open import is_private
 
@@ -94,20 +94,21 @@ def confirm(pairs: Iterable[Pair]) -> None:
 
 
 def pairs_of(config: Config) -> set[Pair]:
-    """What the judges of a configuration send where."""
+    """What the judges and the rollout server of a configuration are sent."""
     judges = [objective.judge for objective in config.objectives.values() if objective.judge is not None]
-    return {Pair.of(provider) for judge in judges for provider in judge.providers}
+    providers = [provider for judge in judges for provider in judge.providers]
+    return {Pair.of(provider) for provider in (*providers, config.rollout.server) if provider is not None}
 
 
-def check(where: str, config: JudgeConfig) -> None:
-    """Refuse a judge that would send a key, or anything, where this user has not said so.
+def check(where: str, providers: Collection[JudgeProvider]) -> None:
+    """Refuse a server that would be sent a key, or anything, where this user has not said so.
 
     Raises:
         ConfigError: a key would go over plain http, or a pair is not confirmed; says how to confirm it.
     """
-    for provider in config.providers:
+    for provider in providers:
         _refuse_plain(where, provider)
-    open_ones = {pair for pair in map(Pair.of, config.providers) if pair.needs_word} - confirmed()
+    open_ones = {pair for pair in map(Pair.of, providers) if pair.needs_word} - confirmed()
     if open_ones:
         lines = "; ".join(f"trust({pair.variable or None!r}, {pair.origin!r})" for pair in sorted(open_ones))
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The way to a judge's server: a client whose tries end in time, and the proxies of the environment."""
+"""The way to a server: a client whose tries end in time, and the proxies of the environment."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from grpo_nb.config import ConfigError
 
 LARGEST_REPLY = 4 << 20
-"""Bytes of a reply that are read: a verdict is a few hundred."""
+"""Bytes of a judge's reply that are read: a verdict is a few hundred."""
 
 SENT = frozenset(
     ("host", "connection", "user-agent", "accept", "accept-encoding", "content-type", "content-length", "authorization")
@@ -91,8 +91,8 @@ def check_proxies(where: str) -> None:
         ) from None
 
 
-def bounded_client(seconds: float, key: str) -> Any:
-    """An HTTP client for `openai` that gives each try `seconds` in all, and reads LARGEST_REPLY bytes of it.
+def bounded_client(seconds: float, key: str, largest: int = LARGEST_REPLY) -> Any:
+    """An HTTP client for `openai` that gives each try `seconds` in all, and reads `largest` bytes of the reply.
 
     Of the environment only `key` reaches a server that is not OpenAI's.
 
@@ -103,25 +103,32 @@ def bounded_client(seconds: float, key: str) -> Any:
 
     class Bounded(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-            http = importlib.import_module(type(request).__module__.partition(".")[0])  # httpx, or httpx2
+            http = http_library()
             _keep_private(request, key)
             try:
                 async with asyncio.timeout(seconds):
                     response = await super().send(request, stream=True, **options)
-                    return response if stream else await _whole(response, http)
+                    return response if stream else await _whole(response, http, largest)
             except TimeoutError:
                 raise http.ReadTimeout(f"not complete after {seconds:g} s", request=request) from None
 
     certificates = tuple(os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
-    verify = _tls(openai.DefaultAsyncHttpxClient.__bases__[0].__module__.partition(".")[0], certificates)
+    verify = _tls(certificates)
     # a redirect could take the key to any host
     return Bounded(timeout=seconds, follow_redirects=False, headers={"Accept-Encoding": "identity"}, verify=verify)
 
 
+def http_library() -> Any:
+    """What `openai` sends with: httpx, or httpx2."""
+    import openai
+
+    return importlib.import_module(openai.DefaultAsyncHttpxClient.__bases__[0].__module__.partition(".")[0])
+
+
 @functools.cache
-def _tls(http: str, certificates: tuple[str, ...]) -> Any:
+def _tls(certificates: tuple[str, ...]) -> Any:
     """The TLS settings of a client, which take longer to read than all else of it: the same in every step."""
-    return importlib.import_module(http).create_ssl_context()
+    return http_library().create_ssl_context()
 
 
 def _keep_private(request: Any, key: str) -> None:
@@ -132,7 +139,7 @@ def _keep_private(request: Any, key: str) -> None:
     request.headers["Authorization"] = f"Bearer {key}"
 
 
-async def _whole(response: Any, http: Any) -> Any:
+async def _whole(response: Any, http: Any, largest: int) -> Any:
     """The response with its body read."""
     body, coding = bytearray(), response.headers.get("content-encoding", "identity").lower()
     try:
@@ -142,8 +149,8 @@ async def _whole(response: Any, http: Any) -> Any:
             )
         async for part in response.aiter_raw():
             body += part
-            if len(body) > LARGEST_REPLY:
-                raise http.ReadError(f"the reply is longer than {LARGEST_REPLY} bytes", request=response.request)
+            if len(body) > largest:
+                raise http.ReadError(f"the reply is longer than {largest} bytes", request=response.request)
     finally:
         await response.aclose()
     kept = {"request": response.request, "extensions": response.extensions}

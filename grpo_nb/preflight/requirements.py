@@ -82,7 +82,7 @@ def check_judges(config: Config) -> None:
     """
     for name, objective in config.objectives.items():
         if objective.judge is not None:
-            check_ready(f"objectives.{name}.judge", objective.judge)
+            check_ready(f"objectives.{name}.judge", objective.judge.providers)
 
 
 def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], context: int, encode: Encode) -> None:

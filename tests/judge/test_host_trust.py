@@ -58,7 +58,7 @@ def test_a_pair_of_key_and_host_is_confirmed_once(tmp_path: Path) -> None:
     assert "sk-1234567890" not in str(refused.value) and "\n" not in str(refused.value)
     trust(VARIABLE, HOST)
     check_judges(run.config)
-    check_ready("here", judged("https://JUDGE.example.org:443/other/path"))
+    check_ready("here", judged("https://JUDGE.example.org:443/other/path").providers)
     assert stat.S_IMODE(file().stat().st_mode) == 0o600 and stat.S_IMODE(file().parent.stat().st_mode) == 0o700
     assert "sk-1234567890" not in file().read_text()
 
@@ -81,7 +81,7 @@ def test_a_pair_of_key_and_host_is_confirmed_once(tmp_path: Path) -> None:
 def test_another_key_or_another_host_is_another_pair(url: str, variable: str | None) -> None:
     trust(VARIABLE, HOST)
     with pytest.raises(ConfigError, match=pattern(variable, origin(url), "--yes")):
-        check_ready("here", judged(url, variable))
+        check_ready("here", judged(url, variable).providers)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_another_key_or_another_host_is_another_pair(url: str, variable: str | N
     ],
 )
 def test_well_known_and_local_ones_need_no_word(url: str, variable: str | None) -> None:
-    check_ready("here", judged(url, variable))
+    check_ready("here", judged(url, variable).providers)
     assert not file().exists()
 
 
@@ -102,11 +102,11 @@ def test_well_known_and_local_ones_need_no_word(url: str, variable: str | None) 
 def test_a_key_goes_over_plain_http_to_this_machine_only(url: str) -> None:
     host_trust.confirm([Pair(VARIABLE, origin(url))])
     with pytest.raises(ConfigError, match=pattern("here", VARIABLE, "https://")):
-        check_ready("here", judged(url))
+        check_ready("here", judged(url).providers)
     with pytest.raises(ConfigError, match=pattern("trust", VARIABLE, "https://")):
         trust(VARIABLE, url)
     trust(None, url)
-    check_ready("here", judged(url, None))
+    check_ready("here", judged(url, None).providers)
 
 
 def test_creating_a_run_here_confirms_its_pairs_and_no_others(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_a_damaged_file_confirms_nothing(content: str) -> None:
     file().parent.mkdir()
     file().write_text(content)
     with pytest.raises(ConfigError):
-        check_ready("here", judged())
+        check_ready("here", judged().providers)
     trust(VARIABLE, HOST)
-    check_ready("here", judged())
+    check_ready("here", judged().providers)
 
 
 def test_a_file_that_others_can_write_confirms_nothing() -> None:
@@ -154,17 +154,17 @@ def test_a_file_that_others_can_write_confirms_nothing() -> None:
     file().chmod(0o666)
     assert not host_trust.confirmed()
     with pytest.raises(ConfigError):
-        check_ready("here", judged())
+        check_ready("here", judged().providers)
 
 
 def test_where_nothing_can_be_written_this_process_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(host_trust.FOLDER, str(tmp_path / "file" / "below"))
     trust(VARIABLE, HOST)
-    check_ready("here", judged())
+    check_ready("here", judged().providers)
     monkeypatch.setattr(host_trust, "_here", set())
     with pytest.raises(ConfigError):
-        check_ready("here", judged())
+        check_ready("here", judged().providers)
 
 
 @pytest.mark.parametrize(("variable", "url"), [("sk-the-key-itself", HOST), (VARIABLE, "judge"), (VARIABLE, "ftp://x")])
