@@ -117,7 +117,10 @@ def _vllm() -> Iterator[Check]:
 
     Nothing here needs it.
     """
-    have, unneeded = installed_version("vllm"), "not needed: rollout.engine draws without it"
+    have, unneeded = (
+        installed_version("vllm"),
+        "not needed here: rollout.engine='vllm' asks a server, which has an environment of its own",
+    )
     if have is None:
         yield Check("vllm", "ok", f"not installed, and {unneeded}")
         return

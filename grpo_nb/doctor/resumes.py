@@ -68,7 +68,7 @@ def _finding(
     moved = [name for name in ("fingerprint", *MACHINE) if was.get(name) != now.get(name)]
     shown = "; ".join(f"{key} was {a!r}, is {b!r}" for key, (a, b) in [*differences.items()][:MOST_KEYS])
     others = f" Changed with it: {', '.join(moved)}." if moved else ""
-    exact = not moved and str(now.get("device", "")).startswith("cpu")
+    exact = not moved and str(now.get("device", "")).startswith("cpu") and "server" not in now
     return Finding(
         "resume_inexact",
         "warning" if exact else "info",
@@ -79,8 +79,8 @@ def _finding(
         "look for randomness or state outside the run: a reward function or an engine of your own that draws numbers, "
         "counts calls or keeps a cache; with (seed, step) alone they repeat themselves"
         if exact
-        else "nothing, if the results agree to rounding: other code, versions or GPU operations give other bits; "
-        "run.deterministic=true keeps a GPU to the same ones",
+        else "nothing, if the results agree to rounding: other code, versions or GPU operations give other bits, and "
+        "so does what a server computes at the same time; run.deterministic=true keeps a GPU to the same ones",
         "warn" if exact else "none",
     )
 

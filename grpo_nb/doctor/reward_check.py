@@ -16,7 +16,7 @@ from grpo_nb.config import Config
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.rewards.rubric import TASK
 from grpo_nb.rewards.scoring import Completions, score
-from grpo_nb.rollout import Engine, Request, choose
+from grpo_nb.rollout import Engine, Request, choose, opened
 from grpo_nb.rules import worst_first
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.learning import TRUNCATED_BADLY
@@ -78,15 +78,15 @@ def workbench(
     config = run.config
     learner = policy or load_policy(config.model, config.run.seed)
     learner.set_date(run.started)
-    built = choose(engine or config.rollout.engine, learner).engine
     frames, found = [], []
-    for objective in load_objectives(run, load_tasks(config, run.path, tasks), rewards or {}).values():
-        order = seeding.permutation(len(objective.examples), config.run.seed, 0, f"workbench/{objective.name}")
-        examples = [objective.examples[i] for i in order[:prompts]]
-        answers = [*_known(objective, examples, learner), *_sampled(objective, examples, learner, config, built)]
-        frame = scored(objective, answers, config)
-        frames.append(frame)
-        found += checked(frame, objective.name, config)
+    with opened(choose(engine, learner, config.rollout).engine) as built:
+        for objective in load_objectives(run, load_tasks(config, run.path, tasks), rewards or {}).values():
+            order = seeding.permutation(len(objective.examples), config.run.seed, 0, f"workbench/{objective.name}")
+            examples = [objective.examples[i] for i in order[:prompts]]
+            answers = [*_known(objective, examples, learner), *_sampled(objective, examples, learner, config, built)]
+            frame = scored(objective, answers, config)
+            frames.append(frame)
+            found += checked(frame, objective.name, config)
     return Bench(pd.concat(frames, ignore_index=True), worst_first(found))
 
 

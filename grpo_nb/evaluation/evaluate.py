@@ -27,7 +27,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.scoring import task_scores
-from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, choose
+from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, choose, opened
 from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.dependencies_file import OPTIMIZER
@@ -96,13 +96,13 @@ def evaluate(
     dependencies.check(run, found, accept_changed, "eval")
     if policy is None:
         _restore(learner, checkpoint)
-    drawing = choose(engine or run.config.rollout.engine, learner).engine
+    drawing = choose(engine, learner, run.config.rollout).engine
     name, step = placed(stage, checkpoint)
     if policy is not None and stage == "latest":
         step = run.last_step() or 0
     pools = {objective: examples_of(run, objective, task, split, limit) for objective, task in asked.items()}
     texts: dict[str, Sequence[str]] = {}
-    with learner.ownership.steady():
+    with learner.ownership.steady(), opened(drawing):
         for objective, pool in pools.items():
             with _progress(objective, len(pool)) as progress:
                 drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None

@@ -9,7 +9,7 @@ from grpo_nb.evaluation.compare import Logged, Stage, compare_stages, is_of, log
 from grpo_nb.evaluation.evaluate import ask, measured, placed, restore_policy, stage_checkpoint
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.source import ModelError
-from grpo_nb.rollout import Engine, choose
+from grpo_nb.rollout import Engine, choose, opened
 from grpo_nb.run.run import Run
 from grpo_nb.tasks.probe import Probe
 
@@ -38,13 +38,13 @@ def probe(
     checkpoint = stage_checkpoint(run, stage)
     policy = restore_policy(run, "base", accept_changed=accept_changed)
     refuse_other_words(policy)
-    built = choose(engine or run.config.rollout.engine, policy).engine
-    if not any(is_of(row, "base") for row in logged(run, "test", MODE)) or stage == "base":
-        _ask(run, "base", 0, policy, built)
-    if stage != "base":
-        if checkpoint is not None:
-            policy.load_state(checkpoint.tensors("policy"))
-        _ask(run, *placed(stage, checkpoint), policy, built)
+    with opened(choose(engine, policy, run.config.rollout).engine) as built:
+        if not any(is_of(row, "base") for row in logged(run, "test", MODE)) or stage == "base":
+            _ask(run, "base", 0, policy, built)
+        if stage != "base":
+            if checkpoint is not None:
+                policy.load_state(checkpoint.tensors("policy"))
+            _ask(run, *placed(stage, checkpoint), policy, built)
     return compare_stages(run, "base", stage, mode=MODE)
 
 

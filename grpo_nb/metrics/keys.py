@@ -98,7 +98,9 @@ STEP = _one("step", "", "Number of the step, from 1.", _STEP, _SFT)
 STATUS = _one(
     "status", TEXT, "What became of the updates: ok, clipped, skipped, empty, or rolled_back.", _METRICS, _SFT
 )
-ENGINE = _one("engine", TEXT, "What drew the completions: eager, graph, or the class of an own engine.", _STEP)
+ENGINE = _one(
+    "engine", TEXT, "What drew the completions: a name of rollout.engine, or the class of an own engine.", _STEP
+)
 LR = _one("lr", "", "Learning rate of the step.", _STEP, _SFT)
 LR_REQUESTED = _one("lr/requested", "", "The rate that the step would have had without a rollback.", _ROLLBACK)
 TEMPERATURE = _one("temperature", "", "Sampling temperature of the step.", _STEP)

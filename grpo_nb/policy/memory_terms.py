@@ -60,7 +60,7 @@ class Setting:
     @property
     def graph(self) -> bool:
         """Whether the graph engine draws."""
-        return self.on_gpu and self.config.rollout.engine != "eager"
+        return self.on_gpu and self.config.rollout.engine not in ("eager", "vllm")
 
     @property
     def flat(self) -> bool:

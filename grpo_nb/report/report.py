@@ -25,7 +25,7 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.report import tables
 from grpo_nb.report.markup import Markup, html
 from grpo_nb.report.tables import Table, cell, format_value, interval
-from grpo_nb.rollout import choose
+from grpo_nb.rollout import choose, opened
 from grpo_nb.rules.finding import named_in
 from grpo_nb.run.dependencies_file import CHANGE
 from grpo_nb.run.run import Run
@@ -316,17 +316,17 @@ def sft_losses(run: Run) -> Table:
 def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task] | None = None) -> Table:
     """What a stage of the model answers, greedily, to the first held-out prompts of each objective."""
     policy = restore_policy(run, stage)
-    drawing = choose(run.config.rollout.engine, policy).engine
     table = []
-    for name, task in load_tasks(run.config, run.path, tasks).items():
-        pool = examples_of(run, name, task, limit=limit)
-        rollouts = ask(policy, pool, run.config.sampling, drawing)
-        for example, text, scored in zip(pool, rollouts.texts, rollouts.scored_texts, strict=True):
-            score = task.score(example, scored)
-            table.append(
-                {"objective": name, "prompt": _text(example.prompt), "gold": example.target, "answer": text}
-                | {"label": score.label, "reward": score.value}
-            )
+    with opened(choose(None, policy, run.config.rollout).engine) as drawing:
+        for name, task in load_tasks(run.config, run.path, tasks).items():
+            pool = examples_of(run, name, task, limit=limit)
+            rollouts = ask(policy, pool, run.config.sampling, drawing)
+            for example, text, scored in zip(pool, rollouts.texts, rollouts.scored_texts, strict=True):
+                score = task.score(example, scored)
+                table.append(
+                    {"objective": name, "prompt": _text(example.prompt), "gold": example.target, "answer": text}
+                    | {"label": score.label, "reward": score.value}
+                )
     return Table(pd.DataFrame(table), f"greedy answers, stage {stage}")
 
 

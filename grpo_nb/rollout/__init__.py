@@ -1,16 +1,18 @@
 """Engines that draw completions: one protocol, chosen by name."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from grpo_nb.config import ConfigError
+from grpo_nb.config import ConfigError, RolloutConfig
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout.eager import EagerEngine
 from grpo_nb.rollout.graph import GraphEngine
 from grpo_nb.rollout.grouped import GroupedEngine
 from grpo_nb.rollout.request import Ended, Request
+from grpo_nb.rollout.vllm import VLLMEngine
 from grpo_nb.types import Rollouts
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "GraphEngine",
     "GroupedEngine",
     "Request",
+    "VLLMEngine",
     "choose",
     "engine",
+    "opened",
 ]
 
 
@@ -36,12 +40,14 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {
-    "eager": EagerEngine,
-    "graph": GraphEngine,
-    "grouped": GroupedEngine,
+ENGINES: dict[str, Callable[[RolloutConfig], Engine]] = {
+    "eager": lambda _: EagerEngine(),
+    "graph": lambda _: GraphEngine(),
+    "grouped": lambda _: GroupedEngine(),
+    "vllm": VLLMEngine,
 }
 """Engines by name."""
+_NAMES: dict[type, str] = {EagerEngine: "eager", GraphEngine: "graph", GroupedEngine: "grouped", VLLMEngine: "vllm"}
 
 
 @dataclass(frozen=True)
@@ -55,36 +61,46 @@ class Drawer:
     """Why it is not the one that was asked for."""
 
 
-def choose(wanted: Engine | str, policy: Policy) -> Drawer:
-    """The engine that serves this policy: `auto` is `graph` on CUDA, `grouped` for small models of Llama's kin on the
-    CPU, and `eager` where these cannot serve it.
+def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) -> Drawer:
+    """The engine that is wanted, else that of the settings, where it serves this policy: `auto` is `graph` on CUDA,
+    `grouped` for small models of Llama's kin on the CPU, and `eager` where these cannot serve it.
 
-    They draw a few tokens to find out.
+    They draw a few tokens to find out; a server is not asked yet.
 
     Raises:
         ConfigError: as `engine`.
         ModelError: the model's scores are not finite.
     """
-    name = wanted
-    if wanted == "auto":
+    name = wanted or rollout.engine
+    if name == "auto":
         name = {"cuda": "graph", "cpu": "grouped"}.get(policy.device.type, "eager")
-    built = engine(name)
+    built = engine(name, rollout)
     if isinstance(built, GraphEngine | GroupedEngine) and (reason := built.refused(policy)):
         return Drawer(built.eager, "eager", reason)
-    names: dict[type, str] = {EagerEngine: "eager", GraphEngine: "graph", GroupedEngine: "grouped"}
-    return Drawer(built, names.get(type(built), type(built).__name__))
+    return Drawer(built, _NAMES.get(type(built), type(built).__name__))
 
 
-def engine(given: Engine | str = "eager") -> Engine:
-    """The engine itself, or a new one of this name.
+@contextmanager
+def opened(engine: Engine) -> Iterator[Engine]:
+    """The engine; what it holds on a server is given back after the block."""
+    try:
+        yield engine
+    finally:
+        if close := getattr(engine, "close", None):
+            close()
+
+
+def engine(given: Engine | str = "eager", rollout: RolloutConfig | None = None) -> Engine:
+    """The engine itself, or a new one of this name with these settings.
 
     Raises:
-        ConfigError: no engine has the name, or the engine's `generate` takes other arguments.
+        ConfigError: no engine has the name, the engine's `generate` takes other arguments, or a server's address is
+            not set.
     """
     if isinstance(given, str):
         if given not in ENGINES:
             raise ConfigError(f"engine '{given}' is unknown; use one of: auto, {', '.join(ENGINES)}")
-        return ENGINES[given]()
+        return ENGINES[given](rollout or RolloutConfig())
     generate = getattr(given, "generate", None)
     try:
         inspect.signature(generate).bind(None, None)  # type: ignore[arg-type]

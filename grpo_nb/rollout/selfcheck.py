@@ -74,15 +74,24 @@ def check_model(policy: Policy, draws: bool = True) -> None:
 
 def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts]) -> str | None:
     """Why log-probs of `generate` are not the policy's own; None where rounding explains all of the difference."""
-    prompts, sampling = _prompts(policy), SamplingConfig(max_completion_length=TOKENS, temperature=1.0)
-    with policy.eval_mode():
-        drawn = generate(policy, Request(prompts, 2, sampling, _uniforms(2 * len(prompts))))
-        scored = _scores(policy, [row for row in prompts for _ in range(2)], drawn.completion_ids)
-    if wrong := _beyond_rounding(policy, torch.tensor([value for row in drawn.logprobs for value in row]) - scored):
+    (gap,) = sampler_gaps(policy, generate, 1.0, (1.0,))
+    if wrong := _beyond_rounding(policy, gap):
         return (
             f"its log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains {wrong['mean'][1]:.2g}"
         )
     return None
+
+
+def sampler_gaps(
+    policy: Policy, generate: Callable[[Policy, Request], Rollouts], temperature: float, scored_at: Sequence[float]
+) -> list[Tensor]:
+    """By how much log-probs of tokens that `generate` draws at a temperature differ from the policy's own at others."""
+    prompts, sampling = _prompts(policy), SamplingConfig(max_completion_length=TOKENS, temperature=temperature)
+    with policy.eval_mode():
+        drawn = generate(policy, Request(prompts, 2, sampling, _uniforms(2 * len(prompts))))
+        given = torch.tensor([value for row in drawn.logprobs for value in row])
+        rows = [row for row in prompts for _ in range(2)], drawn.completion_ids
+        return [given - _scores(policy, *rows, temperature=t) for t in scored_at]
 
 
 def shares_prompts(policy: Policy) -> bool:
@@ -192,7 +201,12 @@ def _uniforms(rows: int) -> Tensor:
     return torch.rand(rows, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def _scores(policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:
+def _scores(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    temperature: float = 1.0,
+) -> Tensor:
     """Log-probs of all completion tokens in one pass, row after row."""
     batch = policy.collate(prompts, completions)
-    return policy.logprobs(batch).logprobs[batch.completion_mask].float().cpu()
+    return policy.logprobs(batch, temperature).logprobs[batch.completion_mask].float().cpu()

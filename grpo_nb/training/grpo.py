@@ -17,7 +17,7 @@ from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.source import ModelError
 from grpo_nb.rewards.context import MOST_METRICS
-from grpo_nb.rollout import Engine
+from grpo_nb.rollout import Engine, opened
 from grpo_nb.rollout import engine as engine_of
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.knob_file import KnobSnapshot
@@ -83,7 +83,7 @@ def grpo(
     """
     goal = run.config.run.steps if steps is None else steps
     if engine not in (None, "auto"):
-        engine_of(engine)
+        engine_of(engine, run.config.rollout)
     given = resume.Given(policy, tasks, rewards, engine, accept_changed)
     if follower.follows(given):
         return
@@ -96,6 +96,8 @@ def grpo(
             run.log_event("takeover", step=state.step, dead_owner=lock.took_over)
         with (
             deterministic(run.config, state.policy.device),
+            opened(state.engine),
+            closing(state.ahead),
             closing(state.ahead),
             closing(loop.walk(Grpo(state), lock)) as steps_taken,
         ):

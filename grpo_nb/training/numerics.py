@@ -37,7 +37,8 @@ class Numerics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     engine: str = Field(default="eager", max_length=200)
-    """What draws: a name of `rollout.ENGINES`, or the class of a caller's own engine."""
+    """What draws: a name of `rollout.ENGINES`, or the class of a caller's own engine. A server (`vllm`) draws by seeds
+    of its own, so that a resumed run has the same completions to rounding only; see `rollout.vllm`."""
     random_stream: int = Field(default=1, ge=1, le=10**6)
     """Version of the random numbers that decide tokens."""
     shares_prompts: bool = False
@@ -76,7 +77,7 @@ _ROLLOUT = "rollout"
 def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[Numerics, Drawer]:
     """The choices of a run that starts; `given` is an engine that the caller wants."""
     compile_kernels(policy, config)
-    drawer = choose(given or config.rollout.engine, policy)
+    drawer = choose(given, policy, config.rollout)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
     return Numerics(
         engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=_served(config, policy)
@@ -131,7 +132,7 @@ def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | Non
     """The choices of a run that goes on: those that it made, as far as the model as loaded here still bears them."""
     compile_kernels(policy, run.config)
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
-    drawer = choose(given or known, policy)
+    drawer = choose(given or known, policy, run.config.rollout)
     shares = before.shares_prompts and shares_prompts(policy)
     now = resume_sft(policy, before).model_copy(update={"engine": drawer.name, "shares_prompts": shares})
     return now, drawer

@@ -11,7 +11,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
 from grpo_nb.ranks.leader import ALONE, Ranks
-from grpo_nb.rollout import Drawer, EagerEngine, Engine
+from grpo_nb.rollout import Drawer, EagerEngine, Engine, VLLMEngine
 from grpo_nb.rollout.selfcheck import check_model, load_alike
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
@@ -81,6 +81,8 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     run.doing("checking the model")
     chosen, drawer = _choices(run, policy, newest, given.engine)
     check_model(policy, draws=isinstance(drawer.engine, EagerEngine))
+    if isinstance(drawer.engine, VLLMEngine):
+        drawer.engine.check(policy, config.sampling)
     rate, decay = config.algorithm.learning_rate, config.algorithm.weight_decay
     optimizer = optim.adamw(policy.parameters_by_name(), rate, decay, together=chosen.passes == "flat")
     forget_gradients(policy)
@@ -315,4 +317,5 @@ def _computes(state: TrainState) -> dict[str, object]:
     """The choices that bits depend on, for the log."""
     reason = {"engine_reason": state.drawer.reason} if state.drawer.reason else {}
     ranks = {"ranks": state.ranks.size} if state.ranks.size > 1 else {}
-    return state.numerics.model_dump() | reason | ranks
+    server = {"server": state.engine.about} if isinstance(state.engine, VLLMEngine) else {}
+    return state.numerics.model_dump() | reason | ranks | server

@@ -20,7 +20,7 @@ from grpo_nb.ranks.deal import deal
 from grpo_nb.ranks.leader import ALONE, Leader, Ranks
 from grpo_nb.ranks.messages import Message
 from grpo_nb.rewards import scoring
-from grpo_nb.rollout import Ended, Engine, Request
+from grpo_nb.rollout import Ended, Engine, Request, VLLMEngine
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
 from grpo_nb.training import gradients, pairs, wire
@@ -55,11 +55,13 @@ def leading(run: Run, policy: Policy | None) -> Iterator[Ranks]:
 
 
 def begin(state: TrainState) -> None:
-    """Give every replica what rank 0 has decided, its reference and its weights; prompts are dealt from here on."""
+    """Give every replica what rank 0 has decided, its reference and its weights; prompts are dealt from here on, but
+    for a server, which rank 0 alone asks for all completions."""
     ranks, policy = state.ranks, state.policy
     if isinstance(ranks, Leader):
         start_replicas(ranks, policy, state.numerics, list(policy.reference_by_name().values()))
-        state.drawer = replace(state.drawer, engine=SharedEngine(state.engine, ranks, policy))
+        if not isinstance(state.engine, VLLMEngine):
+            state.drawer = replace(state.drawer, engine=SharedEngine(state.engine, ranks, policy))
 
 
 def start_replicas(ranks: Leader, policy: Policy, numerics: Numerics, reference: Sequence[Tensor] = ()) -> None:

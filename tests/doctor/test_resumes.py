@@ -46,7 +46,12 @@ def test_another_loss_after_a_resume_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("now", "changed"),
-    [({"fingerprint": "b"}, ["fingerprint"]), ({"torch": "2.14"}, ["torch"]), ({"device": "cuda"}, ["device"])],
+    [
+        ({"fingerprint": "b"}, ["fingerprint"]),
+        ({"torch": "2.14"}, ["torch"]),
+        ({"device": "cuda"}, ["device"]),
+        ({"server": {"exact": False}}, []),
+    ],
 )
 def test_other_code_or_another_machine_is_a_remark(tmp_path: Path, now: dict[str, Any], changed: list[str]) -> None:
     (finding,) = resumed(tmp_path, {"loss": 0.25}, **now)

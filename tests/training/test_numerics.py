@@ -123,7 +123,7 @@ class OwnEngine(EagerEngine):
 def test_the_engine_that_drew_draws_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = begun(tmp_path, "kept", rollout__engine="auto"), []
 
-    def choose(wanted: Any, policy: Any) -> Drawer:
+    def choose(wanted: Any, policy: Any, rollout: Any) -> Drawer:
         asked.append(wanted)
         return Drawer(EagerEngine(), "eager")
 

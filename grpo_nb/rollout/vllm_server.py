@@ -1,0 +1,245 @@
+"""A vLLM server over HTTP: what it is asked, what its refusals mean, and how long it may be gone."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from grpo_nb.config import ConfigError, RolloutConfig
+from grpo_nb.judge.client import check_ready, key_of
+from grpo_nb.judge.network import bounded_client, http_library, proxy_of
+from grpo_nb.judge.secrets import strike
+from grpo_nb.printable import Clean, clean_logger, one_line
+
+logger = clean_logger(__name__)
+
+URL = "GRPO_NB_VLLM_URL"
+"""Environment variable: the server's address where it is another one than when the run was made."""
+RUNTIME_LORA = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What `--max-lora-rank` may be."""
+LARGEST_REPLY = 256 << 20
+LONGEST_WORDS = 300
+PAUSES = (0.2, 5.0)
+"""Seconds before the first further try and, after doubling, at most."""
+RELOADS = 3
+"""Times in a row that a request may find its adapter gone, which is loaded again."""
+_LOADED = "already been loaded"
+_PASSING = {408, 429}
+_MISSING = 404
+
+
+class ServerError(Clean, RuntimeError):
+    """A vLLM server lacks what is needed, or did not answer for too long."""
+
+
+class Logprobs(BaseModel):
+    token_logprobs: list[float]
+
+
+class Choice(BaseModel):
+    """One completion of a reply."""
+
+    index: int
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    logprobs: Logprobs
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+class Completions(BaseModel):
+    """A reply to /v1/completions."""
+
+    choices: list[Choice]
+
+
+class Card(BaseModel):
+    """A model in the reply to /v1/models; an adapter has a parent."""
+
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class Cards(BaseModel):
+    """A reply to /v1/models."""
+
+    data: list[Card]
+
+
+class Server:
+    """Where the server is and how long it may take.
+
+    Raises:
+        ConfigError: no address is set.
+    """
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        given = os.environ.get(URL, "").strip()
+        settings = RolloutConfig.model_validate(rollout.model_dump() | {"url": given}) if given else rollout
+        if settings.server is None:
+            raise ConfigError(
+                f"rollout.engine='vllm' needs the address of a running server. Set rollout.url or {URL}, e.g. "
+                "http://127.0.0.1:8000"
+            )
+        self.provider = settings.server
+        self.label = self.provider.base_url.removesuffix("/v1")
+        self._own_word = bool(given) and not settings.api_key_env
+        self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
+
+    def check_ready(self) -> None:
+        """Refuse a server that may not be asked, before anything is sent.
+
+        Raises:
+            ConfigError: as `judge.client.check_ready`: the host or its key was never confirmed on this machine.
+        """
+        check_ready("rollout.url", () if self._own_word else [self.provider])
+
+    @asynccontextmanager
+    async def open(self, patience_s: float | None = None) -> AsyncIterator["Session"]:
+        """A connection for one rollout: it belongs to the event loop that it was made in."""
+        key = key_of(self.provider) or "none"
+        patience = self._patience_s if patience_s is None else patience_s
+        async with bounded_client(self._timeout_s, key, LARGEST_REPLY) as client:
+            yield Session(client, self.label, (key, patience))
+
+
+class Session:
+    """What a server is asked during one rollout. While it is gone or fails it is asked again, for `patience_s`."""
+
+    def __init__(self, client: Any, url: str, limits: tuple[str, float]) -> None:
+        self._client, self._url = client, url
+        self._key, self._patience_s = limits
+        self._errors = http_library().TransportError
+        self._silent = False
+        """Whether its failure was logged; several requests meet the same."""
+
+    async def about(self) -> tuple[str, Card]:
+        """The server's version, and the model that it serves.
+
+        Raises:
+            ServerError: it answers as no vLLM server does.
+        """
+        _, found = await self._ask("/v1/models")
+        try:
+            (base,) = (card for card in Cards.model_validate(found).data if card.parent is None)
+        except (ValidationError, ValueError):
+            raise ServerError(f"{self._url} lists no base model under /v1/models: it is no vLLM server") from None
+        status, version = await self._ask("/version")
+        known = version.get("version") if status == 200 and isinstance(version, dict) else None
+        return one_line(str(known or "unknown"))[:50], base
+
+    async def load(self, name: str, folder: Path) -> None:
+        """Load an adapter under a name that stands for its weights: a name that is there already has the same.
+
+        Raises:
+            ServerError: the server cannot load it; says why.
+        """
+        status, found = await self._ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        words = self._words(found)
+        if status == 200 or _LOADED in words:
+            return
+        if status == _MISSING and not _is_error(found):
+            raise ServerError(f"{self._url} loads no adapters while it runs. Start it with {RUNTIME_LORA}")
+        if status == _MISSING:
+            raise ServerError(
+                f"{self._url} does not find {folder} ({words}). Trainer and server need the same folder: set TMPDIR of "
+                "the trainer to one on a disk that both see, and run both as one user"
+            )
+        raise ServerError(f"{self._url} refuses the adapter: {words}")
+
+    async def unload(self, name: str) -> None:
+        """Unload an adapter; a restarted server has lost it already."""
+        status, found = await self._ask("/v1/unload_lora_adapter", {"lora_name": name})
+        if status not in (200, _MISSING):
+            logger.warning("%s keeps the old adapter %s: %s", self._url, name, self._words(found))
+
+    async def complete(self, body: Mapping[str, Any]) -> Sequence[Choice] | None:
+        """The K completions of one prompt, in order; None where the adapter is not loaded, or a restart cut them off.
+
+        Raises:
+            ServerError: the server refuses the request, or its reply lacks what is needed.
+        """
+        status, found = await self._ask("/v1/completions", body)
+        if status == _MISSING and _is_error(found):
+            return None
+        if status != 200:
+            raise ServerError(f"{self._url} refuses a request (status {status}): {self._words(found)}")
+        try:
+            choices = sorted(Completions.model_validate(found).choices, key=lambda choice: choice.index)
+        except ValidationError as error:
+            places = sorted(
+                {".".join(str(part) for part in item["loc"] if part != "choices") for item in error.errors()}
+            )
+            raise ServerError(
+                f"a reply of {self._url} lacks {', '.join(places[:3])}: token ids with their log-probs are needed. "
+                "Use vLLM 0.11 or newer"
+            ) from None
+        return None if any(choice.finish_reason == "abort" for choice in choices) else choices
+
+    async def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        """Status and body of the reply, once one comes that is no failure of the server or of the way to it.
+
+        Raises:
+            ServerError: none came in time.
+        """
+        pause, began = PAUSES[0], 0.0
+        while True:
+            try:
+                method = "GET" if body is None else "POST"
+                reply = await self._client.request(method, self._url + path, json=body)
+                if reply.status_code < 500 and reply.status_code not in _PASSING:
+                    self._silent = False
+                    return reply.status_code, _value(reply)
+                problem = f"status {reply.status_code}: {self._words(_value(reply))}"
+            except self._errors as error:
+                problem = self._cleaned(f"{type(error).__name__}: {error}")
+            now = time.monotonic()
+            began = began or now
+            if not self._silent and self._patience_s:
+                self._silent = True
+                logger.warning("%s%s: %s; it is asked again for up to %g s", self._url, path, problem, self._patience_s)
+            if now + pause > began + self._patience_s:
+                again = f", asked again for {self._patience_s:g} s" if self._patience_s else ""
+                proxy = proxy_of(self._url)
+                raise ServerError(
+                    f"{self._url}{path} gives no answer{again}: {problem}. See the server's log, start it, or correct "
+                    f"rollout.url or {URL}" + (f"; it is asked {proxy}" if proxy else "")
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, PAUSES[1])
+
+    def _words(self, found: Any) -> str:
+        """What an error says, in the server's words."""
+        error = found.get("error", found) if isinstance(found, dict) else found
+        return self._cleaned(str(error.get("message", error) if isinstance(error, dict) else error))
+
+    def _cleaned(self, text: str) -> str:
+        return one_line(strike(text, [self._key] if self._key != "none" else []))[:LONGEST_WORDS]
+
+
+def _value(reply: Any) -> Any:
+    """The JSON of a reply; where it is none, its text."""
+    try:
+        return reply.json()
+    except (ValueError, RecursionError):
+        return reply.text[:LONGEST_WORDS]
+
+
+def _is_error(found: Any) -> bool:
+    """Whether a 404 is vLLM's own about a model or a folder, and not of a route that is missing."""
+    return isinstance(found, dict) and "error" in found
+
+
+def command(model: str, rank: int, length: int) -> str:
+    """The shell command that starts a server with all that a rollout needs."""
+    allowed = next((most for most in LORA_RANKS if most >= rank), rank)
+    return (
+        f"{RUNTIME_LORA} vllm serve {model} --host 127.0.0.1 --enable-lora --max-lora-rank {allowed} "
+        f"--logprobs-mode processed_logprobs --generation-config vllm --max-model-len {length}"
+    )
