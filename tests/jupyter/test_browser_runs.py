@@ -10,7 +10,7 @@ from grpo_nb.run.run import Run
 from grpo_nb.training.sft import sft
 from tests.support.lab import KERNELS, ROOT, Desk, until
 from tests.support.steering import steer
-from tests.support.tiny import SMALL, stable, tiny_run
+from tests.support.tiny import SMALL, small_world, stable, tiny_run
 from tests.support.tokens import names
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -158,6 +158,7 @@ def test_two_hundred_steps_do_not_flicker(desk: Desk, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("this_checkout")
 @pytest.mark.ux(1, 27, 32, at="browser")
 def test_every_notebook_runs_and_gives_the_numbers_of_a_headless_run(desk: Desk, tmp_path: Path) -> None:
+    small_world(tmp_path / "seen")  # the data that `tiny_run` gives the other one
     for name in NOTEBOOKS:
         settings = {"CHANGES": SMALL | {"run.steps": 6}} if name == "01_load" else {}
         _run_notebook(desk, name, settings | ({} if name == "05_mathematics" else {"RUN": str(tmp_path / "seen")}))
