@@ -50,16 +50,23 @@ tables.checks(doctor.environment())
 # ## Settings
 # `PRESET` gives every setting a value; `CHANGES` replaces some by their dotted names, for instance
 # `{"model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "objectives.fairness.data": "/data/bbq/Age.jsonl"}`.
-# Once a run has trained or measured, its settings are fixed: to try others, give `RUN` another name.
+# Once a run has trained or measured, its settings are fixed: to try others, give `RUN` another name. The notebooks
+# 02 to 04 open the run that was opened here last.
+#
+# A task or a reward of your own is a class or a function in a file beside this notebook or in the project's folder, say
+# `own.py`: `TASKS = {"fairness": "own:MyTask"}`, `REWARDS = {"fairness": [("own:short", 0.1)]}` with its weight.
+# Restart the kernel after you have edited that file.
 
 # %% tags=["parameters"]
 RUN = "demo"
 PRESET = "demo"
 CHANGES = {}
+TASKS = {}
+REWARDS = {}
 
 # %%
-run = project.open_run(RUN, preset=PRESET, changes=CHANGES)
-config = run.config
+run = project.open_run(RUN, preset=PRESET, changes=CHANGES, tasks=TASKS, rewards=REWARDS)
+config, own = run.config, project.own(run)
 print(run.path)
 tables.settings(config)
 
@@ -86,7 +93,7 @@ tables.key_values(policy.describe())
 # have one; without, its gold answers must at least beat an empty one.
 
 # %%
-tasks = load_tasks(config, run.path)
+tasks = load_tasks(config, run.path, own.tasks)
 report.selfchecks(tasks)
 
 # %% [markdown]
@@ -110,10 +117,10 @@ report.scored_examples(tasks)
 # ## The reward at work
 # A few training prompts with the right answer, wrong ones, and what the model writes now, all scored as training will
 # score them. *Look at* the order inside the prompt: a reward that pays a bad answer like a good one teaches it.
-# Reward functions of your own go in as they do in `g.start`: `rewards={"fairness": [(function, 0.1)]}`.
+# Reward functions of your own take part.
 
 # %%
-bench = reward_check.workbench(run, policy=policy, tasks=tasks, prompts=1)
+bench = reward_check.workbench(run, policy=policy, tasks=tasks, rewards=own.rewards, prompts=1)
 report.ranked(bench)
 
 # %% [markdown]

@@ -37,11 +37,11 @@ from grpo_nb.report import report
 print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
-RUN = "demo"
+RUN = None  # the run that 01_load opened last; a name or a path opens another one
 
 # %%
 run = project.open_run(RUN)
-sft = run.config.sft
+sft, own = run.config.sft, project.own(run)
 print(f"{sft.steps} steps of {sft.batch} examples; data: {sft.data or 'gold answers'}")
 
 # %% [markdown]
@@ -50,7 +50,7 @@ print(f"{sft.steps} steps of {sft.batch} examples; data: {sft.data or 'gold answ
 # judged, so none of them is better than another.
 
 # %%
-report.answers(run, stage="base", limit=2)
+report.answers(run, stage="base", limit=2, tasks=own.tasks)
 
 # %% [markdown]
 # ## Train
@@ -58,7 +58,7 @@ report.answers(run, stage="base", limit=2)
 # complete is not done twice; one that was interrupted goes on from its newest checkpoint.
 
 # %%
-warmup = g.start(run, stage="sft")
+warmup = g.start(run, stage="sft", tasks=own.tasks)
 warmup
 
 # %% [markdown]
@@ -77,14 +77,14 @@ await warmup.wait()
 report.sft_losses(run)
 
 # %%
-report.answers(run, stage="sft", limit=2)
+report.answers(run, stage="sft", limit=2, tasks=own.tasks)
 
 # %% [markdown]
 # The held-out evaluation. *Look at* `unparsed_rate`, which should be near 0 now, and at the bias and the
 # hallucinated share, which SFT on flawed answers has made worse.
 
 # %%
-report.evaluation(g.evaluate(run, stage="sft"))
+report.evaluation(g.evaluate(run, stage="sft", tasks=own.tasks))
 
 # %% [markdown]
 # In the demo the model answers in the asked form now, and has the flaws of its teacher. A model that still does not

@@ -39,11 +39,11 @@ from grpo_nb.report import report
 print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
-RUN = "demo"
+RUN = None  # the run that 01_load opened last; a name or a path opens another one
 
 # %%
 run = project.open_run(RUN, needs="sft")
-config = run.config
+config, own = run.config, project.own(run)
 print(config.batch.describe())
 
 # %% [markdown]
@@ -56,7 +56,7 @@ print(config.batch.describe())
 
 # %%
 part = max(config.run.steps // 3, 1)
-training = g.start(run, steps=part)
+training = g.start(run, steps=part, tasks=own.tasks, rewards=own.rewards)
 training
 
 # %% [markdown]
@@ -114,7 +114,7 @@ objective = next(iter(config.objectives))
 beta = run.knobs[f"beta/{objective}"]
 last = run.metrics()[f"beta/{objective}"].iloc[-1]
 beta.set(2 * last if 0 < 2 * last <= beta.bounds[1] else 0.1, by="notebook 03")
-training = g.start(run, steps=part + 2)
+training = g.start(run, steps=part + 2, tasks=own.tasks, rewards=own.rewards)
 await training.wait()
 
 # %%
@@ -133,7 +133,7 @@ beta.set_auto(by="notebook 03")
 # `g.attach(run)` from any kernel shows and steers it. A second start of a run that trains is refused, with the choices.
 
 # %%
-training = g.start(run)
+training = g.start(run, tasks=own.tasks, rewards=own.rewards)
 training
 
 # %%
@@ -152,7 +152,7 @@ report.starts(run)
 # before still are.
 
 # %%
-report.evaluation(g.evaluate(run, stage="latest"))
+report.evaluation(g.evaluate(run, stage="latest", tasks=own.tasks))
 
 # %% [markdown]
 # Whether this is better than chance, and what went wrong on the way, is what [04_diagnostics](04_diagnostics.ipynb)

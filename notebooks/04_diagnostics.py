@@ -41,13 +41,13 @@ from grpo_nb.report import report, tables
 print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
-RUN = "demo"
+RUN = None  # the run that 01_load opened last; a name or a path opens another one
 OTHER = ""  # name or path of a run to compare with
 PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
 # %% [markdown]
-# `RUN` is a name below `runs/` or the path of a run's folder anywhere. The table has the settings that differ from the
-# defaults; below it, folded, are all of them.
+# `RUN` is None, a name below `runs/`, or the path of a run's folder anywhere. The table has the settings that differ
+# from the defaults; below it, folded, are all of them.
 
 # %%
 run = project.open_run(RUN, needs="grpo")
@@ -86,7 +86,7 @@ plots.before_after(report.stages_compared(run))
 
 # %%
 if OTHER:
-    display(g.compare(project.open_run(OTHER), run))
+    display(g.compare(OTHER, run))
 
 # %% [markdown]
 # ## Which checkpoint
@@ -136,7 +136,8 @@ report.events(run)
 
 # %%
 if PROFILE_STEPS:
-    profiled = doctor.profile(run, steps=PROFILE_STEPS)
+    own = project.own(run)
+    profiled = doctor.profile(run, steps=PROFILE_STEPS, tasks=own.tasks, rewards=own.rewards)
     display(tables.Table(pd.DataFrame(profiled.rows()), f"{profiled.trace.name}: the trace"))
     display(tables.Table(pd.DataFrame(profiled.memory.rows()), "live tensors"))
 

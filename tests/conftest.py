@@ -72,10 +72,11 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_confirmations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or writes what this user confirmed or keeps of logs; processes that tests start inherit it."""
+    """No test reads or writes what this user confirmed or keeps; processes that tests start inherit it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_NB_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("GRPO_NB_CONFIG_DIR", str(tmp_path_factory.mktemp("configuration")))
+        patch.setenv("GRPO_NB_PROJECT_DIR", str(tmp_path_factory.mktemp("project")))
         yield
 
 

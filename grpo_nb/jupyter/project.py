@@ -1,12 +1,16 @@
-"""Where runs live in a project, and opening one from a notebook by its name."""
+"""Where runs live in a project, which one is current, and opening one from a notebook."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.jupyter import kernel, project_file
+from grpo_nb.jupyter.project_file import OwnPaths
 from grpo_nb.printable import one_line
 from grpo_nb.run import places
 from grpo_nb.run.listing import list_runs
@@ -36,34 +40,136 @@ def run_path(name: str | Path) -> Path:
 
 
 def open_run(
-    name: str | Path,
+    name: str | Path | None = None,
     *,
     preset: str | None = None,
     changes: Mapping[str, Any] | None = None,
+    tasks: Mapping[str, str] | None = None,
+    rewards: Mapping[str, Sequence[str | tuple[str, float]]] | None = None,
     needs: Literal["sft", "grpo"] | None = None,
 ) -> Run:
-    """Open a notebook's run by its name or path; with `preset`, make it from the preset and the dotted `changes`.
+    """Open a notebook's run, and say which it is: by its name or path, or the project's current run.
+
+    With `preset`, make it from the preset and the dotted `changes` where it is missing, and let it be the current run.
 
     Args:
+        tasks, rewards: with `preset`, import paths of own tasks and reward functions by objective, which the project
+            keeps for this run; None leaves those that it has. `own` imports them.
         needs: what must be in it already: the result of `sft`, or steps of `grpo`.
 
     Raises:
         NotReady: it is missing or lacks what is needed; the message names the notebook that makes it.
         RunError: it was made with other settings.
-        ConfigError: unknown preset or setting.
+        ConfigError: unknown preset or setting, or a path that cannot be imported.
     """
-    path = run_path(name)
-    if preset is not None:
-        return Run.open_or_create(path, _preset(preset), changes=changes)
+    if preset is not None and name is not None:
+        paths = None if tasks is None and rewards is None else OwnPaths.of(tasks or {}, rewards or {})
+        imported(paths or OwnPaths())  # before anything is made
+        run = Run.open_or_create(run_path(name), _preset(preset), changes=changes)
+        project_file.remember(run.path, f"{datetime.now():%Y-%m-%d %H:%M}", paths)
+        return run
+    path = current() if name is None else run_path(name)
     if not (path / places.CONFIG).is_file():
-        there = places.missing(path if places.as_path(name).name == str(name) else name)
+        there = places.missing(path if name is None or places.as_path(name).name == str(name) else name)
         raise NotReady(f"{there}; to make it, run notebook 01_load first, with RUN = {str(name)!r}")
     run = Run.open(path)
+    if kernel.in_notebook():
+        kernel.notify(opened(run, chosen=name is not None))
     if needs == "sft" and not _finished(run):
-        raise NotReady(f"SFT of run {run.name} is not finished: run notebook 02_sft first, with RUN = {str(name)!r}")
+        raise NotReady(f"SFT of run {run.name} is not finished: run notebook 02_sft first")
     if needs == "grpo" and run.last_step() is None:
-        raise NotReady(f"run {run.name} has no GRPO steps yet: run notebook 03_grpo first, with RUN = {str(name)!r}")
+        raise NotReady(f"run {run.name} has no GRPO steps yet: run notebook 03_grpo first")
     return run
+
+
+def current() -> Path:
+    """The folder of the project's current run; without one, of its only run.
+
+    Raises:
+        NotReady: there is none, it is missing, or there are several to choose from.
+    """
+    kept, found = project_file.read().run, places.run_folders(root() / "runs")
+    if kept is not None and (root() / kept / places.CONFIG).is_file():
+        return root() / kept
+    if kept is None and len(found) == 1:
+        return found[0]
+    what = "this project has no current run" if kept is None else f"the project's current run {kept} is missing"
+    names = ", ".join(sorted(folder.name for folder in found)[: places.MOST_NAMED])
+    others = f", or choose one by RUN = 'name' in the settings cell (runs there: {names})" if found else ""
+    raise NotReady(f"{what}; make one in notebook 01_load{others}")
+
+
+def opened(run: Run, *, chosen: bool) -> str:
+    """Which run a notebook has opened; `chosen`: by name."""
+    kept = project_file.read()
+    if not chosen:
+        why = f"the project's current run since {kept.since}" if kept.run else "the only run of this project"
+        return f"run {run.name} in {run.shown}: {why}; RUN = 'name' opens another one"
+    if kept.run in (None, project_file.key(run.path)):
+        return f"run {run.name} in {run.shown}"
+    return f"run {run.name} in {run.shown}: chosen here; notebooks without a RUN of their own open {kept.run}"
+
+
+@dataclass(frozen=True)
+class Own:
+    """A run's own tasks and reward functions by objective, as `start` and `evaluate` take them."""
+
+    tasks: dict[str, Any]
+    rewards: dict[str, list[tuple[Any, float]]]
+
+
+def own(run: Run) -> Own:
+    """Import the tasks and reward functions that the settings cell of 01_load names for this run.
+
+    Raises:
+        NotReady: an objective's task is not built in, and the project has no path for it.
+        ConfigError: a path that cannot be imported.
+    """
+    from grpo_nb.tasks import BUILT_IN
+
+    paths = project_file.read().own.get(project_file.key(run.path), OwnPaths())
+    for name, objective in run.config.objectives.items():
+        if objective.task not in BUILT_IN and name not in paths.tasks:
+            raise NotReady(
+                f"objective {name} of run {run.name} has the task {objective.task!r}, which is not built in. Name its "
+                f"class in the settings cell of 01_load (own.py lies beside it): TASKS = {{{name!r}: 'own:Name'}}"
+            )
+    found = imported(paths)
+    if lacking := _lacking(run, found):
+        kernel.notify(
+            f"run {run.name} was trained with reward functions that this project does not name ({', '.join(lacking)}): "
+            "give their import paths as REWARDS in the settings cell of 01_load, else its next steps go without"
+        )
+    return found
+
+
+def imported(paths: OwnPaths) -> Own:
+    """The objects that import paths mean; of a task's class, an object.
+
+    Raises:
+        ConfigError: a path that cannot be imported.
+    """
+    tasks = {name: project_file.load(path) for name, path in paths.tasks.items()}
+    rewards = {
+        name: [(project_file.load(path), weight) for path, weight in listed] for name, listed in paths.rewards.items()
+    }
+    return Own({name: task() if isinstance(task, type) else task for name, task in tasks.items()}, rewards)
+
+
+def _lacking(run: Run, found: Own) -> list[str]:
+    """Reward functions in the newest row that are neither the task's score, nor the judge, nor found."""
+    from grpo_nb.judge.tally import NAME
+    from grpo_nb.metrics import keys
+    from grpo_nb.rewards.rubric import TASK, function_name
+
+    newest = next(iter(run.newest_first("metrics")), {})
+    lacking = []
+    for objective in run.config.objectives:
+        known = {TASK, NAME, *(function_name(function) for function, _ in found.rewards.get(objective, []))}
+        begin = keys.REWARD_PART.of(objective, "")
+        parts = [str(key).removeprefix(begin) for key in newest if str(key).startswith(begin)]
+        lacking += [f"{part} of {objective}" for part in parts if part not in known]
+    return lacking
 
 
 def runs(folder: str | Path | None = None) -> "Table":

@@ -1,0 +1,163 @@
+"""This user's project file: the run that the notebooks open, and where own tasks and rewards are imported from.
+
+    .grpo_nb/project.json    in the folder that has `runs/`
+
+A convenience: without it, a notebook names its run. Import paths are kept here and never in a run's folder, which may
+come from anybody; they are believed only in a file that this user alone may write.
+"""
+
+import importlib
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from grpo_nb.config import ConfigError
+from grpo_nb.printable import clean_logger
+from grpo_nb.run import places
+from grpo_nb.storage import safe_open
+from grpo_nb.storage.files import RunError, write_atomically
+from grpo_nb.storage.lock import exclusive
+
+logger = clean_logger(__name__)
+
+FOLDER, FILE = ".grpo_nb", "project.json"
+ELSEWHERE = "GRPO_NB_PROJECT_DIR"
+"""Environment variable: the folder of the file, instead of `.grpo_nb`."""
+LARGEST = 1 << 20
+Name = Annotated[str, Field(min_length=1, max_length=4096)]
+Rewards = list[tuple[Name, Annotated[float, Field(allow_inf_nan=False)]]]
+
+
+class OwnPaths(BaseModel):
+    """Import paths of a run's own tasks and reward functions, by objective."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: dict[Name, Name] = {}
+    rewards: dict[Name, Rewards] = {}
+    """Each path with its weight."""
+
+    @classmethod
+    def of(cls, tasks: Mapping[str, str], rewards: Mapping[str, Sequence[str | tuple[str, float]]]) -> "OwnPaths":
+        """As a settings cell has them: `{"geography": "own:Capitals"}`, `{"fairness": ["own:short", ("own:f", 0.1)]}`.
+
+        Raises:
+            ConfigError: something else than import paths.
+        """
+        weighed = {name: [_weighed(name, entry) for entry in _list(name, given)] for name, given in rewards.items()}
+        for name, path in tasks.items():
+            _check(f"TASKS[{name!r}]", path)
+        return cls(tasks=dict(tasks), rewards=weighed)
+
+
+class Project(BaseModel):
+    """What the file holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: Name | None = None
+    """Folder of the current run: from the project's folder, or absolute where it lies elsewhere."""
+    since: Annotated[str, Field(max_length=100)] = ""
+    own: dict[Name, OwnPaths] = {}
+    """By a run's folder, written as `run` is."""
+
+
+def file() -> Path:
+    """Where this project's file is, or would be."""
+    own = os.environ.get(ELSEWHERE)
+    return (Path(own) if own else places.root() / FOLDER) / FILE
+
+
+def key(run: Path) -> str:
+    """How the file writes a run's folder."""
+    path, root = run.absolute(), places.root()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def read() -> Project:
+    """What is remembered; nothing where the file is missing, damaged or not this user's alone, which is logged."""
+    path = file()
+    try:
+        with os.fdopen(safe_open.opened(path), "rb") as opened:
+            if not safe_open.is_private(opened.fileno(), 0o022):
+                raise ValueError("another user owns it or may write it; chmod 644 if it is yours")
+            return Project.model_validate_json(opened.read(LARGEST))
+    except (FileNotFoundError, NotADirectoryError):
+        return Project()
+    except (OSError, ValueError) as error:
+        why = "it is damaged" if isinstance(error, ValidationError) else error
+        logger.warning("%s cannot be read (%s): no current run and no import paths are known", path, why)
+        return Project()
+
+
+def remember(run: Path, since: str, own: OwnPaths | None) -> None:
+    """Make a run the current one, with its import paths; None leaves those that are kept.
+
+    Where the file cannot be written, that is logged: a notebook then names its run.
+    """
+    path = file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(path):
+            before = read()
+            kept = {name: paths for name, paths in before.own.items() if (places.root() / name).exists()}
+            if own is not None:
+                kept[key(run)] = own
+            now = Project(run=key(run), since=since, own=kept)
+            write_atomically(path, json.dumps(now.model_dump(), indent=1).encode(), mode=0o644)
+    except (OSError, RunError) as error:
+        logger.warning("%s: the current run is not remembered; name it as RUN in each notebook", error)
+
+
+def load(path: str) -> Any:
+    """The object that an import path `module:name` means; modules lie beside the notebook or in the project's folder.
+
+    Raises:
+        ConfigError: it is no such path, or cannot be imported.
+    """
+    _check("an import path", path)
+    module, _, name = path.partition(":")
+    if str(places.root()) not in sys.path:
+        sys.path.append(str(places.root()))
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a module runs anything
+        raise ConfigError(
+            f"{path!r} cannot be imported ({type(error).__name__}: {error}). It needs {module}.py beside the "
+            f"notebook or in {places.root()}, with {name} in it; after an edit of that file, restart the kernel"
+        ) from error
+    return found
+
+
+def _check(where: str, path: object) -> None:
+    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+        raise ConfigError(
+            f"{where} is {path!r:.80}, which no other kernel can find. Put it into a file, e.g. own.py beside the "
+            "notebook, and give 'own:Name'"
+        )
+
+
+def _list(objective: str, given: object) -> list[Any]:
+    if not isinstance(given, list):
+        raise ConfigError(
+            f"REWARDS[{objective!r}] is {given!r:.80}; needs a list of import paths, each alone or with its weight: "
+            "['own:short'], [('own:short', 0.1)]"
+        )
+    return given
+
+
+def _weighed(objective: str, entry: Any) -> tuple[str, float]:
+    path, weight = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, 1.0)
+    _check(f"REWARDS[{objective!r}]", path)
+    if not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"REWARDS[{objective!r}] weighs {path} by {weight!r:.80}; needs a finite number")
+    return path, float(weight)
