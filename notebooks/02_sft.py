@@ -62,8 +62,8 @@ warmup = g.start(run, stage="sft", tasks=own.tasks)
 warmup
 
 # %% [markdown]
-# The next cell waits, and leaves the curves when it ends. The notebook's stop button (■) ends SFT after the current
-# step and saves.
+# The next cell waits, and leaves the curves when it ends. The notebook's stop button (■) ends the waiting, and SFT goes
+# on; ■ once more ends SFT after the current step and saves.
 
 # %%
 await warmup.wait()

@@ -100,6 +100,10 @@ training
 #
 # Every turn is a mark in the curve of that knob and a line in the log, with who made it. Go back with `auto`, or by
 # typing the old number: nothing that you can do here breaks the run.
+#
+# The next cell waits, and cells below it wait for it. To run one of your own meanwhile, press the notebook's stop
+# button (■): it ends the waiting and not the training. ■ once more, when no cell runs, or *Stop* in the control room
+# ends the training after its step, saved.
 
 # %%
 await training.wait()

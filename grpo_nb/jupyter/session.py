@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_nb import fingerprint
 from grpo_nb.config import ConfigError
-from grpo_nb.jupyter import kernel
+from grpo_nb.jupyter import interrupts, kernel
+from grpo_nb.jupyter.interrupts import Detached, Stopped
 from grpo_nb.jupyter.workers import (
     LOG,
     Job,
@@ -23,7 +24,7 @@ from grpo_nb.jupyter.workers import (
     recorded_failure,
     refuse_if_live,
 )
-from grpo_nb.printable import Clean, printable
+from grpo_nb.printable import printable
 from grpo_nb.run.dependencies_file import accepted_kinds
 from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run, RunError
@@ -37,13 +38,6 @@ if TYPE_CHECKING:  # slow to import, so `start` leaves them to the worker and th
     from grpo_nb.report.report import Report
 
 POLL_SECONDS = 0.1
-
-
-class Stopped(Clean):
-    """A wait was interrupted: the run has saved and stopped. Shown as one line, and ends Run All."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 class Summary(str):
@@ -63,6 +57,8 @@ class Session:
         self._dashboard: Dashboard | None = None
         self._held_from = 0
         """The step that the newest `step_once` asked for."""
+        self._guard: asyncio.Task[None] | None = None
+        """Waits for the interrupt that stops the training, after one that ended a wait."""
 
     # ------------------------------------------------------------------ what it is doing
 
@@ -75,6 +71,11 @@ class Session:
     def followed(self) -> bool:
         """Whether there is more to come: of this kernel's training, or of the run's where this is a view of it."""
         return self.live if self._worker is not None else self.run.status().state.is_live
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether this kernel's training was asked to stop, and not to go on since."""
+        return self._worker is not None and self._worker.asked_to_stop.is_set()
 
     @property
     def stage(self) -> Stage:
@@ -100,7 +101,7 @@ class Session:
     def state(self) -> RunState:
         """What the run is doing, as this session sees it."""
         if self._worker is not None and self._worker.is_alive():
-            if self._worker.asked_to_stop.is_set():
+            if self.asked_to_stop:
                 return RunState.STOPPING
             recorded = self.run.status().state
             return recorded if recorded.is_live else RunState.STARTING
@@ -223,10 +224,11 @@ class Session:
 
         Without a step, after `pause` or `step_once`, it waits until the training is held.
 
-        The first interrupt (the stop button of the notebook) lets the step finish and saves; the
-        second stops waiting at once. A run that another kernel trains is not stopped by it.
+        In a notebook the first interrupt (the stop button) ends the wait and not the training, and the next one
+        lets the step finish and saves; elsewhere the first does that. A run that another kernel trains goes on.
 
         Raises:
+            Detached: interrupted; the training goes on.
             Stopped: interrupted, and saved.
             Exception: whatever ended the training, so that the cell fails and Run All stops.
         """
@@ -238,11 +240,14 @@ class Session:
                 while self._waiting_for(step) and not held():
                     await asyncio.sleep(POLL_SECONDS)
             except (asyncio.CancelledError, KeyboardInterrupt):
+                if self.live and kernel.in_notebook():
+                    self._guard = interrupts.stops_next(self)
+                    raise Detached(self._detached_sentence()) from None
                 self._interrupted()
                 while self.live:
                     await asyncio.sleep(POLL_SECONDS)
                 self._raise_error()
-                raise Stopped(self._stopped_sentence()) from None
+                raise Stopped(self.stopped_sentence()) from None
         self._raise_error()
         return self.summary()
 
@@ -364,7 +369,7 @@ class Session:
             while self.live:
                 time.sleep(POLL_SECONDS)
             self._raise_error()
-            raise Stopped(self._stopped_sentence()) from None
+            raise Stopped(self.stopped_sentence()) from None
         self._raise_error()
 
     def _waiting_for(self, step: int | None) -> bool:
@@ -378,11 +383,22 @@ class Session:
 
     def _interrupted(self) -> None:
         if self._worker is None:
-            raise Stopped(f"{self.run.name} goes on without being waited for; `session.stop()` ends it.") from None
-        kernel.notify(f"stopping {self.run.name} after this step, then saving (interrupt again to stop waiting)")
+            raise Detached(f"{self.run.name} goes on without being waited for; `session.stop()` ends it.") from None
+        self.stop_aloud()
+
+    def stop_aloud(self) -> None:
+        """`stop` at an interrupt, which says so."""
+        kernel.notify(f"stopping {self.run.name} after this step, then saving")
         self.stop()
 
-    def _stopped_sentence(self) -> str:
+    def _detached_sentence(self) -> str:
+        return (
+            f"{self.run.name} goes on training (step {self.step} of {self.steps}) and is no longer waited for. To stop "
+            "and save it, interrupt the kernel again or press Stop; to wait again, run this cell again."
+        )
+
+    def stopped_sentence(self) -> str:
+        """What an interrupt came to."""
         return f"{self.run.name} stopped at step {self.step} of {self.steps} and is saved; start it again to go on."
 
     def _raise_error(self) -> None:

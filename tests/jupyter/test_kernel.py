@@ -98,10 +98,19 @@ def test_run_keeps_its_code_whatever_is_edited(kernel: Kernel, tmp_path: Path) -
         time.sleep(1.0)
         kernel.manager.interrupt_kernel()
 
-    shown, stopped = kernel.ask("await session.wait()", meanwhile=interrupt)
-    assert names(shown, "stopping", "tiny")
-    assert stopped and names(stopped, "tiny", run.last_step(), 5000) and "\n" not in stopped, "one line, no traceback"
+    _, detached = kernel.ask("await session.wait()", meanwhile=interrupt)
+    assert detached and names(detached, "tiny", 5000, "Stop") and "\n" not in detached, "one line, no traceback"
+    _, ended = kernel.ask("import time; time.sleep(1000)", meanwhile=interrupt)
+    assert ended and "KeyboardInterrupt" in ended, "the cell that runs is interrupted"
+    step = run.last_step() or 0
+    until(lambda: (run.last_step() or 0) > step + 2, "steps after two interrupts")
+    assert kernel.run("session.live, session.asked_to_stop") == "(True, False)"
+    kernel.manager.interrupt_kernel()  # no cell runs
+    until(lambda: run.status().state == "stopped", "the stop")
     assert run.checkpoints.steps()[-1] == run.last_step()
+    until(lambda: kernel.run("session.live") == "False", "the end of the thread")
+    kernel.manager.interrupt_kernel()
+    assert names(kernel.run("session.state"), "stopped"), "an idle kernel is as it was"
     assert kernel.run("g.reload()") == "['training/grpo.py']"
     kernel.run("session.resume()")
     _, failed = kernel.ask("await session.wait()")

@@ -19,7 +19,7 @@ import grpo_nb.training.grpo
 import grpo_nb.training.sft
 from grpo_nb.config import ConfigError
 from grpo_nb.jupyter import kernel, session
-from grpo_nb.jupyter.session import Stopped
+from grpo_nb.jupyter.interrupts import Stopped
 from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.workers import AlreadyTraining, Job
 from grpo_nb.run.knobs import Knobs

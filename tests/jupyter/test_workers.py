@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from grpo_nb.jupyter import kernel, session, workers
-from grpo_nb.jupyter.session import Stopped
+from grpo_nb.jupyter.interrupts import Detached
 from grpo_nb.jupyter.start import attach, start
 from grpo_nb.jupyter.workers import AlreadyTraining, Job, WorkerFailed
 from grpo_nb.run.run import Run, RunError
@@ -262,7 +262,7 @@ def test_interrupt_of_a_view_leaves_the_run_alone(run: Run, monkeypatch: pytest.
 
     with run.lock():
         monkeypatch.setattr(time, "sleep", interrupt)
-        with pytest.raises(Stopped, match=pattern("tiny", "`session.stop()`")):
+        with pytest.raises(Detached, match=pattern("tiny", "`session.stop()`")):
             attach(run).wait_blocking()
         assert run.knobs.command == "run"
 
