@@ -46,8 +46,10 @@ help: ## list the targets and the variables
 run: $(USER_READY) ## execute every notebook on the demo; rendered pages in build/
 	$(BIN)/python -m grpo_nb.dev.render --out $(BUILD) $(NOTEBOOKS)
 
-lab: $(USER_READY) ## the same set-up, opened in JupyterLab
-	$(BIN)/jupyter lab $(firstword $(NOTEBOOKS))
+lab: $(USER_READY) ## copies of the notebooks in lab/, which git ignores, opened in JupyterLab
+	$(BIN)/python -m grpo_nb notebooks lab
+	@if [ "$$(id -u)" = 0 ]; then echo 'JupyterLab runs as root (--allow-root): its address and token open all of this machine'; fi
+	$(BIN)/jupyter lab $$(test "$$(id -u)" = 0 && echo --allow-root) lab/$(notdir $(firstword $(NOTEBOOKS)))
 
 # A test file stays in one process; each process holds PyTorch, about 1 GB. The longest come first (tests/conftest.py);
 # pytest-xdist's own order would put the files with the fewest tests last, and those are the longest.

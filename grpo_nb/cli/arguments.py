@@ -52,7 +52,7 @@ def parser() -> ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     looking = (_status, _samples, _diagnose, _compare, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
-    for add in (_sft, _train, _tell, _eval, _score, _sweep, *looking):
+    for add in (_sft, _train, _tell, _eval, _score, _sweep, *looking, _notebooks):
         add(verbs)
     return top
 
@@ -347,6 +347,19 @@ def _plan(commands: Any) -> None:
     command.add_argument(
         "--gib", type=values.gib, metavar="N", help="memory of the device in GiB (default: this machine's)"
     )
+    json_argument(command)
+
+
+def _notebooks(commands: Any) -> None:
+    command = command_of(
+        commands,
+        "notebooks",
+        "copy the project's notebooks, to work in",
+        "What you run and edit in a copy is no change of the project. Called again, it renews the copies that you have "
+        "not edited, and leaves the others as they are.",
+        "grpo-nb notebooks && jupyter lab lab/01_load.ipynb",
+    )
+    command.add_argument("folder", nargs="?", metavar="FOLDER", help="for the copies (default: lab in the project)")
     json_argument(command)
 
 

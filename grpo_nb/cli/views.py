@@ -1,5 +1,6 @@
 """The commands that train nothing: they look at a run's log, a folder of runs, this machine, or turn a run's knobs."""
 
+import os
 import textwrap
 from argparse import Namespace
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from grpo_nb.config.setting_keys import settings
 from grpo_nb.metrics import keys
 from grpo_nb.printable import one_line
 from grpo_nb.run.listing import list_runs
-from grpo_nb.run.places import missing_file
+from grpo_nb.run.places import missing_file, root
 from grpo_nb.run.run import Run
 from grpo_nb.run.status import RunStatus
 from grpo_nb.storage.files import write_atomically
@@ -275,6 +276,17 @@ def plan_command(arguments: Namespace) -> int:
         for line in (config.geometry, *map(str, config.inequalities()), result.verdict, *result.advice):
             say(line)
     return DONE if result.fits else FAILED
+
+
+def notebooks_command(arguments: Namespace) -> int:
+    """Copies of the project's notebooks to work in."""
+    from grpo_nb.jupyter import copies
+
+    rows = []
+    for copy, state in copies.make(Path(arguments.folder or root() / copies.FOLDER)):
+        rows.append({"notebook": os.path.relpath(copy), "state": state})
+    show_json(rows) if arguments.json else show(rows)
+    return DONE
 
 
 def settings_command(arguments: Namespace) -> int:

@@ -1,14 +1,18 @@
 """Training in a real JupyterLab: started once, stopped, failed, reloaded; every notebook; without subshells."""
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 from grpo_nb.dev import render
+from grpo_nb.jupyter import copies
 from grpo_nb.run.run import Run
 from grpo_nb.training.sft import sft
-from tests.support.lab import KERNELS, ROOT, Desk, until
+from tests.support.lab import KERNELS, ROOT, Desk, Lab, until
 from tests.support.steering import steer
 from tests.support.tiny import SMALL, small_world, stable, tiny_run
 from tests.support.tokens import names
@@ -182,8 +186,60 @@ def test_every_notebook_runs_and_gives_the_numbers_of_a_headless_run(desk: Desk,
     assert seen.last_step() == 6 and not desk.errors()
 
 
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def clone(lab: Lab) -> Path:
+    """A repository with what decides about the notebooks, and copies of them, where JupyterLab finds them."""
+    folder = lab.notebooks / "clone"
+    folder.mkdir()
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    for name in (".gitignore", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "x")
+    assert len([*copies.make(folder / copies.FOLDER)]) == len(NOTEBOOKS)
+    return folder
+
+
+@pytest.mark.usefixtures("this_checkout")
+@pytest.mark.ux(39, at="browser")
+def test_run_all_in_the_copies_leaves_the_repository_as_it_was(desk: Desk, clone: Path) -> None:
+    first = clone / copies.FOLDER / "01_load.ipynb"
+    book = render.with_parameters(nbformat.read(first, 4), {"CHANGES": SMALL})
+    nbformat.write(book, first)
+    for name in ("01_load", "02_sft", "05_mathematics"):
+        _execute(desk, f"clone/{copies.FOLDER}/{name}.ipynb")
+    assert (clone / "runs" / "demo" / "sft.jsonl").is_file(), "in the project, not beside the notebook"
+    assert '"image/png"' in (clone / copies.FOLDER / "02_sft.ipynb").read_text(), "saved with its outputs"
+    assert git(clone, "status", "--porcelain") == ""
+
+
+@pytest.mark.ux(39, at="browser")
+def test_a_copy_that_was_edited_elsewhere_opens(desk: Desk, clone: Path) -> None:
+    path = clone / copies.FOLDER / "05_mathematics.ipynb"
+    desk.open(f"clone/{copies.FOLDER}/{path.name}")
+    desk.run_cell(1)
+    until(lambda: "grpo_nb" in desk.output(1), "the cell")
+    desk.save()
+    until(lambda: '"output_type"' in path.read_text(), "the file")
+    path.write_text(path.read_text().replace("# 5. ", "# 5. Edited elsewhere: ", 1))
+    desk.open(f"clone/{copies.FOLDER}/{path.name}")
+    until(lambda: "Edited elsewhere" in desk.cell(0).inner_text(), "the edit")
+    assert desk.page.locator(".jp-Dialog").count() == 0
+
+
 def _run_notebook(desk: Desk, name: str, settings: dict[str, Any]) -> None:
-    desk.open(desk.lab.copy(f"{name}.ipynb", **settings))
+    _execute(desk, desk.lab.copy(f"{name}.ipynb", **settings))
+
+
+def _execute(desk: Desk, path: str) -> None:
+    name = Path(path).stem
+    desk.open(path)
     desk.run_all()
     last = desk.page.locator(".jp-CodeCell").last
     done = "cell => /\\[\\d+\\]/.test(cell.querySelector('.jp-InputPrompt').textContent)"
