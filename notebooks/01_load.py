@@ -40,7 +40,7 @@
 import grpo_nb as g
 from grpo_nb import doctor
 from grpo_nb.doctor import reward_check
-from grpo_nb.jupyter import project
+from grpo_nb.jupyter import kernel, project
 from grpo_nb.report import report, tables
 from grpo_nb.tasks import load_tasks
 
@@ -146,6 +146,10 @@ tables.memory(g.plan(config))
 
 # %%
 report.evaluation(g.evaluate(run, stage="base", policy=policy, tasks=tasks))
+
+# %%
+del policy, bench  # 02_sft loads its own; to look at the model again, run its cell
+print(kernel.memory_held())
 
 # %% [markdown]
 # **What to look for.** A model that has not learnt the form of an answer is mostly *unparsed*; its accuracy says

@@ -31,7 +31,7 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb.jupyter import project
+from grpo_nb.jupyter import kernel, project
 from grpo_nb.report import report
 
 print("grpo_nb", g.__version__)
@@ -85,6 +85,9 @@ report.answers(run, stage="sft", limit=2, tasks=own.tasks)
 
 # %%
 report.evaluation(g.evaluate(run, stage="sft", tasks=own.tasks))
+
+# %%
+print(kernel.memory_held())
 
 # %% [markdown]
 # In the demo the model answers in the asked form now, and has the flaws of its teacher. A model that still does not

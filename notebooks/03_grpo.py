@@ -33,7 +33,7 @@
 
 # %%
 import grpo_nb as g
-from grpo_nb.jupyter import project
+from grpo_nb.jupyter import kernel, project
 from grpo_nb.report import report
 
 print("grpo_nb", g.__version__)
@@ -157,6 +157,9 @@ report.starts(run)
 
 # %%
 report.evaluation(g.evaluate(run, stage="latest", tasks=own.tasks))
+
+# %%
+print(kernel.memory_held())
 
 # %% [markdown]
 # Whether this is better than chance, and what went wrong on the way, is what [04_diagnostics](04_diagnostics.ipynb)

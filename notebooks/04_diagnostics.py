@@ -35,7 +35,7 @@ import torch
 import grpo_nb as g
 from grpo_nb import doctor, losses, plots
 from grpo_nb.evaluation import pareto
-from grpo_nb.jupyter import project
+from grpo_nb.jupyter import kernel, project
 from grpo_nb.report import report, tables
 
 print("grpo_nb", g.__version__)
@@ -165,6 +165,9 @@ columns = {name: losses.KL[name](-gap, 0 * gap, 20.0)[0].tolist() for name in ("
 exhibit = losses.kl_clamped_exhibit(-gap, 0 * gap)
 clamped = {"ref - new": gap[0].tolist(), "clamp(ref - new, 0, 10)": exhibit[0].tolist()}
 tables.Table(pd.DataFrame(clamped | columns))
+
+# %%
+print(kernel.memory_held())
 
 # %% [markdown]
 # ## What to change

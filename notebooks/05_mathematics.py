@@ -32,6 +32,7 @@ import torch
 
 import grpo_nb as g
 from grpo_nb import plots
+from grpo_nb.jupyter import kernel
 from grpo_nb.report import tables, toy_math
 
 print("grpo_nb", g.__version__)
@@ -134,6 +135,9 @@ tables.Table(answers)
 
 # %%
 plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"], answers["step"], strict=True)))
+
+# %%
+print(kernel.memory_held())
 
 # %% [markdown]
 # ## Next

@@ -36,7 +36,7 @@ from IPython.display import Code
 import grpo_nb as g
 from grpo_nb import fault_lab
 from grpo_nb.fault_lab import bench, explosion, matrix
-from grpo_nb.jupyter import project
+from grpo_nb.jupyter import kernel, project
 from grpo_nb.plots import exhibits
 
 print("grpo_nb", g.__version__)
@@ -140,6 +140,9 @@ exhibits.explosion(explosion.table(courses))
 ours, reported = courses["defaults"], courses["as reported"]
 print(f"as reported: {reported.rounds} rounds, weights finite: {reported.finite}")
 print(f"defaults: {ours.rounds} rounds, weights finite: {ours.finite}, undone: {ours.rolled_back}")
+
+# %%
+print(kernel.memory_held())
 
 # %% [markdown]
 # ## After

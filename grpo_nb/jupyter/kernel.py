@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
+from grpo_nb.jupyter import process_exit
 from grpo_nb.printable import clean_logger, printable
 
 logger = clean_logger(__name__)
@@ -69,6 +70,21 @@ def notify(text: str) -> None:
     from IPython.display import display
 
     display({"text/plain": printable(text)}, raw=True)  # type: ignore[no-untyped-call]
+
+
+def memory_held() -> str:
+    """What this kernel still holds, after giving back what is free; for the end of a notebook."""
+    import psutil
+
+    from grpo_nb.doctor.profiling import memory_snapshot
+
+    process_exit.return_memory()
+    found, resident = memory_snapshot(), psutil.Process().memory_info().rss
+    gpu = f", and {found.reserved_mib / 1024:.2f} GiB of the GPU's" if found.reserved_mib else ""
+    return (
+        f"this kernel holds {resident / 2**30:.2f} GiB of memory ({found.allocated_mib:.0f} MiB in tensors){gpu} "
+        "until it ends: Kernel, Shut Down Kernel. What was trained is in the run's folder"
+    )
 
 
 def welcome() -> None:

@@ -8,6 +8,7 @@ import ctypes
 import gc
 import importlib
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -53,8 +54,11 @@ def outlast_script() -> None:
 
 
 def return_memory() -> None:
-    """Give free pages back to the system: glibc keeps those of each thread that trained, some MiB a time."""
+    """Give what is free back: glibc keeps pages of each thread that trained, some MiB a time, and CUDA's pool all."""
     gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

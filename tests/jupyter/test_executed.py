@@ -61,6 +61,15 @@ def test_every_notebook_runs_and_its_page_needs_no_network(executed: tuple[Run, 
         assert "data:image/png;base64," in pages[name] and "<table" in pages[name]
 
 
+def test_no_notebook_holds_a_model_at_its_end(executed: tuple[Run, dict[str, str]]) -> None:
+    """The demo's has 4 MB of weights, and an optimizer has twice that."""
+    _, pages = executed
+    held = {
+        name: re.search(r"holds ([\d.]+) GiB of memory \((\d+) MiB in tensors\)", page) for name, page in pages.items()
+    }
+    assert all(found and 0 < float(found[1]) < 8 and int(found[2]) <= 2 for found in held.values()), held
+
+
 def test_the_glossary_explains_every_key_that_the_trainer_logs(executed: tuple[Run, dict[str, str]]) -> None:
     run, pages = executed
     rows = [*run.metric_rows(), *run.rows("sft")]

@@ -148,6 +148,7 @@ def test_opens_with_goal_and_cost_and_closes_with_the_next(name: str) -> None:
     assert re.fullmatch(r"\d\.\d\d? GiB .*\(`make run`\)", dict(rows)["memory"])
     assert "**The goal" in cells[0].source
     assert cells[-1].cell_type == "markdown" and ".ipynb)" in cells[-1].source
+    assert cells[-2].source.endswith("print(kernel.memory_held())")
 
 
 def test_links_lead_somewhere() -> None:
