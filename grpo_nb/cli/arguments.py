@@ -357,7 +357,7 @@ def _notebooks(commands: Any) -> None:
         "copy the project's notebooks, to work in",
         "What you run and edit in a copy is no change of the project. Called again, it renews the copies that you have "
         "not edited, and leaves the others as they are.",
-        "grpo-nb notebooks && jupyter lab lab/01_load.ipynb",
+        "grpo-nb notebooks                            then: jupyter lab lab/01_load.ipynb\ngrpo-nb notebooks mine",
     )
     command.add_argument("folder", nargs="?", metavar="FOLDER", help="for the copies (default: lab in the project)")
     json_argument(command)
