@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.deterministic
 from torch import Tensor
 
 from grpo_nb import fingerprint, optim, seeding
@@ -37,6 +38,7 @@ from grpo_nb.training.snapshot import Snapshot
 from grpo_nb.types import Example, SampledPrompt
 
 logger = clean_logger(__name__)
+_fills: Any = torch.utils.deterministic
 
 
 @dataclass
@@ -187,23 +189,29 @@ def deterministic(config: Config, device: torch.device) -> Iterator[None]:
 
 
 class _Exact:
-    """torch's switch for exact algorithms is one for the process: it is on while any training of several needs it."""
+    """torch's switch for exact algorithms is one for the process: it is on while any training of several needs it.
+
+    With it torch fills each tensor that it makes empty with NaN, for programs that read what nobody wrote. That took
+    half of a step's CPU time, so it is off meanwhile; that nothing here reads such memory is what a test holds.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._trainings, self._before = threading.Lock(), 0, False
+        self._lock, self._trainings, self._before = threading.Lock(), 0, (False, True)
 
     def enter(self) -> None:
         with self._lock:
             if self._trainings == 0:
-                self._before = torch.are_deterministic_algorithms_enabled()
+                self._before = torch.are_deterministic_algorithms_enabled(), _fills.fill_uninitialized_memory
             self._trainings += 1
             torch.use_deterministic_algorithms(True)
+            _fills.fill_uninitialized_memory = False
 
     def leave(self) -> None:
         with self._lock:
             self._trainings -= 1
             if self._trainings == 0:
-                torch.use_deterministic_algorithms(self._before)
+                exact, _fills.fill_uninitialized_memory = self._before
+                torch.use_deterministic_algorithms(exact)
 
 
 _exact = _Exact()

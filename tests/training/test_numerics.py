@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.deterministic as fills
+from torch import Tensor
 
 from grpo_nb.rollout import Drawer, EagerEngine
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.training import numerics
+from grpo_nb.training import numerics, state
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.numerics import STREAM, Numerics
-from tests.support.tiny import given, rows, tiny_config, tiny_run, weights
+from grpo_nb.training.sft import sft
+from tests.support.tiny import given, rows, small_tasks, tiny_config, tiny_run, weights
 from tests.support.tokens import pattern
 
 
@@ -156,3 +159,21 @@ def test_an_engine_that_cannot_serve_the_model_says_why_in_the_log(tmp_path: Pat
 def test_choices_that_are_none_are_a_broken_checkpoint(kept: Any, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=pattern("numerics")):
         numerics.stored(begun(tmp_path, "broken"), {"numerics": kept})  # type: ignore[typeddict-unknown-key]
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch__passes": "model", "rollout__engine": "eager"}])
+def test_nothing_reads_memory_that_nobody_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    def found(name: str) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        run = tiny_run(tmp_path, name, **changes, run__steps=2)
+        return rows([*sft(run, tasks=small_tasks()), *grpo(run, **given())]), weights(run)
+
+    def fill(self: state._Exact, enter: Any = state._Exact.enter) -> None:
+        enter(self)
+        fills.fill_uninitialized_memory = True
+
+    left = found("left")
+    monkeypatch.setattr(state._Exact, "enter", fill)
+    filled = found("filled")
+    assert left[0] == filled[0] and all(torch.equal(left[1][name], filled[1][name]) for name in left[1])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.deterministic as fills
 
 from grpo_nb import rules
 from grpo_nb.config.guards import OFF
@@ -205,13 +206,13 @@ def test_memory_that_is_full_in_the_guards_own_pass_ends_no_run(
 def test_the_switch_for_exact_algorithms_outlives_the_first_of_two_trainings() -> None:
     exact, config, device = torch.are_deterministic_algorithms_enabled, tiny_config(), torch.device("cpu")
     one, two = state.deterministic(config, device), state.deterministic(config, device)
-    before = exact()
+    before = exact(), fills.fill_uninitialized_memory
     one.__enter__()
     two.__enter__()
     one.__exit__(None, None, None)
-    assert exact(), "the other still trains"
+    assert exact() and not fills.fill_uninitialized_memory, "the other still trains"
     two.__exit__(None, None, None)
-    assert exact() == before
+    assert (exact(), fills.fill_uninitialized_memory) == before
 
 
 def test_recovery_is_a_record_that_json_keeps() -> None:
