@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -30,14 +31,23 @@ def drawn(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[b
         blocks = ("\n".join(f"{n:<{label}}  {cell}" for n, cell in zip(names, row, strict=True)) for row in rows)
         return "\n\n".join(blocks)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, flush in zip(names, right, strict=True):
-        table.add_column(Text(name), justify="right" if flush else "left", overflow="fold")
+    whole = _names_fit(names, rows, width)
+    for position, (name, flush) in enumerate(zip(names, right, strict=True)):
+        justify: Literal["right", "left"] = "right" if flush else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=whole and not position)
     for row in rows:
         table.add_row(*map(Text, row))
     console = Console(markup=False, highlight=False, width=width)
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
+def _names_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether the first column, which has names, can stand unbroken: the others have room for their words."""
+    first, *others = zip(names, *rows, strict=True)
+    needed = [max(len(word) for cell in column for word in cell.split() or [""]) for column in others]
+    return max(map(len, first)) + sum(_GAP + min(words, NARROWEST) for words in needed) <= width
 
 
 def _longest(cell: str) -> int:
