@@ -70,7 +70,7 @@ def numbers(session: Any, row: Row) -> list[str]:
     families = {"reward": keys.REWARD, "KL": keys.KL, "β": keys.BETA}
     found = [_each(row, title, {name: key.of(name) for name in objectives}) for title, key in families.items()]
     named = {"temperature": keys.TEMPERATURE, "learning rate": keys.LR}
-    return [*filter(None, found), *_named(row, named), *_memory(session, row), *_engine(row)]
+    return [*filter(None, found), *_named(row, named), *_memory(session, row), *_engine(row), *_threads(session)]
 
 
 def _named(row: Row, names: dict[str, str]) -> list[str]:
@@ -105,6 +105,12 @@ def bar(share: float, cells: int = 10) -> str:
 
 def _engine(row: Row) -> list[str]:
     return [f"engine {row[keys.ENGINE]}"] if row.get(keys.ENGINE) else []
+
+
+def _threads(session: Any) -> list[str]:
+    """CPU threads, as the newest start has them."""
+    count = session.run.milestone().get("threads")
+    return [f"{count} CPU thread{'s' * (count != 1)}"] if isinstance(count, int) else []
 
 
 def _number(row: Row, key: str) -> float | None:

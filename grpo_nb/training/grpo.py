@@ -38,6 +38,7 @@ from grpo_nb.training import (
     samples,
     sharded,
     texts,
+    threads,
 )
 from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
@@ -97,7 +98,7 @@ def grpo(
         with (
             deterministic(run.config, state.policy.device),
             opened(state.engine),
-            closing(state.ahead),
+            threads.computing(state.numerics.threads),
             closing(state.ahead),
             closing(loop.walk(Grpo(state), lock)) as steps_taken,
         ):

@@ -17,6 +17,7 @@ from grpo_nb.rollout import ENGINES, Drawer, Engine, choose
 from grpo_nb.rollout.selfcheck import groups, shares_prompts
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
+from grpo_nb.training import threads
 
 logger = clean_logger(__name__)
 
@@ -48,6 +49,8 @@ class Numerics(BaseModel):
     which the optimizer takes all adapters together), or `policy.llama_layers` on groups."""
     micro_batch: Rows | None = None
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
+    threads: Annotated[int, Field(ge=1, le=10**4)] | None = None
+    """CPU threads (see `threads`); None: as many as the process has."""
     rows_at_once: Rows | None = None
     """Completions drawn at a time where all of them were too much for the memory."""
 
@@ -74,20 +77,25 @@ class Numerics(BaseModel):
 _ROLLOUT = "rollout"
 
 
-def begin(config: Config, policy: Policy, given: Engine | str | None) -> tuple[Numerics, Drawer]:
+def begin(run: Run, policy: Policy, given: Engine | str | None) -> tuple[Numerics, Drawer]:
     """The choices of a run that starts; `given` is an engine that the caller wants."""
+    config = run.config
     compile_kernels(policy, config)
     drawer = choose(given, policy, config.rollout)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
     return Numerics(
-        engine=drawer.name, random_stream=STREAM, shares_prompts=shares, passes=_served(config, policy)
+        engine=drawer.name,
+        random_stream=STREAM,
+        shares_prompts=shares,
+        passes=_served(config, policy),
+        threads=threads.choose(run, policy),
     ), drawer
 
 
-def begin_sft(config: Config, policy: Policy) -> Numerics:
+def begin_sft(run: Run, policy: Policy) -> Numerics:
     """The choices of a warm-up that starts; it draws nothing, and shares no prompts."""
-    compile_kernels(policy, config)
-    return Numerics(passes=_served(config, policy))
+    compile_kernels(policy, run.config)
+    return Numerics(passes=_served(run.config, policy), threads=threads.choose(run, policy, "sft_"))
 
 
 def _served(config: Config, policy: Policy) -> Passes:

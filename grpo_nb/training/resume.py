@@ -111,7 +111,7 @@ def _choices(
 ) -> tuple[Numerics, Drawer]:
     """How the run computes: what it decides now, or decided when it started."""
     if newest is None:
-        return numerics.begin(run.config, policy, given)
+        return numerics.begin(run, policy, given)
     return numerics.resume(run, policy, numerics.stored(run, newest.state()), given)
 
 
@@ -200,7 +200,7 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     run.rewind(state.step)
     _restore_rollouts(state, newest, stored)
     _look_back(state)
-    run.log_event("resume", step=state.step, goal=state.goal, **_computes(state), **environment_info(policy))
+    run.log_event("resume", step=state.step, goal=state.goal, **environment_info(policy) | _computes(state))
 
 
 def _restore_rollouts(state: TrainState, newest: Checkpoint, stored: State) -> None:
@@ -290,7 +290,7 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
         policy.load_state(warm.tensors("policy"))
     policy.freeze_reference()
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
-    run.log_event("start", step=0, **origin, **_computes(state), **environment_info(policy))
+    run.log_event("start", step=0, **origin, **environment_info(policy) | _computes(state))
     _log_missing_sft(run, 0 if warm is None else warm.step)
     if state.drawer.reason and run.config.rollout.engine != "auto":
         asked, now = run.config.rollout.engine, state.drawer
@@ -318,4 +318,5 @@ def _computes(state: TrainState) -> dict[str, object]:
     reason = {"engine_reason": state.drawer.reason} if state.drawer.reason else {}
     ranks = {"ranks": state.ranks.size} if state.ranks.size > 1 else {}
     server = {"server": state.engine.about} if isinstance(state.engine, VLLMEngine) else {}
-    return state.numerics.model_dump() | reason | ranks | server
+    chosen = state.numerics.model_dump(exclude={"threads"} if state.numerics.threads is None else None)
+    return chosen | reason | ranks | server

@@ -27,7 +27,7 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded
+from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded, threads
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.pairs import Pair, Share, logprobs
@@ -91,7 +91,7 @@ def sft(
         with deterministic(config, policy.device):
             stage = Sft(run, policy, pairs, newest)
             stage.share_among(ranks)
-            with closing(loop.walk(stage, lock)) as steps_taken:
+            with threads.computing(stage.numerics.threads), closing(loop.walk(stage, lock)) as steps_taken:
                 yield from steps_taken
 
 
@@ -164,7 +164,7 @@ class Sft(loop.Stage):
         forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
         if newest is None:
-            self.numerics = numerics.begin_sft(run.config, policy)
+            self.numerics = numerics.begin_sft(run, policy)
         else:
             before = numerics.stored(run, newest.state())
             self.numerics = numerics.resume_sft(policy, before)
