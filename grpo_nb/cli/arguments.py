@@ -8,6 +8,7 @@ from grpo_nb import __version__, presets
 from grpo_nb.cli import values
 from grpo_nb.cli.options import (
     accepting_arguments,
+    changed_argument,
     command_of,
     json_argument,
     making_arguments,
@@ -52,7 +53,7 @@ def parser() -> ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     looking = (_status, _samples, _diagnose, _compare, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
-    for add in (_sft, _train, _tell, _eval, _score, _sweep, *looking, _notebooks):
+    for add in (_sft, _train, _tell, _eval, _answer, _score, _sweep, *looking, _notebooks):
         add(verbs)
     return top
 
@@ -172,9 +173,7 @@ def _eval(commands: Any) -> None:
     )
     run_argument(command)
     making_arguments(command)
-    command.add_argument(
-        "--stage", type=values.stage, metavar="STAGE", help="base, sft, latest or a step; default: the newest there is"
-    )
+    _stage_argument(command)
     command.add_argument("--split", choices=("test", "train"), default="test", help="default: test, the held-out one")
     command.add_argument(
         "--mode", choices=("greedy", "sample"), default="greedy", help="likeliest token (default), or as in training"
@@ -186,6 +185,31 @@ def _eval(commands: Any) -> None:
     )
     accepting_arguments(command)
     json_argument(command)
+
+
+def _answer(commands: Any) -> None:
+    command = command_of(
+        commands,
+        "answer",
+        "write what the model answers, for `score` or any other scorer",
+        "The likeliest answer to each item that the run holds out, or to all of another file: JSON lines of "
+        "example_id, category where there are several, and answer. Nothing is logged in the run.",
+        "grpo-nb answer runs/mine fairness --out answers.jsonl\n"
+        "grpo-nb score bbq --data data/bbq --predictions answers.jsonl --field answer --part\n"
+        "grpo-nb answer runs/mine fairness --data more/Age.jsonl --stage sft --out answers.jsonl",
+    )
+    run_argument(command)
+    command.add_argument("objective", metavar="OBJECTIVE", help="whose items and whose form of a prompt")
+    command.add_argument("--data", metavar="PATH", help="other data of its task, all of it; default: what is held out")
+    command.add_argument("--out", required=True, metavar="FILE", help="where to write it; a file there is replaced")
+    _stage_argument(command)
+    changed_argument(command)
+
+
+def _stage_argument(command: ArgumentParser) -> None:
+    command.add_argument(
+        "--stage", type=values.stage, metavar="STAGE", help="base, sft, latest or a step; default: the newest there is"
+    )
 
 
 def _score(commands: Any) -> None:
@@ -206,6 +230,7 @@ def _score(commands: Any) -> None:
     command.add_argument("--data", required=True, metavar="PATH", help="its file, folder, glob, or hub id")
     command.add_argument("--predictions", metavar="PATH", help="the answers; default: they lie in the data's own rows")
     command.add_argument("--field", required=True, metavar="NAME", help="name of the field that holds the answers")
+    command.add_argument("--part", action="store_true", help="measure the answered items though others are not")
     json_argument(command)
 
 

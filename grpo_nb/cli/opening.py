@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_nb.cli.options import UsageError, changes, preset
 from grpo_nb.config import Config
+from grpo_nb.evaluation.compare import Stage
 from grpo_nb.run import dependencies_file, places, settings
 from grpo_nb.run.lock import LOCK
 from grpo_nb.run.places import CONFIG
@@ -155,3 +156,24 @@ def settings_of(arguments: Namespace) -> Config:
     if arguments.preset is not None:
         raise UsageError(f"RUN ({arguments.run}) and --preset both name settings; give one of them")
     return existing_run(arguments.run).config.replace(**changes(arguments))
+
+
+def accepted(arguments: Namespace) -> dict[str, Any]:
+    """The option that goes on with changed content, where it was given."""
+    return {"accept_changed": arguments.accept_changed} if arguments.accept_changed else {}
+
+
+def newest_stage(run: Run) -> Stage:
+    """The last stage that the run has weights of.
+
+    Raises:
+        RunError: it has GRPO checkpoints, and none of them verifies.
+    """
+    newest, damaged = run.checkpoints.latest()
+    if newest is None and damaged:
+        raise RunError(
+            f"no GRPO checkpoint of {run.shown} verifies ({damaged[0].reason}); name a stage, e.g. --stage sft"
+        )
+    if newest is not None:
+        return "latest"
+    return "sft" if run.sft_checkpoints.latest()[0] is not None else "base"

@@ -42,7 +42,7 @@ def command_of(commands: Any, name: str, summary: str, details: str, examples: s
     return command
 
 
-_MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "score": "scores", "sweep": "sweeps"}
+_MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "answer": "scores", "score": "scores", "sweep": "sweeps"}
 _MAKES = {"sft", "train", "eval"}
 """Commands that make a run; arguments are checked before torch is imported, which takes seconds."""
 
@@ -102,6 +102,10 @@ def accepting_arguments(command: ArgumentParser) -> None:
         action="store_true",
         help="confirm, once for this machine, that the keys of the run's judges may go to their servers",
     )
+    changed_argument(command)
+
+
+def changed_argument(command: ArgumentParser) -> None:
     command.add_argument(
         "--accept-changed",
         action="append",

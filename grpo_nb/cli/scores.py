@@ -1,22 +1,36 @@
-"""`grpo-nb score`: any model's answers to a benchmark, measured from files alone."""
+"""`grpo-nb answer` and `grpo-nb score`: a model's answers as a file, and any model's answers measured from files."""
 
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
+from grpo_nb.cli.opening import accepted, existing_run, newest_stage
 from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.intervals import TOO_FEW
 from grpo_nb.evaluation.predictions import Scored, score_bbq, score_halueval
+from grpo_nb.storage.files import to_json, write_atomically
 
 DONE = 0
 SCORERS = {"bbq": score_bbq, "halueval": score_halueval}
 
 
+def answer_command(arguments: Namespace) -> int:
+    """The model's answers to an objective's items, written as JSON lines."""
+    run, path = existing_run(arguments.run), Path(arguments.out)
+    stage = newest_stage(run) if arguments.stage is None else arguments.stage
+    rows = answers(run, arguments.objective, arguments.data, stage=stage, **accepted(arguments))
+    write_atomically(path, [to_json(row) + b"\n" for row in rows])
+    say(f"{path}: {len(rows)} answers of {run.shown}, stage {stage}")
+    return DONE
+
+
 def score_command(arguments: Namespace) -> int:
     """Measures of a file of answers, by group."""
-    scored = SCORERS[arguments.benchmark](arguments.data, arguments.predictions, arguments.field)
+    scored = SCORERS[arguments.benchmark](arguments.data, arguments.predictions, arguments.field, part=arguments.part)
     if arguments.json:
-        asked = {name: getattr(arguments, name) for name in ("benchmark", "data", "predictions", "field")}
+        asked = {name: getattr(arguments, name) for name in ("benchmark", "data", "predictions", "field", "part")}
         groups = {group: asdict(measured) for group, measured in scored.groups.items()}
         show_json({**asked, "notes": scored.notes, "groups": groups})
     else:

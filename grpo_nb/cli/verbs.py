@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from grpo_nb.cli.opening import open_run
+from grpo_nb.cli.opening import accepted, newest_stage, open_run
 from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
@@ -64,7 +64,7 @@ def _train(run: Run, arguments: Namespace) -> int:
         say(f"{run.shown}: already at step {start} of {max(start, run.goal())}; --steps sets a higher total")
         return DONE
     line = f"{run.shown}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps")
-    steps = _announced(grpo(run, steps=goal, **_accepted(arguments)), line)
+    steps = _announced(grpo(run, steps=goal, **accepted(arguments)), line)
     last, interrupted = follow(steps, "GRPO", start, goal)
     advice = f"; next: grpo-nb eval {run.shown}, grpo-nb diagnose {run.shown}"
     flag = "" if goal == run.config.run.steps else f" --steps {goal}"
@@ -82,14 +82,14 @@ def eval_command(arguments: Namespace) -> int:
 
 
 def _evaluate(run: Run, arguments: Namespace) -> int:
-    stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
+    stage: Stage = newest_stage(run) if arguments.stage is None else arguments.stage
     table = evaluate(
         run,
         split=arguments.split,
         mode=arguments.mode,
         stage=stage,
         limit=arguments.limit,
-        **_accepted(arguments),
+        **accepted(arguments),
     )
     rows = rows_of(table)
     shared = {key: rows[0][key] for key in STAGE_KEYS}
@@ -112,7 +112,7 @@ def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
     newest, _ = run.sft_checkpoints.latest()
     start = newest.step if newest else 0
     line = f"{run.shown}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps")
-    last, interrupted = follow(_announced(sft(run, **_accepted(arguments)), line), "SFT", start, total)
+    last, interrupted = follow(_announced(sft(run, **accepted(arguments)), line), "SFT", start, total)
     return _ended(run, f"grpo-nb sft {run.shown}", (last, total), interrupted, advice)
 
 
@@ -123,11 +123,6 @@ def _announced(steps: Steps, line: str) -> Steps:
             if count == 0:
                 say(line)
             yield stats
-
-
-def _accepted(arguments: Namespace) -> dict[str, Any]:
-    """The option that goes on with changed content, where it was given."""
-    return {"accept_changed": arguments.accept_changed} if arguments.accept_changed else {}
 
 
 def _ended(run: Run, command: str, reached: tuple[int, int], interrupted: bool, advice: str) -> int:
@@ -174,8 +169,8 @@ def _refuse_other_flags(arguments: Namespace) -> None:
 
 
 def _probe(run: Run, arguments: Namespace) -> int:
-    stage: Stage = _newest_stage(run) if arguments.stage is None else arguments.stage
-    rows = [_without(row, ("objective",)) for row in rows_of(probe(run, stage, **_accepted(arguments)))]
+    stage: Stage = newest_stage(run) if arguments.stage is None else arguments.stage
+    rows = [_without(row, ("objective",)) for row in rows_of(probe(run, stage, **accepted(arguments)))]
     if arguments.json:
         show_json({"run": str(run.path), "stage": stage, "mode": "probe", "comparison": rows})
     else:
@@ -193,17 +188,6 @@ def _with_interval(row: Mapping[str, Any], parts: Sequence[str]) -> dict[str, An
         line[name] = None if value is None else f"{value:.3f}{limits}"
     verdict = {True: "yes", False: "no"}.get(row["differs"], "-")
     return line | {"differs": verdict, "items": row["n"], "clusters": row["clusters"]}
-
-
-def _newest_stage(run: Run) -> Stage:
-    newest, damaged = run.checkpoints.latest()
-    if newest is None and damaged:
-        raise RunError(
-            f"no GRPO checkpoint of {run.shown} verifies ({damaged[0].reason}); name a stage, e.g. --stage sft"
-        )
-    if newest is not None:
-        return "latest"
-    return "sft" if run.sft_checkpoints.latest()[0] is not None else "base"
 
 
 def _without(row: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:

@@ -104,9 +104,9 @@ def evaluate(
     texts: dict[str, Sequence[str]] = {}
     with learner.ownership.steady(), opened(drawing):
         for objective, pool in pools.items():
-            with _progress(objective, len(pool)) as progress:
+            with progress(objective, len(pool)) as bar:
                 drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
-                watch = Watch(progress, fewer_rows(run, step, objective))
+                watch = Watch(bar, fewer_rows(run, step, objective))
                 texts[objective] = ask(learner, pool, run.config.sampling, drawing, drawn, watch).scored_texts
     rows = [
         {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
@@ -160,6 +160,15 @@ def ask(
             logger.warning("memory was full while answers were drawn: %d at a time now", at_once)
             if release := getattr(engine, "release", None):
                 release()
+
+
+@contextmanager
+def progress(objective: str, total: int) -> Iterator[Callable[[Sequence[Ended]], None]]:
+    """A bar of the answers of an objective, for `Watch.ended`."""
+    # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal and in a notebook
+    disable = None if threading.current_thread() is threading.main_thread() else True
+    with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=disable) as bar:
+        yield lambda ended: bar.update(len(ended)) and None
 
 
 def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception], None]:
@@ -363,14 +372,6 @@ def _uniforms(run: Run, objective: str, count: int) -> Tensor:
     # One stream for all stages: equal luck. Its name keeps it apart from every stream of training.
     generator = seeding.generator(run.config.run.seed, 0, f"evaluate/{objective}")
     return torch.rand(count, run.config.sampling.max_completion_length, dtype=torch.float64, generator=generator)
-
-
-@contextmanager
-def _progress(objective: str, total: int) -> Iterator[Callable[[Sequence[Ended]], None]]:
-    # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal and in a notebook
-    disable = None if threading.current_thread() is threading.main_thread() else True
-    with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=disable) as bar:
-        yield lambda ended: bar.update(len(ended)) and None
 
 
 def _pick(

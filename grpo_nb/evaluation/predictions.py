@@ -53,7 +53,7 @@ class Scored:
     notes: Sequence[str] = ()
 
 
-def score_bbq(data: str, predictions: str | None, name: str) -> Scored:
+def score_bbq(data: str, predictions: str | None, name: str, *, part: bool = False) -> Scored:
     """Accuracies and bias scores by category, and of all.
 
     An answer is read as in training (tasks/reading.py): plain option texts and letters do.
@@ -62,6 +62,7 @@ def score_bbq(data: str, predictions: str | None, name: str) -> Scored:
         data: BBQ's files, as the task reads them.
         predictions: rows of `example_id`, `category` and the answer; None: the answer lies in the data's own rows.
         name: the field of the answer.
+        part: whether a category may be answered in part, e.g. the items that were held out.
 
     Raises:
         DataError: a field is missing, ids do not join or come twice, or a category is answered in part.
@@ -72,14 +73,15 @@ def score_bbq(data: str, predictions: str | None, name: str) -> Scored:
     keys = [f"{_category(row, categories)}/{row.data['example_id']}" for row in rows]
     answers = {i: _text(row, name) for i, row in _joined(examples, rows, keys, name).items()}
     there = {examples[i].columns["category"] for i in answers}
-    _refuse_gaps([i for i, e in examples.items() if e.columns["category"] in there], answers)
+    notes = _gaps([i for i, e in examples.items() if e.columns["category"] in there], answers, part)
     given_answers = [(examples[i].columns, bbq.judge(examples[i].columns, text)[1]) for i, text in answers.items()]
     parts = {category: [a for a in given_answers if a[0]["category"] == category] for category in sorted(there)}
     parts |= {"all": given_answers} if len(there) > 1 else {}
-    return Scored({group: _biases(part) for group, part in parts.items()}, _bbq_notes(categories, there, given_answers))
+    notes += _bbq_notes(categories, there, given_answers)
+    return Scored({group: _biases(members) for group, members in parts.items()}, notes)
 
 
-def score_halueval(data: str, predictions: str | None, name: str) -> Scored:
+def score_halueval(data: str, predictions: str | None, name: str, *, part: bool = False) -> Scored:
     """Measures of answers; or of recognition, where an answer is {"right": ..., "hallucinated": ...}, a yes or no each.
 
     Which of HaluEval's files it is, is read off its fields. The answers to `general` are one yes or no each.
@@ -89,6 +91,7 @@ def score_halueval(data: str, predictions: str | None, name: str) -> Scored:
         predictions: rows of `example_id` (the row's place in the data, from 0; general: its ID, and `ID#place` where
             the ID is blank or another row's, too) and the answer; None: the answer lies in the data's own rows.
         name: the field of the answer.
+        part: whether answers may be missing: those that are there are measured.
 
     Raises:
         DataError: a field is missing, ids do not join or come twice, or answers are missing.
@@ -99,21 +102,21 @@ def score_halueval(data: str, predictions: str | None, name: str) -> Scored:
     rows = load_rows(predictions, _JSON, {"example_id": object}) if predictions else own
     keys = [f"{kind}/{str(row.data['example_id']).removeprefix(f'{kind}/')}" for row in rows] if predictions else items
     found = _joined(dict.fromkeys(items), rows, keys, name)
-    _refuse_gaps(items, found)
     if kind == "general":
         texts = {item: _text(row, name) for item, row in found.items()}
-        return _measured_task("general", HaluEvalGeneral(data), texts)
+        return _measured_task("general", HaluEvalGeneral(data), texts, part)
     if any(isinstance(row.data[name], Mapping) for row in found.values()):
         texts = {f"{item}/{member}": _member(row, name, member) for item, row in found.items() for member in _MEMBERS}
-        return _measured_task(f"{kind} recognition", HaluEvalRecognition(data, kind=kind), texts)
+        return _measured_task(f"{kind} recognition", HaluEvalRecognition(data, kind=kind), texts, part)
     texts = {item: _text(row, name) for item, row in found.items()}
     quoted = any(read(text).evidence for text in texts.values())
-    return _measured_task(kind, _TASKS[kind](data, evidence=quoted), texts)
+    return _measured_task(kind, _TASKS[kind](data, evidence=quoted), texts, part)
 
 
-def _measured_task(group: str, task: Task, texts: Mapping[str, str]) -> Scored:
-    """The task's summary of these answers, by example id; rows that the task sets aside are noted."""
-    examples = _all(task)
+def _measured_task(group: str, task: Task, texts: Mapping[str, str], part: bool) -> Scored:
+    """The task's summary of these answers, by example id; rows that the task sets aside need none and are noted."""
+    notes = _gaps([example.id for example in _all(task)], texts, part)
+    examples = [example for example in _all(task) if example.id in texts]
     scores = [_score(example, texts[example.id]) for example in examples]
 
     def measure(rows: Sequence[int]) -> dict[str, float]:
@@ -122,9 +125,8 @@ def _measured_task(group: str, task: Task, texts: Mapping[str, str]) -> Scored:
     clusters = [str(example.columns["cluster"]) for example in examples]
     values = measure(range(len(examples)))
     drawn = bootstrap(measure, clusters, SEED)
-    notes = []
     if aside := getattr(task, "set_aside", ()):
-        share = f"{len(aside)} of {len(aside) + len(examples)} rows"
+        share = f"{len(aside)} of {len(aside) + len(_all(task))} rows"
         notes.append(f"{share} are not in: the score cannot tell their two texts apart, the first is {aside[0]}")
     measures = with_intervals(values, drawn, clusters, supported(task, examples, scores))
     return Scored({group: Measured(len(examples), len(set(clusters)), measures)}, notes)
@@ -176,12 +178,19 @@ def _joined(items: Collection[str], rows: Sequence[Row], keys: Sequence[str], na
     return found
 
 
-def _refuse_gaps(items: Sequence[str], answers: Collection[str]) -> None:
-    if absent := [item for item in items if item not in answers]:
+def _gaps(items: Sequence[str], answers: Collection[str], part: bool) -> list[str]:
+    """What is to be said of items without an answer.
+
+    Raises:
+        DataError: there are some, and the answers are not said to be a part.
+    """
+    absent = [item for item in items if item not in answers]
+    if absent and not part:
         raise DataError(
             f"{len(absent)} of {len(items)} items have no answer, the first is {absent[0]}; a score of some is no "
-            "score of all: answer them, or give a data file of those that were asked"
+            "score of all: answer them, or say with --part that those with an answer are to be measured alone"
         )
+    return [f"of {len(items) - len(absent)} of {len(items)} items: the others have no answer"] if absent else []
 
 
 def _text(row: Row, name: str) -> str:
