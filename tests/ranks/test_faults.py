@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_nb.metrics import keys
 from grpo_nb.run.run import Run
 from tests.ranks.test_training import CLOSE, STEPS, alone, apart, run_of
 from tests.support import ranks
@@ -107,3 +108,33 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     _, errors = first.communicate(timeout=60)
     assert first.returncode == 1 and names(errors, "RankError", "rank [1]", "WORLD_SIZE=2", "torchrun")
     assert run.status().state == "new"
+
+
+LONG = {**QUICK, "run__steps": 10, "run__checkpoint_every": 10}
+
+
+def asleep(rank: int, calls: range) -> dict[str, Any]:
+    return {"rank": rank, "work": "gradients", "calls": list(calls), "do": "sleep"}
+
+
+def found(run: Run) -> list[tuple[str, Any]]:
+    every = events(run, "finding")
+    return [(one["rule"], one["evidence"].get("rank")) for one in every if one["rule"] in ("straggler", "uneven_ranks")]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_always_late_is_named_while_it_trains(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "run", **LONG)
+    ended = train(2, run, faults=[asleep(1, range(1, 11))])
+    assert [one.status for one in ended] == [0, 0], [one.errors for one in ended]
+    assert found(run) == [("straggler", 1)]
+    late, own = ([row[keys.TIME_RANK.of(rank)] for row in run.rows("metrics")] for rank in ("1", "0"))
+    assert all(slow > fast for slow, fast in zip(late, own, strict=True))
+
+
+@pytest.mark.slow
+def test_ranks_that_are_late_in_turn_are_uneven(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "run", **LONG)
+    ended = train(3, run, faults=[asleep(1, range(1, 11, 2)), asleep(2, range(2, 11, 2))])
+    assert [one.status for one in ended] == [0, 0, 0], [one.errors for one in ended]
+    assert found(run) == [("uneven_ranks", None)]

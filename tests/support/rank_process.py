@@ -22,6 +22,9 @@ from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
 from tests.support.tiny import REWARDS, FirstOf
 
+SLEEP_SECONDS = 1.0
+"""Many times what the work takes here."""
+
 
 def policy_of(run: Run, dtype: str) -> Policy:
     policy = load_policy(run.config.model, run.config.run.seed)
@@ -46,7 +49,7 @@ def failing(do: str, work: Callable[..., Any]) -> Callable[..., Any]:
         if do == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
         if do == "sleep":
-            time.sleep(0.3)
+            time.sleep(SLEEP_SECONDS)
         return work(*given)
 
     return fail
