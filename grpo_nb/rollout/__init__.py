@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -23,6 +24,7 @@ __all__ = [
     "Engine",
     "GraphEngine",
     "GroupedEngine",
+    "Remote",
     "Request",
     "VLLMEngine",
     "choose",
@@ -37,6 +39,18 @@ class Engine(Protocol):
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:
         """K = `request.group_size` completions for each prompt, prompt-major."""
+        ...
+
+
+@runtime_checkable
+class Remote(Engine, Protocol):
+    """An engine that can draw elsewhere, e.g. on a server, while this process trains: one step off-policy it does."""
+
+    def begin(self, policy: Policy, request: Request) -> "Future[Rollouts]":
+        """Start what `generate` does, by the weights as they are when this returns; the future may be cancelled.
+
+        `request.ended` may be called in another thread. Nothing else is asked of the engine until the future is done.
+        """
         ...
 
 

@@ -5,7 +5,9 @@ Step n does, in this order, in the training's own thread:
 1. It takes the completions that step n - 1 drew for it.
 2. It draws those of step n + 1, by the weights before its own update. Engine and training share one device and one set
    of weights, so that drawing beside the update would take a copy of the weights and gain nothing; the order alone
-   decides which weights draw. An evaluation, a pause or a stop between two steps therefore finds nothing half drawn.
+   decides which weights draw. An engine that draws elsewhere (`rollout.Remote`) is given the weights and the request
+   here, draws while the step trains, and is waited for at the end of the updates. An evaluation, a pause or a stop
+   between two steps therefore finds nothing half drawn.
 3. It scores and trains its own completions. Each token's loss is weighed by the truncated ratio of the policy before
    the update to the weights that drew (`algorithm.importance_correction`); the denominator are the log-probs that the
    engine gave with the tokens.

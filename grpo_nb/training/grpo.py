@@ -116,17 +116,17 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
             measured = measure(policy, rollouts, plan)
         with clock("score"):
             scores = verdicts(state, drawn)
-    state.mid_update = True  # from here on the state changes: reward moments, weights, betas
-    batch = compute_advantages(state, plan, rollouts, measured, scores)  # 4. each against its group
-    updates: metrics.Updates = []
-    with clock("train"):
-        report = gradient_report(policy, batch, plan)
-        expected = gradient_check.expected_gradient(policy, batch, plan)  # of step 1
-        for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
-            gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
-            report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 and not gradient.bad else {}
-            batch = batch.without(gradient.bad)
-            updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
+        state.mid_update = True  # from here on the state changes: reward moments, weights, betas
+        batch = compute_advantages(state, plan, rollouts, measured, scores)  # 4. each against its group
+        updates: metrics.Updates = []
+        with clock("train"):
+            report = gradient_report(policy, batch, plan)
+            expected = gradient_check.expected_gradient(policy, batch, plan)  # of step 1
+            for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
+                gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
+                report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 and not gradient.bad else {}
+                batch = batch.without(gradient.bad)
+                updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
     batch = complete(batch, plan, updates[0][0].seen if updates else None)
     row = step_row(state, plan, batch, updates) | report | conditions(state, batch) | drawn.row()
     with clock("guard"):  # 7. where that broke the policy, back to the state before the step

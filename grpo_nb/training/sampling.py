@@ -1,14 +1,16 @@
 """The completions of a step and their scores: drawn when it begins, or one step ahead (see `ahead`)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.context import Notes, TrainerState
 from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rewards.scoring import Completions, Scoring
-from grpo_nb.rollout import Ended, Request
+from grpo_nb.rollout import Ended, Remote, Request
 from grpo_nb.training import guards, memory_ladder, sharded
 from grpo_nb.training.ahead import Drawing, Sampled
 from grpo_nb.training.metrics import Clock
@@ -18,23 +20,66 @@ from grpo_nb.types import Rollouts, SampledPrompt, Score
 
 logger = clean_logger(__name__)
 
+POLL_SECONDS = 0.5
+"""Between two looks at completions that are drawn elsewhere."""
+
 
 @contextmanager
 def sampled(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Sampled]:
     """The step's completions, whose judges are at work; leaving the block cancels what still runs.
 
-    One step off-policy, those that are pending; the next step's are drawn here too, before the weights move.
+    One step off-policy, those that are pending; in the block the next step's are drawn.
     """
-    found: Sampled | None = None
-    try:
-        with clock("rollout"):
-            found = _pending(state, plan) or _drawn(state, plan)
-            if state.config.rollout.steps_off_policy:
-                _draw_ahead(state, replace(plan, step=plan.step + 1))
+    with clock("rollout"):
+        found = _pending(state, plan) or _drawn(state, plan)
+    with closing(found), _next_drawn(state, replace(plan, step=plan.step + 1), clock):
         yield found
-    finally:
-        if found is not None:
-            found.close()
+
+
+@contextmanager
+def _next_drawn(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[None]:
+    """One step off-policy, draw the next step's completions by the weights of now, before the block or, where the
+    engine draws elsewhere, while it is done. Past the goal no judge is asked about them."""
+    if not state.config.rollout.steps_off_policy or state.ahead.of(drawing_of(plan)) is not None:
+        yield
+        return
+    scores, engine = plan.step <= state.goal, state.engine
+    if not isinstance(engine, Remote):
+        with clock("rollout"):
+            state.ahead.keep(replace(_drawn(state, plan, scores=scores), staleness=1))
+        yield
+        return
+    with _open(_scoring(state)) as scoring:
+        with clock("rollout"):
+            asked, prompts = request_of(state, plan, scoring if scores else None)
+            begun = engine.begin(state.policy, asked)
+        try:
+            yield
+            with clock("rollout"):
+                rollouts = checked(state, plan, _waited(begun), prompts)
+        finally:
+            begun.cancel()
+        found = Sampled(drawing_of(plan), rollouts, staleness=1)
+        if scores:
+            _begin_scoring(state, found, scoring)
+        state.ahead.keep(found)
+
+
+def _waited(begun: "Future[Rollouts]") -> Rollouts:
+    """What comes of it; an order to break the step off is seen meanwhile."""
+    while not begun.done():
+        futures.wait([begun], timeout=POLL_SECONDS)
+    return begun.result()
+
+
+@contextmanager
+def _open(scoring: Scoring) -> Iterator[Scoring]:
+    """It stays open, unless the block raises."""
+    try:
+        yield scoring
+    except BaseException:
+        scoring.close()
+        raise
 
 
 def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
@@ -44,12 +89,6 @@ def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
     if found is not None and found.scoring is None:
         _begin_scoring(state, found, _scoring(state))
     return found
-
-
-def _draw_ahead(state: TrainState, plan: StepPlan) -> None:
-    """Draw the completions of the next step; past the goal no judge is asked about them."""
-    if state.ahead.of(drawing_of(plan)) is None:
-        state.ahead.keep(replace(_drawn(state, plan, scores=plan.step <= state.goal), staleness=1))
 
 
 def drawing_of(plan: StepPlan) -> Drawing:
@@ -65,14 +104,10 @@ def _scoring(state: TrainState) -> Scoring:
 def _drawn(state: TrainState, plan: StepPlan, *, scores: bool = True) -> Sampled:
     """Completions by the present weights, each handed to the judges as it ends."""
     staleness = 0 if state.config.rollout.steps_off_policy else None
-    scoring = _scoring(state)
-    try:
+    with _open(_scoring(state)) as scoring:
         found = Sampled(drawing_of(plan), sample(state, plan, scoring if scores else None), staleness)
         if scores:
             _begin_scoring(state, found, scoring)
-    except BaseException:
-        scoring.close()
-        raise
     return found
 
 
@@ -80,8 +115,16 @@ def sample(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> Rollou
     """The step's prompts, and K completions of each by the engine, which hands each to `scoring` as it ends.
 
     Raises:
-        TrainingError: the engine returned something else than complete answers with their log-probs.
+        TrainingError: as `checked`.
     """
+    asked, prompts = request_of(state, plan, scoring)
+    with memory_ladder.drawing():
+        rollouts = state.engine.generate(state.policy, asked)
+    return checked(state, plan, rollouts, prompts)
+
+
+def request_of(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> tuple[Request, Sequence[SampledPrompt]]:
+    """What the engine is asked for a step, and the prompts in it; completions that have ended go to `scoring`."""
     config = state.config
     drawn_P = draw_prompts(state, plan.step)
     size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
@@ -89,9 +132,16 @@ def sample(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> Rollou
     prompt_ids_P = [state.encode(d.objective, d.example) for d in drawn_P]
     sampling = config.sampling.model_copy(update={"temperature": plan.temperature})
     group, ended = config.batch.group_size, hand_over(state, drawn_P, scoring)
-    asked = Request(prompt_ids_P, group, sampling, uniforms, ended=ended, rows_at_once=plan.numerics.rows_at_once)
-    with memory_ladder.drawing():
-        rollouts = state.engine.generate(state.policy, asked)
+    rows_at_once = plan.numerics.rows_at_once
+    return Request(prompt_ids_P, group, sampling, uniforms, ended=ended, rows_at_once=rows_at_once), drawn_P
+
+
+def checked(state: TrainState, plan: StepPlan, rollouts: Rollouts, drawn_P: Sequence[SampledPrompt]) -> Rollouts:
+    """What the engine gave, with the examples of its prompts.
+
+    Raises:
+        TrainingError: it is something else than complete answers with their log-probs.
+    """
     guards.check_rollouts(rollouts, state.policy.stop_token_ids, plan.most_bad_rows)
     return replace(rollouts, prompts=drawn_P)
 

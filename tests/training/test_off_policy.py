@@ -5,6 +5,7 @@ import math
 import shutil
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,18 @@ from grpo_nb.training import grpo as trainer
 from grpo_nb.training.grpo import grpo
 from grpo_nb.types import Rollouts, StepStats
 from tests.support.kill_points import survives
-from tests.support.tiny import NARROW, REWARDS, FirstOf, given, rows, small_tasks, tiny_config, tiny_run, weights
+from tests.support.tiny import (
+    NARROW,
+    REWARDS,
+    FirstOf,
+    given,
+    rows,
+    small_tasks,
+    stable,
+    tiny_config,
+    tiny_run,
+    weights,
+)
 from tests.support.tokens import pattern
 
 OFF_POLICY = {"rollout__steps_off_policy": 1, "algorithm__importance_correction": "tis"}
@@ -154,6 +166,64 @@ def test_reward_functions_see_the_step_that_trains(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **{**MOVING, "run__steps": 3})
     found = list(grpo(run, tasks=small_tasks(), rewards={"fairness": [counted]}))
     assert seen == [0, 1, 2] == [step[keys.USER.of("fairness", "at")] for step in found]
+
+
+# ---- an engine that draws elsewhere
+
+
+class Elsewhere(EagerEngine):
+    """A server of a sort: it gives what it was asked for once `arrives` is set, or `fails` at one of the calls."""
+
+    def __init__(self, fails: int = 0) -> None:
+        super().__init__()
+        self.arrives, self.begun, self.fails = threading.Event(), list["Future[Rollouts]"](), fails
+
+    def begin(self, policy: Policy, request: Request) -> "Future[Rollouts]":
+        self.arrives.clear()
+        future = Future[Rollouts]()
+        self.begun.append(future)
+        drawn = self.generate(policy, request)  # by the weights of now
+        if len(self.begun) == self.fails:
+            future.set_exception(ConnectionError("gone"))
+        else:
+            threading.Thread(target=lambda: (self.arrives.wait(60), future.set_result(drawn))).start()
+        return future
+
+
+def test_an_engine_elsewhere_draws_while_the_step_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, apply = Elsewhere(), trainer.apply
+
+    def watched(*values: Any) -> Any:
+        assert not engine.begun[-1].done()
+        update = apply(*values)
+        engine.arrives.set()
+        return update
+
+    run, plain = (tiny_run(tmp_path, name, **MOVING) for name in ("run", "plain"))
+    list(grpo(plain, engine=EagerEngine(), **given()))
+    monkeypatch.setattr(trainer, "apply", watched)
+    list(grpo(run, engine=engine, **given()))
+    assert len(engine.begun) == 4
+    expected, found = ([stable(row) for row in one.rows("metrics")] for one in (plain, run))
+    assert [row | {keys.ENGINE: ""} for row in found] == [row | {keys.ENGINE: ""} for row in expected]
+
+
+def test_where_it_fails_the_step_is_undone_and_what_waited_is_saved(tmp_path: Path) -> None:
+    run, straight = (tiny_run(tmp_path, name, **MOVING) for name in ("run", "straight"))
+    engine = Elsewhere(fails=3)
+    engine.arrives = Always()
+    with pytest.raises(ConnectionError):
+        list(grpo(run, engine=engine, **given()))
+    newest, _ = run.checkpoints.latest()
+    assert newest is not None and (newest.step, newest.state()["rollouts"]["step"]) == (2, 3)
+    for one in (run, straight):
+        list(grpo(Run.open(one.path), engine=EagerEngine(), **given()))
+    assert all(torch.equal(*pair) for pair in zip(weights(run).values(), weights(straight).values(), strict=True))
+
+
+class Always(threading.Event):
+    def clear(self) -> None:
+        self.set()
 
 
 # ---- resumed bit for bit
