@@ -18,6 +18,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet, finalize
@@ -29,6 +30,7 @@ from grpo_nb.config import RolloutConfig, SamplingConfig
 from grpo_nb.policy import anatomy
 from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.printable import clean_logger
+from grpo_nb.rewards.background import Background
 from grpo_nb.rewards.waiting import wait_for
 from grpo_nb.rollout import eager
 from grpo_nb.rollout.request import Request
@@ -57,6 +59,8 @@ class VLLMEngine:
 
     def __init__(self, rollout: RolloutConfig) -> None:
         self._server = Server(rollout)
+        self._background = Background()
+        """Where what has begun is drawn."""
         self._home: finalize[..., VLLMEngine] | None = None
         """Removes the folder of the adapters, at the latest with the engine."""
         self._loaded = ""
@@ -74,10 +78,23 @@ class VLLMEngine:
             ConfigError: as `check`.
             ServerError: the server was gone for longer than `rollout.patience_s`, or lacks what is needed.
         """
+        self._check_asked(policy, request)
+        return self._generate(policy, request)
+
+    def begin(self, policy: Policy, request: Request) -> "Future[Rollouts]":
+        """What `generate` gives, drawn while this thread trains: the adapter's files are written before this returns.
+
+        Raises:
+            ModelError, ValueError, ConfigError, ServerError: as `generate` before it draws; what comes later is raised
+                by the future.
+        """
+        self._check_asked(policy, request)
+        return self._background.start(self._drawn(policy, request, self._names(policy)))
+
+    def _check_asked(self, policy: Policy, request: Request) -> None:
         eager.check(policy, request)
         if policy not in self._checked:
             self.check(policy, request.sampling)
-        return self._generate(policy, request)
 
     def check(self, policy: Policy, sampling: SamplingConfig) -> None:
         """See before any work that the server may be asked, has what is needed, and serves this policy's model.
@@ -105,7 +122,8 @@ class VLLMEngine:
             raise ServerError(f"{error}. A server that has what is needed: {advice}") from None
 
     def close(self) -> None:
-        """Unload the adapter and remove its files; the next rollout loads it again."""
+        """Unload the adapter and remove its files; the next rollout loads it again. What is still drawn is given up."""
+        self._background.close()
         name, self._loaded = self._loaded, ""
         if self._home is not None:
             self._home()
@@ -147,10 +165,18 @@ class VLLMEngine:
         )
 
     def _generate(self, policy: Policy, request: Request, patience_s: float | None = None) -> Rollouts:
+        return wait_for(self._drawn(policy, request, self._names(policy), patience_s))
+
+    async def _drawn(
+        self, policy: Policy, request: Request, names: tuple[str, str], patience_s: float | None = None
+    ) -> Rollouts:
         drawn = eager.Drawn(policy, request)
-        before, name = self._loaded, self._written(policy)
-        wait_for(self._draw(policy, request, drawn, (before, name), patience_s))
+        await self._draw(policy, request, drawn, names, patience_s)
         return drawn.rollouts()
+
+    def _names(self, policy: Policy) -> tuple[str, str]:
+        """Of the adapter that the server has, and of the one that it needs, whose files are written."""
+        return self._loaded, self._written(policy)
 
     def _written(self, policy: Policy) -> str:
         """The name of the policy's adapter, whose files lie under it."""

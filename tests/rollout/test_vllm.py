@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpo_nb.rollout import Ended, Request, VLLMEngine, choose, vllm_server
 from grpo_nb.rollout.selfcheck import sampler_gaps
 from grpo_nb.rollout.vllm_server import URL, Cards, Completions, ServerError
 from grpo_nb.run.run import Run
+from grpo_nb.training import grpo as trainer
 from grpo_nb.training.grpo import grpo
 from tests.support import tiny_models as tiny
 from tests.support.judge_server import serving
@@ -320,6 +322,36 @@ def test_a_run_is_drawn_by_the_server_and_each_step_proves_it(tmp_path: Path, de
     assert {event["server"]["vllm"] for event in events} == {"0.32.0"}
     whole = rows(list(grpo(served_run(tmp_path, demo_server, "whole"), steps=3, **given())))
     assert whole[2] == more[0], "with a server that is exact, as the stand-in is"
+
+
+@pytest.mark.usefixtures("narrow_model")
+def test_one_step_off_policy_the_server_draws_while_the_step_trains(
+    tmp_path: Path, demo_server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off_policy = {"rollout__steps_off_policy": 1, "algorithm__importance_correction": "tis"}
+    run, plain = (served_run(tmp_path, demo_server, name, **off_policy) for name in ("run", "plain"))
+    begin, apply, begun, moved = VLLMEngine.begin, trainer.apply, threading.Event(), threading.Event()
+    with monkeypatch.context() as without:
+        without.delattr(VLLMEngine, "begin")
+        expected = rows(list(grpo(plain, steps=3, **given())))
+
+    def begins(*values: Any) -> Any:
+        begun.set()
+        return begin(*values)
+
+    def applies(*values: Any) -> Any:
+        moved.set()
+        return apply(*values)
+
+    def late(path: str, body: Body) -> None:
+        assert not begun.is_set() or moved.wait(60), "what is drawn ahead comes after the step has trained"
+
+    monkeypatch.setattr(VLLMEngine, "begin", begins)
+    monkeypatch.setattr(trainer, "apply", applies)
+    demo_server.script = late
+    found = rows(list(grpo(run, steps=3, **given())))
+    assert found == expected and [row[keys.STALENESS] for row in found] == [0, 1, 1]
+    assert not demo_server.adapters, "given back"
 
 
 @pytest.mark.usefixtures("narrow_model")
