@@ -11,26 +11,32 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import astuple
 from pathlib import Path
 
 import nbformat
-from markdown_it import MarkdownIt
 
 from grpo_nb import presets
 from grpo_nb.cli.arguments import commands
 from grpo_nb.config import Config
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.dev import render
+from grpo_nb.dev.docs_pages import index, parsed
 from grpo_nb.doctor.known_errors import KNOWN
 from grpo_nb.fault_lab import matrix
 from grpo_nb.metrics import keys
 from grpo_nb.metrics.healthy import HEALTHY
-from grpo_nb.report.markup import Markup, html
+
+GUIDES = Path(__file__).parent / "pages"
+
+
+def guides() -> dict[str, str]:
+    """Markdown of the pages that are written by hand, by file name; in the order of the numbers before their names."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(GUIDES.glob("*.md"))}
 
 
 def pages() -> dict[str, str]:
-    """Markdown by file name."""
+    """Markdown of the reference, by file name."""
     return {
         "settings": _settings_page(),
         "metrics": _metrics_page(),
@@ -42,18 +48,20 @@ def pages() -> dict[str, str]:
 
 
 def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
-    """The reference pages, and an index of them and of the pages of `notebooks`, as HTML in `folder`."""
+    """The guides, the reference pages and an index with a search, as HTML in `folder`; `notebooks` are in its list."""
     folder.mkdir(parents=True, exist_ok=True)
-    markdown, written = MarkdownIt("commonmark", {"html": False}).enable("table"), []
-    for name, text in (pages() | {"index": _index_page(notebooks)}).items():
-        path = folder / f"{name}.html"
-        tokens = markdown.parse(text)
-        for heading, inline in pairwise(tokens) if name == "errors" else ():
-            if heading.type == "heading_open":  # `Known.page` points to it
-                heading.attrSet("id", inline.content)
-        body = markdown.renderer.render(tokens, markdown.options, {})
-        path.write_text(html("docs", title=name, body=Markup(body)), encoding="utf-8")
-        written.append(path)
+    found = {name: parsed(text) for name, text in (guides() | pages()).items()}
+    contents = [
+        ("Guides", [(name, found[name].title) for name in guides()]),
+        ("Notebooks, executed", [(path.stem, _title(path)) for path in notebooks]),
+        ("Reference", [(name, found[name].title) for name in pages()]),
+    ]
+    search = [(name, *astuple(part)) for name, page in found.items() for part in (*page.sections, *page.rows)]
+    texts = {name: page.body(contents, name) for name, page in found.items()} | {"index": index(contents, search)}
+    written = []
+    for name, text in texts.items():
+        written.append(folder / f"{name}.html")
+        written[-1].write_text(text, encoding="utf-8")
     return written
 
 
@@ -66,13 +74,6 @@ def execute(notebooks: Sequence[Path], folder: Path) -> int:
         for path, copy in zip(notebooks, copies, strict=True):
             shutil.copy(path, copy)
         return render.main([*map(str, copies), "--out", str(folder)])
-
-
-def _index_page(notebooks: Sequence[Path]) -> str:
-    lines = [f"- [{_title(path)}]({path.stem}.html)" for path in notebooks]
-    reference = [f"- [{name.capitalize()}]({name}.html)" for name in pages()]
-    executed = ["## Notebooks, as they were executed", "", *lines, ""] if lines else []
-    return "\n".join(["# grpo_nb", "", *executed, "## Reference", "", *reference])
 
 
 def _title(path: Path) -> str:

@@ -18,9 +18,10 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri
 def html(template: str, **values: object) -> Markup:
     """The template `<template>.html` with the values in it.
 
-    A value that is no markup of another template is escaped, and its control characters are shown as escapes.
+    A value that is no markup of another template is escaped, and its control characters are shown as escapes. `policy`
+    is POLICY unless it is given.
     """
-    return Markup(_template(template).render(values, policy=POLICY))
+    return Markup(_template(template).render({"policy": POLICY} | values))
 
 
 @cache

@@ -1,5 +1,9 @@
 """`make docs`: notebooks executed in a scratch project, reference pages, an index; none of them needs a network."""
 
+import base64
+import hashlib
+import html
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,7 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from grpo_nb.dev import docs
+from grpo_nb.dev import docs, docs_pages
+from grpo_nb.doctor.known_errors import KNOWN
 from grpo_nb.metrics import keys
 from grpo_nb.metrics.healthy import HEALTHY
 from tests.conftest import ROOT
@@ -70,7 +75,8 @@ def test_pages_of_notebooks_need_no_network(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert docs.main([str(out), str(first), str(second)]) == 0
     written = {path.name: path.read_text() for path in out.glob("*.html")}
-    assert set(written) == {f"{name}.html" for name in ("01_first", "02_second", "index", *docs.pages())}
+    named = docs.guides().keys() | docs.pages().keys()
+    assert set(written) == {f"{name}.html" for name in ("01_first", "02_second", "index", *named)}
     assert {name: loads(page) for name, page in written.items() if loads(page)} == {}
     assert "data:image/png" in written["01_first.html"] and "a label" in written["01_first.html"]
     assert "No description" not in written["01_first.html"], "every picture says what it shows"
@@ -78,7 +84,7 @@ def test_pages_of_notebooks_need_no_network(tmp_path: Path, monkeypatch: pytest.
     assert "(True, " in written["02_second.html"] and not (tmp_path / "runs").exists(), "run in a project of their own"
     assert '<a href="01_first.html">1. First</a>' in written["index.html"]
     links = re.findall(r'href="([^"]+)"', written["index.html"])
-    assert all((out / link).is_file() for link in links) and len(links) == 2 + len(docs.pages())
+    assert all((out / link).is_file() for link in links) and len(links) == 2 + len(named)
 
 
 def test_docs_fail_where_a_notebook_does(tmp_path: Path) -> None:
@@ -110,3 +116,61 @@ def test_every_metric_is_listed_with_its_unit_and_meaning() -> None:
         for row in keys.TABLE.values()
     ]
     assert [[cell.replace(r"\|", "|") for cell in row] for row in rows] == wanted
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    docs.write(folder)
+    return folder
+
+
+class Anchors(HTMLParser):
+    """Links of a page, and what can be linked to in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [given["href"] or ""] if tag == "a" and "href" in given else []
+        self.ids |= {given["id"] or ""} if "id" in given else set()
+
+
+def test_no_link_of_a_page_is_dead(written: Path) -> None:
+    found = {path.name: Anchors(path.read_text()) for path in written.glob("*.html")}
+    dead = [
+        (name, link)
+        for name, page in found.items()
+        for link in page.links
+        if not link.startswith(("https://", "http://"))
+        and (target := link.partition("#")[0] or name) is not None
+        and (target not in found or (link.partition("#")[2] or "") not in {"", *found[target].ids})
+    ]
+    assert dead == []
+    assert {known.page.partition("#")[2] for known in KNOWN} <= found["errors.html"].ids
+
+
+def test_the_readme_links_to_what_is_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    anchors = {docs_pages.slug(line.lstrip("# ")) for line in text.splitlines() if line.startswith("#")}
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if link.startswith("http"):
+            continue
+        assert not path or (ROOT / path).exists(), link
+        sections = docs_pages.parsed((ROOT / path).read_text()).sections if path.endswith(".md") else ()
+        assert not anchor or anchor in (anchors if not path else {section.anchor for section in sections}), link
+
+
+def test_the_search_finds_a_setting_by_its_words(written: Path) -> None:
+    page = (written / "index.html").read_text()
+    data = json.loads(page.partition('id="sections">')[2].partition("</script>")[0])
+    found = {heading: text for page_name, _, heading, text in data if page_name == "settings"}
+    assert found["batch.group_size"].startswith("batch.group_size 8") and len(found) > 100
+    policy = re.findall(r"script-src 'sha256-([^']+)'", html.unescape(page))
+    script = page.rpartition("<script>")[2].partition("</script>")[0]
+    assert policy == [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()]
