@@ -288,8 +288,8 @@ def test_real_presets_take_own_model_and_data() -> None:
 def test_reference_pages_hold_every_setting_preset_and_command(tmp_path: Path) -> None:
     written = {path.stem: path.read_text() for path in docs.write(tmp_path)}
     assert all(f"<code>{s.key}</code>" in written["settings"] for s in settings(Config()))
-    assert all(f"<h2>{name}</h2>" in written["presets"] for name in presets.PRESETS)
-    assert all(f"<h2>{name}</h2>" in written["commands"] for name in commands())
+    assert all(f">{name}</h2>" in written["presets"] for name in presets.PRESETS)
+    assert all(f">{name}</h2>" in written["commands"] for name in commands())
 
 
 def test_settings_are_what_replace_takes() -> None:
