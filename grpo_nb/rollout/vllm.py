@@ -26,7 +26,7 @@ from weakref import WeakSet, finalize
 import torch
 from peft import PeftModel
 
-from grpo_nb.config import RolloutConfig, SamplingConfig
+from grpo_nb.config import RolloutConfig
 from grpo_nb.policy import anatomy
 from grpo_nb.policy.model import ModelError, Policy
 from grpo_nb.printable import clean_logger
@@ -94,10 +94,13 @@ class VLLMEngine:
     def _check_asked(self, policy: Policy, request: Request) -> None:
         eager.check(policy, request)
         if policy not in self._checked:
-            self.check(policy, request.sampling)
+            self.check(policy, max(map(len, request.prompt_ids), default=0) + request.sampling.max_completion_length)
 
-    def check(self, policy: Policy, sampling: SamplingConfig) -> None:
+    def check(self, policy: Policy, longest: int) -> None:
         """See before any work that the server may be asked, has what is needed, and serves this policy's model.
+
+        Args:
+            longest: tokens of a prompt with its completion, at most.
 
         Raises:
             ConfigError: the host, or a key for it, was never confirmed on this machine.
@@ -111,14 +114,13 @@ class VLLMEngine:
                 "model.train='lora', or another rollout.engine"
             )
         self._server.check_ready()
-        needed = min(sampling.max_prompt_length + sampling.max_completion_length, policy.context)
         try:
-            self.about = wait_for(self._ask_about(needed))
+            self.about = wait_for(self._ask_about(longest))
             self._check_model(policy)
             self._checked.add(policy)
         except ServerError as error:
             self.close()
-            advice = command(policy.name, anatomy.rank(policy.model), needed)
+            advice = command(policy.name, anatomy.rank(policy.model), longest)
             raise ServerError(f"{error}. A server that has what is needed: {advice}") from None
 
     def close(self) -> None:

@@ -82,7 +82,8 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     chosen, drawer = _choices(run, policy, newest, given.engine)
     check_model(policy, draws=isinstance(drawer.engine, EagerEngine))
     if isinstance(drawer.engine, VLLMEngine):
-        drawer.engine.check(policy, config.sampling)
+        caps = config.sampling.max_prompt_length + config.sampling.max_completion_length
+        drawer.engine.check(policy, min(caps, policy.context))
     rate, decay = config.algorithm.learning_rate, config.algorithm.weight_decay
     optimizer = optim.adamw(policy.parameters_by_name(), rate, decay, together=chosen.passes == "flat")
     forget_gradients(policy)

@@ -33,6 +33,7 @@ from tests.support.vllm_stand_in import Body, StandIn
 PROMPTS = [[tiny.BOS, 8, 9], [tiny.BOS, 10, 12, 13], [11]]
 CAP, GROUP = 12, 3
 SAMPLING = SamplingConfig(max_completion_length=CAP, max_prompt_length=24, temperature=0.7)
+LONGEST = 24 + CAP
 RECORDED = Path(__file__).with_name("vllm_0_32.json")
 
 
@@ -153,7 +154,7 @@ def test_a_server_that_stays_away_is_one_error(
 ) -> None:
     monkeypatch.setattr(vllm_server, "PAUSES", (0.01, 0.02))
     engine = engine_at(server, timeout_s=0.2 if fault == "timeout" else 60.0, patience_s=0.1)
-    engine.check(learner, SAMPLING)
+    engine.check(learner, LONGEST)
 
     def failing(path: str, body: Body) -> Any:
         if path == "/v1/completions" and fault == "timeout":
@@ -209,8 +210,10 @@ def test_what_a_server_lacks_is_found_before_any_work(
             setattr(server, name, value)
         engine = engine_at(server)
         with pytest.raises(ServerError, match=pattern(*named)):
-            engine.generate(learner, request())
-        assert len(server.bodies("/v1/completions")) <= 3, "of the check"
+            engine.check(learner, LONGEST)
+        with pytest.raises(ServerError):
+            engine.generate(learner, request(prompt_ids=[[8] * (LONGEST - CAP)] * 3))
+        assert len(server.bodies("/v1/completions")) <= 6, "of the check"
         assert not server.adapters
 
 
@@ -219,7 +222,7 @@ def test_another_model_is_refused(tmp_path: Path, learner: Policy) -> None:
         serving(StandIn(tiny.folder(tmp_path / "other", seed=5))) as server,
         pytest.raises(ServerError, match=pattern("nats", "vllm serve")),
     ):
-        engine_at(server).check(learner, SAMPLING)
+        engine_at(server).check(learner, LONGEST)
 
 
 def test_a_policy_that_trains_in_full_is_refused_without_a_request(server: StandIn) -> None:
@@ -253,7 +256,7 @@ def test_a_key_goes_to_the_server_and_into_no_error(
     assert engine_at(server, api_key_env="SERVER_KEY").generate(learner, request()).completion_ids
     server.key = "another"
     with pytest.raises(ServerError) as refused:
-        engine_at(server, api_key_env="SERVER_KEY").check(learner, SAMPLING)
+        engine_at(server, api_key_env="SERVER_KEY").check(learner, LONGEST)
     assert "4711" not in str(refused.value)
 
 
