@@ -1,12 +1,15 @@
 """The engine that asks a vLLM server, against a stand-in that keeps the contract of a recorded one."""
 
+import asyncio
 import json
 import math
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from grpo_nb.rollout.vllm_server import URL, Cards, Completions, ServerError
 from grpo_nb.run.run import Run
 from grpo_nb.training import grpo as trainer
 from grpo_nb.training.grpo import grpo
+from grpo_nb.types import Rollouts
 from tests.support import tiny_models as tiny
 from tests.support.judge_server import serving
 from tests.support.ranks import train
@@ -91,6 +95,33 @@ def test_the_same_request_has_the_same_completions_and_another_seed_others(serve
     engine = engine_at(server)
     first, again, other = (engine.generate(learner, request(seed)) for seed in (0, 0, 1))
     assert first == again and first.completion_ids != other.completion_ids
+
+
+def test_it_draws_inside_an_event_loop_too(server: StandIn, learner: Policy) -> None:
+    engine = engine_at(server)
+
+    async def in_a_cell() -> Rollouts:
+        return engine.generate(learner, request())
+
+    assert asyncio.run(in_a_cell()) == engine.generate(learner, request())
+
+
+def test_an_interrupt_ends_the_wait(server: StandIn, learner: Policy) -> None:
+    engine, released = engine_at(server), Event()
+    engine.check(learner, LONGEST)
+
+    def hanging(path: str, body: Body) -> None:
+        if path == "/v1/completions":
+            signal.raise_signal(signal.SIGINT)
+            released.wait(60)
+
+    server.script = hanging
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(learner, request())
+    assert not released.is_set()
+    released.set()
+    server.script = None
+    assert engine.generate(learner, request()).completion_ids
 
 
 def test_greedy_and_the_settings_of_the_sampler(server: StandIn, learner: Policy) -> None:
