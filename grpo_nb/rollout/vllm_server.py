@@ -125,7 +125,9 @@ class Session:
         Raises:
             ServerError: it answers as no vLLM server does.
         """
-        _, found = await self._ask("/v1/models")
+        status, found = await self._ask("/v1/models")
+        if status != 200:
+            raise ServerError(f"{self._url}/v1/models answers with status {status}: {self._words(found)}")
         try:
             (base,) = (card for card in Cards.model_validate(found).data if card.parent is None)
         except (ValidationError, ValueError):

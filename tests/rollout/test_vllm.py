@@ -240,8 +240,9 @@ def test_what_a_server_lacks_is_found_before_any_work(
         for name, value in lacks.items() - keywords.items() if not keywords else ():
             setattr(server, name, value)
         engine = engine_at(server)
-        with pytest.raises(ServerError, match=pattern(*named)):
+        with pytest.raises(ServerError, match=pattern(*named)) as refused:
             engine.check(learner, LONGEST)
+        assert str(refused.value).count("processed_logprobs") == 1 + ("raw_logprobs" in lacks), "in the command, too"
         with pytest.raises(ServerError):
             engine.generate(learner, request(prompt_ids=[[8] * (LONGEST - CAP)] * 3))
         assert len(server.bodies("/v1/completions")) <= 6, "of the check"
@@ -286,7 +287,7 @@ def test_a_key_goes_to_the_server_and_into_no_error(
     server.key = "sk-very-secret-4711"
     assert engine_at(server, api_key_env="SERVER_KEY").generate(learner, request()).completion_ids
     server.key = "another"
-    with pytest.raises(ServerError) as refused:
+    with pytest.raises(ServerError, match=pattern(401)) as refused:
         engine_at(server, api_key_env="SERVER_KEY").check(learner, LONGEST)
     assert "4711" not in str(refused.value)
 

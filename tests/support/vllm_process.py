@@ -1,11 +1,14 @@
 """A real vLLM server (its CPU build) for the slow tests, where GRPO_NB_TEST_VLLM names its `vllm` command."""
 
+import json
 import os
 import signal
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,20 @@ class VLLMProcess:
             except OSError:
                 time.sleep(0.5)
         pytest.fail(f"vLLM did not start: {self._log.read_text()[-3000:]}")
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        """Status and body, read as JSON where it is any."""
+        data = json.dumps(body).encode() if body else None
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                status, text = reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read().decode()
+        return status, json.loads(text) if text.startswith("{") else text
+
+    def adapters(self) -> list[str]:
+        return [card["id"] for card in self.ask("/v1/models")[1]["data"] if card["parent"] is not None]
 
     def kill(self) -> None:
         """With all its processes, at once."""
