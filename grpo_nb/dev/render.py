@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from traitlets.config import Config
 
+from grpo_nb.jupyter.without_kernel import OWN
 from grpo_nb.printable import clean_logger
 from grpo_nb.report.markup import Markup, html
 
@@ -145,6 +146,8 @@ def without_widgets(notebook: Any) -> Any:
     still = copy.deepcopy(notebook)
     models = still.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
     for cell in still.cells:
+        if "outputs" in cell:  # the page has the widget's last state, so it needs no words in its place
+            cell.outputs = [output for output in cell.outputs if OWN not in output.get("data", {}).get("text/html", "")]
         for output in cell.get("outputs", []):
             view = output.get("data", {}).pop(WIDGET, None)
             if view is not None:

@@ -33,6 +33,8 @@ TICK_SECONDS = 1.0
 REST_SECONDS = 3.0
 """Between two looks at where a run stands that does not move; nothing is drawn for them."""
 MOST_FINDINGS = 3
+MOST_WORDS = 8
+"""Cells that show one view, and whose words are brought up to date."""
 SAMPLES = "samples"
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
@@ -75,6 +77,8 @@ class Dashboard:
         self._wake = threading.Event()
         self.resting = threading.Event()
         """Set while there is nothing to follow."""
+        self._words: list[Any] = []
+        """Outputs for notebooks that are opened without their kernel."""
         self._wanted = threading.Event()
         """Somebody asked for the report."""
         self._read: object = None
@@ -186,6 +190,7 @@ class Dashboard:
 
     def _rest(self, stood: object) -> None:
         """Until somebody asks, the run no longer stands as it `stood`, or its widgets are gone."""
+        self._say_words()
         self.resting.set()
         while not self._wake.wait(REST_SECONDS) and self._standing() == stood:
             if self.closed:
@@ -200,6 +205,27 @@ class Dashboard:
         except (OSError, RunError):
             return RunState.UNREADABLE, 0, None
         return status.state, status.step, status.owner and status.owner.token
+
+    def _ipython_display_(self) -> None:
+        """The view, and words for whoever opens the notebook without its kernel; at rest they are up to date."""
+        from IPython.display import display
+
+        from grpo_nb.jupyter.without_kernel import Words
+
+        display(self._repr_mimebundle_(), raw=True)  # type: ignore[no-untyped-call]
+        self._words = [*self._words[1 - MOST_WORDS :], Words(self._standing_words(), standing.CLASS)]
+
+    def _say_words(self) -> None:
+        try:
+            for words in self._words:
+                words.say(self._standing_words())
+        except Exception:  # of no weight for whoever watches
+            logger.exception("the words below the dashboard of %s could not be changed", self.session.run.name)
+
+    def _standing_words(self) -> str:
+        rows = self.followed.newest()
+        said = [str(self.session.summary()), *(standing.numbers(self.session, rows[-1]) if rows else [])]
+        return f"{' · '.join(said)}. For the control room, run this cell again."
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """The widget where there are widgets, else the picture, else a sentence."""

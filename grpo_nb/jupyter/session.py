@@ -302,6 +302,9 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self.summary()}>"
 
+    def _ipython_display_(self) -> None:
+        self.dashboard()._ipython_display_()
+
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         return self.dashboard()._repr_mimebundle_(**options)
 

@@ -11,6 +11,7 @@ import ipywidgets as w
 from IPython.display import display
 
 from grpo_nb.jupyter import kernel, standing
+from grpo_nb.jupyter.without_kernel import Words
 from grpo_nb.printable import clean_logger, printable
 
 logger = clean_logger(__name__)
@@ -46,15 +47,17 @@ class _Line:
         self._session, self._handle = session, None
         if session.followed:
             self._board = session.dashboard()
-            self._shown = w.VBox([self._board.status, self._board.bar])
+            self._shown = w.VBox([self._board.status, self._board.bar]).add_class(standing.CLASS)
             shown = {**(self._shown._repr_mimebundle_() or {}), "text/plain": str(session.summary())}
             self._handle = display(shown, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._words = Words(f"{session.summary()}, when this notebook was saved.", standing.CLASS)
 
     def end(self, ended: bool) -> None:
         """Put the last numbers in the widget's place, and leave picture and table; no failure of that ends the cell."""
         try:
             if self._handle is not None:
                 self._handle.update({"text/plain": printable(" · ".join(self._numbers()))}, raw=True)
+                self._words.say("")
                 self._shown.close()
             if ended and self._session.step:
                 display(self._session.report())  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,42 @@ def test_two_hundred_steps_do_not_flicker(desk: Desk, tmp_path: Path) -> None:
     desk.drawn()
     desk.show_panel()
     desk.shot("two-hundred-steps")
+
+
+def reopened(desk: Desk, name: str) -> str:
+    """What a saved notebook shows whose kernel is gone."""
+    desk.save()
+    desk.lab.end_kernels()
+    desk.open(name)
+    words = desk.page.locator(".grpo-nb-words").first
+    words.wait_for()
+    time.sleep(2)  # for what the widgets' manager has to say
+    text: str = desk.page.locator(".jp-Notebook").inner_text()  # without what a style hides
+    return text
+
+
+@pytest.mark.ux(30, at="browser")
+def test_a_notebook_opened_without_its_kernel_says_where_the_run_stands(desk: Desk, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, "seen", run__steps=3)
+    desk.open(name := desk.lab.write("seen.ipynb", begin(run), "await session.wait()"))
+    desk.run_all()
+    until(lambda: run.status().state == "done" and "temperature" in desk.output(1), "the end")
+    words = desk.page.locator(".grpo-nb-words")
+    until(lambda: names(words.first.text_content(), "seen", "done", 3), "the words of the end")
+    assert desk.page.locator(".grpo-nb").first.is_visible() and not words.first.is_visible()
+    shown = reopened(desk, name)
+    assert "Error" not in shown and names(shown, "seen", "done", 3, "reward")
+    desk.shot("reopened-without-kernel")
+
+
+@pytest.mark.ux(30, at="browser")
+def test_so_does_one_that_was_saved_while_it_trained(desk: Desk, run: Run) -> None:
+    desk.open(name := desk.lab.write("seen.ipynb", begin(run), "await session.wait()"))
+    desk.run_all()
+    until(lambda: run.last_step(), "the first step")
+    shown = reopened(desk, name)
+    assert "Error" not in shown and names(shown, "live", LONG)
+    desk.shot("reopened-midway")
 
 
 @pytest.mark.usefixtures("this_checkout")
