@@ -20,6 +20,7 @@ from grpo_nb.config import Config
 from grpo_nb.evaluation.compare import Stage
 from grpo_nb.evaluation.evaluate import restore_policy
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.phases import timed
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.roofline import Rates, StepTokens, measure_rates, rollout_floor, train_floor
 from grpo_nb.policy.shapes import ModelShape
@@ -169,7 +170,8 @@ def profile(
         ConfigError, RunError, ModelError, DataError, DependencyChanged: as `grpo`, before any work.
     """
     trace = Path(out or run.path / "trace.json.gz")
-    with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
+    what = f"profiling {WARM_UP + steps} steps of a copy"
+    with timed(what), tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
         copy = Run.create(Path(scratch) / "profile", _alone(run.config, WARM_UP + steps))
         policy, tasks = restore_policy(run, _newest(run)), load_tasks(copy.config, copy.path, tasks)
         trained = grpo(copy, policy=policy, tasks=tasks, rewards=rewards, engine=engine)

@@ -15,13 +15,14 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from grpo_nb import seeding
 from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.compare import Mode, Split, Stage, count, drawn_from
 from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
 from grpo_nb.evaluation.pareto import Metrics, best, knee
+from grpo_nb.metrics.phases import timed, watched
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies
@@ -90,9 +91,11 @@ def evaluate(
     learner.settle()
     learner.refuse_torn()
     learner.set_date(run.started)
-    asked = load_tasks(run.config, run.path, tasks)
-    examples = {name: read_examples(task, split) for name, task in asked.items()}
-    found = dependencies.of_policy(learner) | dependencies.of_evaluation(asked, tasks or {}, split, examples)
+    with timed("reading the tasks"):
+        asked = load_tasks(run.config, run.path, tasks)
+        examples = {name: read_examples(task, split) for name, task in asked.items()}
+    with timed("comparing data and weights with those that the run was made with"):
+        found = dependencies.of_policy(learner) | dependencies.of_evaluation(asked, tasks or {}, split, examples)
     dependencies.check(run, found, accept_changed, "eval")
     if policy is None:
         _restore(learner, checkpoint)
@@ -164,11 +167,19 @@ def ask(
 
 @contextmanager
 def progress(objective: str, total: int) -> Iterator[Callable[[Sequence[Ended]], None]]:
-    """A bar of the answers of an objective, for `Watch.ended`."""
-    # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal and in a notebook
-    disable = None if threading.current_thread() is threading.main_thread() else True
-    with tqdm(total=total, desc=f"evaluate {objective}", unit="answer", leave=False, disable=disable) as bar:
-        yield lambda ended: bar.update(len(ended)) and None
+    """How many answers of an objective there are, for `Watch.ended`: a line in a notebook, a bar on a terminal."""
+    # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal
+    disable = True if watched() or threading.current_thread() is not threading.main_thread() else None
+    what, done = f"evaluate {objective}", 0
+    with timed(what) as say, tqdm(total=total, desc=what, unit="answer", leave=False, disable=disable) as bar:
+
+        def count(ended: Sequence[Ended]) -> None:
+            nonlocal done
+            done += len(ended)
+            bar.update(len(ended))
+            say(f"{done} of {total} answers")
+
+        yield count
 
 
 def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception], None]:
@@ -184,7 +195,8 @@ def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception]
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
     """The part of a row of evaluations.jsonl that says how good the answers to a pool are."""
-    scores = task_scores(task, examples, texts)
+    with timed(f"scoring the answers of {objective}"):
+        scores = task_scores(task, examples, texts)
     seed = seeding.derived_seed(run.config.run.seed, 0, f"bootstrap/{objective}")
     return {"objective": objective} | judged(task, examples, scores, seed)
 

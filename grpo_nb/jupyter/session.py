@@ -57,6 +57,8 @@ class Session:
         self._dashboard: Dashboard | None = None
         self._held_from = 0
         """The step that the newest `step_once` asked for."""
+        self._phase = "", 0.0
+        """What the training was seen to do before its next step, and since when."""
         self._guard: asyncio.Task[None] | None = None
         """Waits for the interrupt that stops the training, after one that ended a wait."""
 
@@ -71,6 +73,13 @@ class Session:
     def followed(self) -> bool:
         """Whether there is more to come: of this kernel's training, or of the run's where this is a view of it."""
         return self.live if self._worker is not None else self.run.status().state.is_live
+
+    def doing(self, now: str) -> str:
+        """What the training does before its next step, as its owner has it, and for how long this session saw that."""
+        if self._phase[0] != now:
+            self._phase = now, time.monotonic()
+        passed = int(time.monotonic() - self._phase[1])
+        return f"{now}, {passed} s" if now and passed else now
 
     @property
     def asked_to_stop(self) -> bool:
@@ -288,7 +297,7 @@ class Session:
             total = ""
         words = [f"{self.run.name}: {state}, step {step} of {steps}{total}"]
         if self.state.is_active and (owner := self.run.status().owner) is not None and owner.doing:
-            words.append(owner.doing)
+            words.append(self.doing(owner.doing))
         if (error := self.error) is not None:
             words.append(f"{type(error).__name__}: {error}")
         return Summary(printable("; ".join([*words, *filter(None, [self.stale])])))

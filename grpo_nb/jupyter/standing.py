@@ -32,7 +32,7 @@ def status_html(session: Any, state: RunState, followed: Followed) -> str:
         reached = "SFT step {} of {}".format(*status.sft)
     parts = [
         reached,
-        *([owner.doing] if owner is not None and owner.doing else []),
+        *([session.doing(owner.doing)] if owner is not None and owner.doing else []),
         *pace(rows, target - step if state.is_active else 0),
         f"as of {datetime.now():%H:%M:%S}",
     ]

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from grpo_nb.config import ModelConfig
+from grpo_nb.metrics.phases import timed
 from grpo_nb.policy import quantised
 from grpo_nb.policy.source import TOKENIZER_FILES, ModelError, Source, holds, listed, listing, no_safetensors
 from grpo_nb.printable import clean_logger
@@ -224,7 +225,8 @@ def _arguments(source: Source) -> dict[str, Any]:
 def _explained(source: Source, part: str) -> Iterator[None]:
     """Any failure of the loader becomes one ModelError; an interrupt goes through."""
     try:
-        with quietly(bars=source.kind in ("hub", "gguf")):
+        verb = "converting" if source.kind == "gguf" else "reading"
+        with timed(f"{verb} {part} of {source.name}"), quietly(bars=source.kind in ("hub", "gguf")):
             yield
     except ModelError:
         raise

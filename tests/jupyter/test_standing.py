@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,14 @@ def test_a_line_that_cannot_be_shown_ends_no_wait(stage: Stage, run: Run, monkey
     monkeypatch.setattr(waiting, "_Line", failing)
     stage.release(FOREVER)
     assert names(asyncio.run(start(run).wait()), "done", 6)
+
+
+def test_a_part_before_the_next_step_has_its_seconds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    session = attach(run)
+    assert session.doing("loading the model x") == "loading the model x"
+    now[0] += 42
+    assert names(session.doing("loading the model x"), "loading the model x", 42)
+    assert session.doing("checking the model") == "checking the model", "another part begins at 0"
+    assert session.doing("") == ""

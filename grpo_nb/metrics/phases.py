@@ -1,0 +1,69 @@
+"""The part of a long call that runs now, how far it is, and its time: one line under the cell that waits for it.
+
+Plain text and no widget, so that a saved notebook has nothing that needs a kernel; it is empty when the call has ended.
+"""
+
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SECONDS = 1.0
+"""A part that takes longer has a line, brought up to date so often."""
+
+
+def watched() -> bool:
+    """Whether a cell of a notebook waits for this; a training in a thread has its status line."""
+    return "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def timed(what: str) -> Iterator[Callable[[str], None]]:
+    """Show `what` and the time passed while the block runs in a notebook; what the block says comes between them."""
+    told = [what]
+
+    def say(progress: str) -> None:
+        told[1:] = [progress]
+
+    if not watched():
+        yield say
+        return
+    ended, context, began = threading.Event(), contextvars.copy_context(), time.monotonic()  # shown under this cell
+
+    def tick() -> None:
+        while not ended.wait(SECONDS):
+            if _parts[-1] is told:
+                _show(", ".join([*told, f"{time.monotonic() - began:.0f} s"]))
+
+    _parts.append(told)
+    ticking = threading.Thread(target=context.run, args=(tick,), name="grpo_nb phase", daemon=True)
+    ticking.start()
+    try:
+        yield say
+    finally:
+        ended.set()
+        ticking.join()
+        _parts.remove(told)
+        if not _parts and time.monotonic() - began >= SECONDS:
+            _show("")
+
+
+_parts: list[list[str]] = []
+"""Those that run, each with what it says; the innermost is shown."""
+_line: dict[int, Any] = {}
+"""The output of the newest cell that had one, by the cell's number."""
+
+
+def _show(text: str) -> None:
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    cell, data = getattr(get_ipython(), "execution_count", 0), {"text/plain": text}
+    if cell in _line:
+        _line[cell].update(data, raw=True)
+    elif text:
+        _line.clear()
+        _line[cell] = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
