@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from traitlets.config import Config
 
-from grpo_nb.jupyter.without_kernel import OWN
+from grpo_nb.jupyter import without_kernel
 from grpo_nb.printable import clean_logger
+from grpo_nb.report import aloud
 from grpo_nb.report.markup import Markup, html
 
 logger = clean_logger(__name__)
@@ -146,8 +147,8 @@ def without_widgets(notebook: Any) -> Any:
     still = copy.deepcopy(notebook)
     models = still.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
     for cell in still.cells:
-        if "outputs" in cell:  # the page has the widget's last state, so it needs no words in its place
-            cell.outputs = [output for output in cell.outputs if OWN not in output.get("data", {}).get("text/html", "")]
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if not _has_words(output)]
         for output in cell.get("outputs", []):
             view = output.get("data", {}).pop(WIDGET, None)
             if view is not None:
@@ -157,6 +158,12 @@ def without_widgets(notebook: Any) -> Any:
                 shown = html("picture", words=words, png=output["data"].pop("image/png"))
                 output["data"].setdefault("text/html", str(shown))
     return still
+
+
+def _has_words(output: Any) -> bool:
+    """Whether an output is words in the place of a widget, or of a picture: a page has both in another way."""
+    shown = output.get("data", {}).get("text/html", "")
+    return any(f'class="{own}"' in shown for own in (without_kernel.OWN, aloud.OWN))
 
 
 def _still(model_id: str, models: Mapping[str, Any]) -> Markup:

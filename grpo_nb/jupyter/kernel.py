@@ -93,6 +93,8 @@ def welcome() -> None:
         return
     setattr(here, WELCOME, True)
     here.events.register("post_run_cell", explain_failure)
+    displays = here.display_formatter.ipython_display_formatter
+    displays.for_type_by_name("grpo_nb.plots.canvas", "Picture", _show_picture)
 
     def list_runs(*_: Any) -> None:
         here.events.unregister("post_run_cell", list_runs)
@@ -102,6 +104,12 @@ def welcome() -> None:
             notify(text)
 
     here.events.register("post_run_cell", list_runs)
+
+
+def _show_picture(figure: Any) -> None:
+    from grpo_nb.report import aloud
+
+    aloud.show_picture(figure)
 
 
 def explain_failure(result: Any) -> None:

@@ -22,7 +22,7 @@ from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
 from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.metrics import keys, limits
 from grpo_nb.printable import clean_logger
-from grpo_nb.report import tables
+from grpo_nb.report import aloud, tables
 from grpo_nb.report.markup import Markup, html
 from grpo_nb.report.tables import Table, cell, format_value, interval
 from grpo_nb.rollout import choose, opened
@@ -62,7 +62,7 @@ class Report:
         from IPython.display import display
 
         data, metadata = self.picture()
-        display(data, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]
+        aloud.show(data, metadata["image/png"]["alt"])
         display(self.table)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:

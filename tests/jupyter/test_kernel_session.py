@@ -1,13 +1,16 @@
 """Each verb of a session in a real kernel, as a notebook says it; notebooks out of order; a death, a full disk."""
 
+import html
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nbclient.exceptions import DeadKernelError
 
+from grpo_nb.report.aloud import OWN
 from tests.jupyter.test_notebooks import code_cells
 from tests.support.live_kernel import Shared, execute, until
 from tests.support.tiny import tiny_run
@@ -169,6 +172,22 @@ def test_failure_is_told_in_a_few_lines_and_says_where_the_rest_is(kernel: Share
     assert book.cells[2].outputs[-1].output_type == "error", "the cell fails, so Run All stops"
 
 
+def aloud(cell: Any) -> list[str]:
+    """What a cell has for readers aloud, one text a picture."""
+    shown = [output.get("data", {}).get("text/html", "") for output in cell.outputs]
+    return [html.unescape(text.partition(">")[2].partition("<")[0]) for text in shown if OWN in text]
+
+
+def test_a_picture_has_words_that_jupyterlab_reads_aloud(kernel: Shared, tmp_path: Path) -> None:
+    curve = "pd.DataFrame({'x': [1, 2], 'y': [1, 2]})"
+    value = (
+        f"import pandas as pd\nfrom grpo_nb import plots\nplots.curves({{'A < B': {curve}}}, 'nats', mark=0.0, top=10)"
+    )
+    _, book = kernel.execute(tmp_path, IMPORTS, value)
+    (picture,) = [output for output in book.cells[-1].outputs if "image/png" in output.data]
+    assert aloud(book.cells[-1]) == [picture.metadata["image/png"]["alt"]] and "A < B" in aloud(book.cells[-1])[0]
+
+
 @pytest.mark.ux(31, at="nbclient")
 def test_a_wait_that_ended_leaves_picture_and_table_without_a_widget(kernel: Shared, tmp_path: Path) -> None:
     tiny_run(tmp_path, sft__steps=2, run__steps=2)
@@ -183,6 +202,7 @@ def test_a_wait_that_ended_leaves_picture_and_table_without_a_widget(kernel: Sha
         shown = [output for output in cell.outputs if "data" in output]
         (picture,) = [output for output in shown if "image/png" in output.data]
         assert title in picture.metadata["image/png"]["alt"]
+        assert aloud(cell) == [picture.metadata["image/png"]["alt"]]
         assert [output for output in shown if "<table" in output.data.get("text/html", "")]
         assert names(shown[-1].data["text/plain"], "tiny", 2)
         assert not [kind for output in shown for kind in output.data if "widget" in kind]
