@@ -10,7 +10,8 @@ Step n does, in this order, in the training's own thread:
    between two steps therefore finds nothing half drawn.
 3. It scores and trains its own completions. Each token's loss is weighed by the truncated ratio of the policy before
    the update to the weights that drew (`algorithm.importance_correction`); the denominator are the log-probs that the
-   engine gave with the tokens.
+   engine gave with the tokens. Ratio, clip, KL and entropy are those of the policy before the update, as on-policy; the
+   tokens on which they are measured come from the weights that drew.
 
 What runs beside it is the waiting: judges, and reward functions that only wait, get each completion of step n + 1 as it
 ends, in an event loop that stays open between steps, and have until that point of step n + 1: one complete step.

@@ -87,7 +87,8 @@ def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
     state.ahead.forget_before(plan.step)
     found = state.ahead.of(drawing_of(plan))
     if found is not None and found.scoring is None:
-        _begin_scoring(state, found, _scoring(state))
+        with _open(_scoring(state)) as scoring:
+            _begin_scoring(state, found, scoring)
     return found
 
 
