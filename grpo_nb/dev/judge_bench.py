@@ -69,14 +69,15 @@ def total(rows: Sequence[Mapping[str, Any]], family: keys.Key, config: Config) -
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]], config: Config) -> Table:
     """Median step by server, beside the step without a judge, which is the first."""
     drawn = Table(box=None, pad_edge=False)
-    for name in ("server", "step", "added", "waited", "requests", "too many", "no verdict"):
+    for name in ("server", "step", "added", "score", "waited", "requests", "too many", "no verdict"):
         drawn.add_column(name, justify="left" if name == "server" else "right")
     steps = {name: statistics.median(row[keys.TIME_STEP] for row in rows) for name, rows in found.items()}
     alone = next(iter(steps.values()))
     for name, rows in found.items():
         waited = statistics.median(max(row.get(keys.TIME_JUDGE.of(n)) or 0 for n in config.objectives) for row in rows)
         counts = [total(rows, family, config) for family in (keys.JUDGE_ASKED, keys.JUDGE_LIMITED, keys.JUDGE_FAILED)]
-        seconds = [steps[name], steps[name] - alone, waited]
+        score = statistics.median(row[keys.TIME.of("score")] for row in rows)
+        seconds = [steps[name], steps[name] - alone, score, waited]
         drawn.add_row(name, *(f"{s:.2f} s" for s in seconds), *(f"{count:.0f}" for count in counts))
     return drawn
 
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(found, config))
     console.print(config.geometry)
+    console.print("score: what the step took to score its completions, waiting included")
     console.print(f"waited: from the last completion to the last verdict; {bench.machine()}")
     return 0
 
