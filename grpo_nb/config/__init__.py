@@ -184,6 +184,7 @@ class Config(Settings):
             )
         return [
             *notes,
+            *self.rollout.unused_settings(),
             *self.algorithm.unused_settings(self.batch.on_policy),
             *self.shaping.unused_settings(self.algorithm.row),
         ]

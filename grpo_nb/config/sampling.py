@@ -64,3 +64,8 @@ class RolloutConfig(Settings):
         if self.url is None:
             return None
         return JudgeProvider(model="vllm", base_url=self.url, api_key_env=self.api_key_env)
+
+    def unused_settings(self) -> list[str]:
+        """A sentence for each changed setting of a server that is not asked."""
+        need = [("rollout.engine='vllm'", self.engine == "vllm")]
+        return self._unused("rollout", dict.fromkeys(("url", "api_key_env", "timeout_s", "patience_s"), need))

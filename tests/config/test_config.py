@@ -484,6 +484,13 @@ def test_a_clip_that_is_skipped_first_is_said() -> None:
     assert names(note, "max_grad_norm=1", "skip_grad_norm=0.5")
 
 
+def test_a_server_that_no_engine_asks_is_an_idle_setting() -> None:
+    server = {"rollout.url": "http://127.0.0.1:8000"}
+    (note,) = presets.demo().replace(**server).unused_settings()
+    assert names(note, "rollout.url", "rollout.engine='vllm'")
+    assert presets.demo().replace(**server | {"rollout.engine": "vllm"}).unused_settings() == []
+
+
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_presets_have_no_idle_settings(preset: str) -> None:
     assert getattr(presets, preset)().unused_settings() == []

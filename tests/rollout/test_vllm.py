@@ -426,6 +426,7 @@ def test_of_several_ranks_one_asks_for_all(tmp_path: Path, demo_server: StandIn)
     assert [ended.status for ended in train(2, run.path, steps=2)] == [0, 0]
     asked = [body for body in demo_server.bodies("/v1/completions") if body["n"] == run.config.batch.group_size]
     assert len(asked) == 2 * run.config.batch.prompts
+    assert len(demo_server.bodies("/v1/completions")) == len(asked) + 3, "one rank has checked the server"
     assert all(row[keys.SAMPLER_DIFFERENCE.mean] < 1e-5 for row in run.stored("metrics"))
 
 
