@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import pytest
@@ -107,12 +107,13 @@ def test_it_draws_inside_an_event_loop_too(server: StandIn, learner: Policy) -> 
 
 
 def test_an_interrupt_ends_the_wait(server: StandIn, learner: Policy) -> None:
-    engine, released = engine_at(server), Event()
+    engine, released, once = engine_at(server), Event(), Lock()
     engine.check(learner, LONGEST)
 
     def hanging(path: str, body: Body) -> None:
         if path == "/v1/completions":
-            signal.raise_signal(signal.SIGINT)
+            if once.acquire(blocking=False):
+                signal.raise_signal(signal.SIGINT)
             released.wait(60)
 
     server.script = hanging
