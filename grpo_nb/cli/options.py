@@ -92,7 +92,7 @@ def making_arguments(command: ArgumentParser) -> None:
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         help="the same bits each time (default: on CPU): two runs of one seed then write equal metrics.jsonl but "
-        "for time/, memory/ and cost/",
+        "for time/, memory/ and cost/, with as many threads (given, all; by default as many as are fastest)",
     )
 
 

@@ -89,7 +89,7 @@ class RunConfig(Settings):
     checkpoints_gib: Positive | None = None
     """Most disk for the checkpoints together, in GiB: older ones go earlier; the newest, step 0 and the best stay."""
     deterministic: bool | Literal["auto"] = "auto"
-    """Only algorithms that give the same bits each time; `auto`: on CPU."""
+    """Only algorithms that give the same bits each time, on all CPU threads; `auto`: on CPU, on as many as pay."""
     samples_per_step: Annotated[int, Field(ge=0)] = 8
     """Completions a step written to samples.jsonl."""
     eval_examples: Count = 200

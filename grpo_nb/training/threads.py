@@ -2,7 +2,8 @@
 
 A second thread halves a pass on a quiet machine and multiplies its time on a busy one, where each parallel region
 waits for a thread that is not running. Sums over several threads are rounded in another order, so the number is one of
-the choices of `numerics.Numerics`. A number that the user gave (`OMP_NUM_THREADS`, `MKL_NUM_THREADS`) is not measured.
+the choices of `numerics.Numerics`. Nothing is measured where the user gave a number (`OMP_NUM_THREADS`,
+`MKL_NUM_THREADS`) or wants the same bits each time (`run.deterministic=true`): what is fastest changes with the load.
 """
 
 import os
@@ -33,7 +34,7 @@ def choose(run: Run, policy: Policy, prefix: str = "") -> int | None:
     if policy.device.type != "cpu" or launch.place() is not None:
         return None
     now = torch.get_num_threads()
-    if now == 1 or any(os.environ.get(name) for name in GIVEN):
+    if now == 1 or run.config.run.deterministic is True or any(os.environ.get(name) for name in GIVEN):
         return now
     if (other := _active.threads) is not None:
         return other

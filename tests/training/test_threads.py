@@ -107,6 +107,8 @@ def test_a_number_that_the_user_gave_is_not_measured(tmp_path: Path, monkeypatch
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert threads.choose(run, policy) == 4
     monkeypatch.delenv("OMP_NUM_THREADS")
+    exact = tiny_run(tmp_path, "exact", run__deterministic=True)
+    assert threads.choose(exact, policy) == 4, "the same on each day"
     torch.set_num_threads(1)
     assert threads.choose(run, policy) == 1
     torch.set_num_threads(4)
