@@ -186,8 +186,8 @@ def test_reward_functions_of_the_run_s_rows_are_asked_for(at: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_the_readme_s_own_task_is_among_the_project_s_runs(at: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_guide_s_own_task_is_among_the_project_s_runs(at: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "grpo_nb/dev/pages/extending.md").read_text(), re.DOTALL)
     (task,) = [block for block in blocks if "class Capitals" in block]
     (training,) = [block for block in blocks if "own:Capitals" in block]
     (at / "notebooks" / "own.py").write_text(task)
