@@ -1,6 +1,7 @@
 """The lab itself: its table, that faults leave nothing behind, and four of them in runs small enough for every test."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.rollout import eager
 from grpo_nb.run import checkpoints
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.training import gradients, sampling
+from grpo_nb.training import gradients, sampling, threads
 from grpo_nb.training import grpo as trainer
 from grpo_nb.training.sft import sft
 from grpo_nb.types import Experience
@@ -139,12 +140,20 @@ def test_the_menu_lists_every_fault_and_the_run_without_one(lab: Lab) -> None:
     assert workbench.fault is CLEAN
 
 
-def test_a_trial_trains_in_a_thread_and_its_fault_leaves_with_it(lab: Lab) -> None:
-    before, workbench = everything(), bench.Bench(lab, "wrong_temperature")
+def test_a_trial_trains_in_a_thread_and_its_fault_leaves_with_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, workbench, asked_twice = everything(), bench.Bench(lab, "wrong_temperature"), threading.Event()
+    choose = threads.choose
+
+    def held(*given: Any) -> int | None:
+        assert asked_twice.wait(60)
+        return choose(*given)
+
+    monkeypatch.setattr(threads, "choose", held)
     workbench.button.click()
     assert workbench.session is not None and workbench.session.dashboard().widget in workbench.panel.children
     with pytest.raises(RunError):
         workbench.start(CLEAN.id)
+    asked_twice.set()
     asyncio.run(workbench.wait())
     assert everything() == before and not workbench.session.live
     assert workbench.trial is not None and "sampler_broken" in workbench.trial.outcome().found
