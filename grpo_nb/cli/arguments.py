@@ -15,6 +15,7 @@ from grpo_nb.cli.options import (
     out_argument,
     parser_of,
     run_argument,
+    yes_argument,
 )
 from grpo_nb.storage.vocabulary import Command
 
@@ -143,6 +144,7 @@ def _sweep(commands: Any) -> None:
         "--devices", type=values.seeds, default=(), metavar="N,N,...", help="GPUs that share the runs, by number"
     )
     command.add_argument("--show", action="store_true", help="show what is done and what came of it; train nothing")
+    yes_argument(command)
     json_argument(command)
 
 

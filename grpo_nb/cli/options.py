@@ -97,12 +97,16 @@ def making_arguments(command: ArgumentParser) -> None:
 
 
 def accepting_arguments(command: ArgumentParser) -> None:
+    yes_argument(command)
+    changed_argument(command)
+
+
+def yes_argument(command: ArgumentParser) -> None:
     command.add_argument(
         "--yes",
         action="store_true",
         help="confirm, once for this machine, that the keys of the run's judges may go to their servers",
     )
-    changed_argument(command)
 
 
 def changed_argument(command: ArgumentParser) -> None:

@@ -12,6 +12,8 @@ DONE, FAILED = 0, 1
 def sweep_command(arguments: Namespace) -> int:
     """Make or open a study, train what is left of it, and show what came of it."""
     study = _study(arguments)
+    if arguments.yes:
+        study.confirm()
     status = study.status() if arguments.show else study.train(arguments.jobs, arguments.devices)
     if arguments.json:
         show_json({"folder": str(study.folder), "runs": rows_of(status.frame), "results": rows_of(study.results())})

@@ -93,11 +93,16 @@ def confirm(pairs: Iterable[Pair]) -> None:
         logger.warning("%s is not written (%s): confirmed for this process only: %s", file(), error, _listed(new))
 
 
-def pairs_of(config: Config) -> set[Pair]:
-    """What the judges and the rollout server of a configuration are sent."""
+def servers_of(config: Config) -> list[JudgeProvider]:
+    """The servers of a configuration: of its judges, and the one that draws."""
     judges = [objective.judge for objective in config.objectives.values() if objective.judge is not None]
     providers = [provider for judge in judges for provider in judge.providers]
-    return {Pair.of(provider) for provider in (*providers, config.rollout.server) if provider is not None}
+    return providers if config.rollout.server is None else [*providers, config.rollout.server]
+
+
+def pairs_of(config: Config) -> set[Pair]:
+    """What the judges and the rollout server of a configuration are sent."""
+    return {Pair.of(provider) for provider in servers_of(config)}
 
 
 def check(where: str, providers: Collection[JudgeProvider]) -> None:

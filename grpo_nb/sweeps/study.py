@@ -12,6 +12,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.judge import host_trust
 from grpo_nb.plots.canvas import Picture
 from grpo_nb.plots.spread import spread
 from grpo_nb.report.tables import Table
@@ -20,6 +21,7 @@ from grpo_nb.run.run import RunError
 from grpo_nb.run.settings import plain
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import clear_errors, to_json, write_atomically
+from grpo_nb.storage.lock import exclusive
 from grpo_nb.sweeps import results, work
 from grpo_nb.sweeps.plan import Arm, Plan, Trial, trials
 
@@ -74,6 +76,10 @@ class Study:
         done = sum(not row["left"] for row in rows)
         return Table(pd.DataFrame(rows), f"{self.folder.name}: {done} of {len(rows)} runs are done")
 
+    def confirm(self) -> None:
+        """Confirm, for this user on this machine, that the servers of its arms may be sent their keys and prompts."""
+        host_trust.confirm({pair for trial in self.trials for pair in host_trust.pairs_of(trial.config)})
+
     def results(self) -> pd.DataFrame:
         """One row for each arm, objective and metric; see `results.table`."""
         return results.table(self.trials)
@@ -119,14 +125,16 @@ def sweep(
         study = Study(path, Plan(config=plain(config), arms=given, seeds=tuple(seeds)))
     except ValidationError as error:
         raise ConfigError(_listed(error)) from None
-    if (path / FILE).exists():
-        if (there := Study.open(path)).plan != study.plan:
-            raise RunError(f"{path} holds another study, {there}; open it with sweep({str(folder)!r}), or take another")
-        return there
-    with clear_errors("create the study", path):
-        path.mkdir(parents=True, exist_ok=True)
-        write_atomically(path / FILE, to_json(study.plan.model_dump(mode="json"), indent=1))
-    return study
+    if not (path / FILE).exists():
+        with clear_errors("create the study", path):
+            path.mkdir(parents=True, exist_ok=True)
+        with exclusive(path / FILE):
+            if not (path / FILE).exists():  # else another process made it meanwhile
+                write_atomically(path / FILE, to_json(study.plan.model_dump(mode="json"), indent=1))
+    if (there := Study.open(path)).plan != study.plan:
+        raise RunError(f"{path} holds another study, {there}; open it with sweep({str(folder)!r}), or take another")
+    there.confirm()
+    return there
 
 
 def _listed(error: ValidationError) -> str:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from grpo_nb.config import ConfigError
 from grpo_nb.evaluation.compare import Stage, is_of, logged
+from grpo_nb.judge import host_trust
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.run import Run
 from grpo_nb.storage import safe_open
@@ -80,10 +81,12 @@ def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
     """Do what is left of all trials; of those that share an SFT one trains it, and the others wait and take it over.
 
     Raises:
-        ConfigError: fewer than one run at a time, or a GPU is named twice.
+        ConfigError: fewer than one run at a time, a GPU is named twice, or a server was never confirmed here.
         RunError: a trial's folder holds another run; before any work.
     """
     slots = Slots(places(jobs, gpus))
+    for trial in trials:  # making its run would confirm them
+        host_trust.check(f"arm {trial.arm}", host_trust.servers_of(trial.config))
     runs = [trial.made() for trial in trials]
     shared = [next(i for i, one in enumerate(trials) if same_sft(trial.config, one.config)) for trial in trials]
     turns = {first: threading.Lock() for first in shared}
