@@ -1,12 +1,16 @@
 """`grpo-nb sweep`: a study from the command line."""
 
+import signal
+import threading
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from grpo_nb.cli.options import UsageError, changes, preset
 from grpo_nb.cli.output import rows_of, say, show_json
 from grpo_nb.sweeps import Arm, Study, sweep
 
-DONE, FAILED = 0, 1
+DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 
 def sweep_command(arguments: Namespace) -> int:
@@ -14,12 +18,30 @@ def sweep_command(arguments: Namespace) -> int:
     study = _study(arguments)
     if arguments.yes:
         study.confirm()
-    status = study.status() if arguments.show else study.train(arguments.jobs, arguments.devices)
+    try:
+        with _terminated():
+            status = study.status() if arguments.show else study.train(arguments.jobs, arguments.devices)
+    except KeyboardInterrupt:
+        say(f"interrupted: runs that trained are saved; go on with: grpo-nb sweep {arguments.folder}")
+        return INTERRUPTED
     if arguments.json:
         show_json({"folder": str(study.folder), "runs": rows_of(status.frame), "results": rows_of(study.results())})
     else:
         say(f"{status}\n\n{study.table()}")
     return DONE if arguments.show or not any(status.frame["left"]) else FAILED
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM inside the block is as Ctrl-C: its default would leave the runs' processes to themselves."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _study(arguments: Namespace) -> Study:

@@ -141,6 +141,19 @@ def question(example: Example) -> str:
     return digests.of_json("", [example.prompt, example.target, example.columns]).digest[: digests.SHORT]
 
 
+def inherit(run: Run, other: Run) -> None:
+    """Hold `run` to the content that the SFT of `other` was made with, which it takes over.
+
+    Raises:
+        DependencyChanged: work of `run` was made with other content.
+    """
+    kept = dependencies_file.read(other.path)
+    if kept is not None:
+        of_model = ("weights", "tokenizer", "template", "generation")
+        read = {key: entry for key, entry in kept.entries.items() if _kind(key) in of_model or _name(key) == SFT}
+        check(run, read, (), "sft")
+
+
 def watch(run: Run, step: int, policy: Policy, tasks: Mapping[str, Task], said: set[str]) -> None:
     """Log files that were replaced since they were loaded, each once: this training goes on with what it has loaded.
 

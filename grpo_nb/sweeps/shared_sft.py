@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from grpo_nb.config import Config
+from grpo_nb.preflight import dependencies
 from grpo_nb.run.run import Run
 from grpo_nb.run.settings import plain
 from grpo_nb.training.sft import finished
@@ -37,6 +38,8 @@ def _later(key: str, own: bool) -> bool:
 def adopt(run: Run, others: Iterable[Run]) -> Run | None:
     """Give `run` the finished SFT of the first of some runs that asked for the same; which run that was.
 
+    The content that it was made with, e.g. the base weights, is what `run` is held to from here on.
+
     Raises:
         RunLocked: somebody trains `run`.
     """
@@ -45,6 +48,9 @@ def adopt(run: Run, others: Iterable[Run]) -> Run | None:
         if newest is None or not finished(other) or not same_sft(other.config, run.config):
             continue
         with run.lock():
+            if finished(run):  # another process was first
+                return run
+            dependencies.inherit(run, other)
             tensors = {name: newest.tensors(name) for name in newest.names()}
             run.sft_checkpoints.save(newest.step, tensors, {**newest.state(), "config": plain(run.config)})
             run.log_event("sft_adopted", step=0, sft_steps=newest.step, of=other.path.name)

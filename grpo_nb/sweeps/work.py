@@ -138,6 +138,8 @@ class Slots:
         self._threads = max(1, (os.cpu_count() or 1) // len(given))
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
+        self._starting = threading.Lock()
+        """A process is either known to who stops, or not started."""
 
     def __enter__(self) -> "Slots":
         return self
@@ -156,19 +158,20 @@ class Slots:
 
     def call(self, trial: Trial, command: Command) -> bool:
         """Run one command in a process of its own; whether it did all that it should."""
-        if self._stopped.is_set():
-            return False
         opened = safe_open.opened(_log(trial), os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # a folder may be anybody's
         with os.fdopen(opened, "ab") as output, self._place() as place:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "grpo_nb", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | self._environment(place),
-                start_new_session=True,  # an interrupt reaches this process, which asks each of those to stop
-            )
-            self._running.add(process)
+            with self._starting:
+                if self._stopped.is_set():
+                    return False
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "grpo_nb", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | self._environment(place),
+                    start_new_session=True,  # an interrupt reaches this process, which asks each of those to stop
+                )
+                self._running.add(process)
             try:
                 status = process.wait()
             finally:
@@ -190,7 +193,8 @@ class Slots:
             self._free.put(place)
 
     def _stop(self) -> None:
-        self._stopped.set()
+        with self._starting:
+            self._stopped.set()
         for process in [*self._running]:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)
