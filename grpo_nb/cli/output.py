@@ -2,17 +2,61 @@
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from grpo_nb.cli.options import UsageError
 from grpo_nb.printable import json_text, one_line, printable
 from grpo_nb.report.text_table import drawn
+from grpo_nb.storage.safe_open import RunError
 
 UNWRAPPED = 10_000
 """Columns: whoever cuts them or greps must find a row on one line."""
+
+BEGINNING = 1 << 16
+"""Bytes of a file by which its kind is told."""
+OF_KIND: Mapping[str, Callable[[bytes], bool]] = {
+    "answers": lambda head: _are_answers(head.partition(b"\n")[0]),
+    "report": lambda head: b"<html" in head.lower(),
+    "bundle": lambda head: head.startswith(b"PK"),
+    "trace": lambda head: head.startswith(b"\x1f\x8b") or b"schemaVersion" in head,
+}
+"""By what a command writes, whether a file begins as one of these."""
+
+
+def check_out(given: str | None, kind: str) -> None:
+    """Refuse a file to write that is no file, or holds something else than was written there before: a log, data.
+
+    Raises:
+        UsageError: it is refused; before any work.
+        RunError: its folder is missing.
+    """
+    if given is None:
+        return
+    path = Path(given)
+    if not path.parent.is_dir():
+        raise RunError(f"--out {given}: the folder {path.parent} is missing; make it, or name another file")
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise UsageError(f"--out {given} is no file; name one that is to be written")
+    with open(path, "rb") as file:
+        head = file.read(BEGINNING)
+    if head and not OF_KIND[kind](head):
+        raise UsageError(f"--out {given} holds something else than {kind}; name another file, or remove it first")
+
+
+def _are_answers(line: bytes) -> bool:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and {"example_id", "answer"} <= found.keys() <= {"example_id", "category", "answer"}
 
 
 def say(text: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from grpo_nb.cli.opening import accepted, existing_run, newest_stage
-from grpo_nb.cli.output import say, show, show_json
+from grpo_nb.cli.output import check_out, say, show, show_json
 from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.intervals import TOO_FEW
 from grpo_nb.evaluation.predictions import Scored, score_bbq, score_halueval
@@ -18,6 +18,7 @@ SCORERS = {"bbq": score_bbq, "halueval": score_halueval}
 
 def answer_command(arguments: Namespace) -> int:
     """The model's answers to an objective's items, written as JSON lines."""
+    check_out(arguments.out, "answers")
     run, path = existing_run(arguments.run), Path(arguments.out)
     stage = newest_stage(run) if arguments.stage is None else arguments.stage
     rows = answers(run, arguments.objective, arguments.data, stage=stage, **accepted(arguments))

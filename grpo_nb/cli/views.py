@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo_nb.cli.opening import existing_run, settings_of
 from grpo_nb.cli.options import UsageError
-from grpo_nb.cli.output import rows_of, say, show, show_json
+from grpo_nb.cli.output import check_out, rows_of, say, show, show_json
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.metrics import keys
 from grpo_nb.printable import one_line
@@ -117,6 +117,7 @@ def diagnose_command(arguments: Namespace) -> int:
 
 def report_command(arguments: Namespace) -> int:
     """The run as one HTML page."""
+    check_out(arguments.out, "report")
     run = existing_run(arguments.run)
     from grpo_nb.report.report import page  # after the check of the path: this import takes seconds
 
@@ -133,6 +134,7 @@ def bundle_command(arguments: Namespace) -> int:
     """The zip of a bug report."""
     from grpo_nb.doctor.bug_report import bundle
 
+    check_out(arguments.out, "bundle")
     run = existing_run(arguments.run)
     file = bundle(run, arguments.out)
     if arguments.json:
@@ -146,6 +148,7 @@ def profile_command(arguments: Namespace) -> int:
     """Seconds by phase and operator, and the trace."""
     from grpo_nb.doctor.profiling import profile
 
+    check_out(arguments.out, "trace")
     run = existing_run(arguments.run)
     result = profile(run, arguments.steps, out=arguments.out)
     if arguments.json:

@@ -178,7 +178,7 @@ def restored(data: Mapping[str, Any], tensors: Mapping[str, Tensor], group: int,
 
 def _part(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     part = {key: tensors[f"{name}/{key}"] for key in ("flat", "lengths")}
-    if any(tensor.is_floating_point() for tensor in part.values()):
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in part.values()):
         raise TypeError
     return part
 

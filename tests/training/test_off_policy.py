@@ -356,6 +356,7 @@ def damaged(run: Run, change: Any) -> None:
     [
         lambda tensors: tensors.pop("ids/lengths"),
         lambda tensors: tensors.update({"ids/flat": tensors["ids/flat"].float()}),
+        lambda tensors: tensors.update({"ids/flat": tensors["ids/flat"] * 1j}),
         lambda tensors: tensors.update({"ids/flat": tensors["ids/flat"] + 10**6}),
         lambda tensors: tensors.update({"reasons": tensors["reasons"][1:]}),
         lambda tensors: tensors.update({"reasons": tensors["reasons"] + 9}),
@@ -363,7 +364,7 @@ def damaged(run: Run, change: Any) -> None:
         lambda tensors: tensors.update({"texts/flat": tensors["texts/flat"] * 0 + 255}),
         lambda tensors: tensors.update({"texts/lengths": -tensors["texts/lengths"]}),
     ],
-    ids=["missing", "floats", "unknown tokens", "too few", "no reason", "torn", "no text", "negative"],
+    ids=["missing", "floats", "complex", "unknown tokens", "too few", "no reason", "torn", "no text", "negative"],
 )
 def test_rollouts_that_were_tampered_with_are_refused_by_name(tmp_path: Path, change: Any) -> None:
     run = tiny_run(tmp_path, **MOVING)
