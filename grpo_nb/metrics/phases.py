@@ -17,7 +17,11 @@ SECONDS = 1.0
 
 def watched() -> bool:
     """Whether a cell of a notebook waits for this; a training in a thread has its status line."""
-    return "ipykernel" in sys.modules and threading.current_thread() is threading.main_thread()
+    if "ipykernel" not in sys.modules or threading.current_thread() is not threading.main_thread():
+        return False
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython() is not None  # ipykernel may be imported where no kernel runs
 
 
 @contextmanager

@@ -106,6 +106,7 @@ def test_panel_is_exact_refuses_and_is_reached_by_keyboard(desk: Desk, trained: 
     assert float(dragged) != 0.05 and knob.value == 0.05, "a number while it is dragged, a knob when it is let go"
     desk.page.mouse.up()
     until(lambda: knob.value == float(dragged), "the knob where it was let go")
+    until(lambda: float(beta.input_value()) == float(dragged), "the box with the slider's number")
     desk.type_into("β fairness", "0.05")
     until(lambda: knob.value == 0.05, "the typed beta again")
 

@@ -19,6 +19,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(phases, "_show", shown.append)
     monkeypatch.setattr(phases, "SECONDS", 0.01)
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shown)
     return shown
 
 
@@ -66,3 +67,10 @@ def test_threads_and_scripts_show_no_line(shown: list[str], monkeypatch: pytest.
     monkeypatch.delitem(sys.modules, "ipykernel")
     part()
     assert shown == []
+
+
+def test_ipykernel_without_a_kernel_shows_no_line(shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
+    with timed("in a script"):
+        time.sleep(5 * phases.SECONDS)
+    assert not shown

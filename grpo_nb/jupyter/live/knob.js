@@ -17,18 +17,26 @@ function box({ model, el }) {
   const input = add(label, "input", "box");
   Object.assign(input, { type: "text", inputMode: "decimal", autocomplete: "off", title: model.get("tooltip") ?? "" });
   input.setAttribute("role", "spinbutton");
+  let typed = false; // and not sent yet: a new value of the knob does not replace what is being typed
   const show = () => {
+    if (typed) return;
     input.value = String(model.get("value"));
     input.setAttribute("aria-valuenow", input.value);
   };
   const send = (text) => {
+    typed = false;
     const value = Number(text.trim().replace(",", "."));
     if (text.trim() && Number.isFinite(value)) model.set("value", value);
     else model.send({ kind: "refused", text: text.slice(0, 80) });
     model.save_changes();
     show();
   };
+  input.addEventListener("input", () => (typed = true));
   input.addEventListener("change", () => send(input.value));
+  input.addEventListener("blur", () => {
+    typed = false;
+    show();
+  });
   input.addEventListener("keydown", (event) => {
     event.stopPropagation();
     const by = { ArrowUp: 1, ArrowDown: -1 }[event.key];
