@@ -157,18 +157,18 @@ def imported(paths: OwnPaths) -> Own:
 
 
 def _lacking(run: Run, found: Own) -> list[str]:
-    """Reward functions in the newest row that are neither the task's score, nor the judge, nor found."""
-    from grpo_nb.judge.tally import NAME
-    from grpo_nb.metrics import keys
-    from grpo_nb.rewards.rubric import TASK, function_name
+    """Reward functions that the run's newest checkpoint names and that were not found."""
+    from grpo_nb.judge.tally import NAME as JUDGE
+    from grpo_nb.rewards.rubric import function_name
 
-    newest = next(iter(run.newest_first("metrics")), {})
+    newest, _ = run.checkpoints.latest()
+    judged: dict[str, list[str]] = {} if newest is None else newest.state("judged_by")["judged_by"]
     lacking = []
-    for objective in run.config.objectives:
-        known = {TASK, NAME, *(function_name(function) for function, _ in found.rewards.get(objective, []))}
-        begin = keys.REWARD_PART.of(objective, "")
-        parts = [str(key).removeprefix(begin) for key in newest if str(key).startswith(begin)]
-        lacking += [f"{part} of {objective}" for part in parts if part not in known]
+    for objective, settings in run.config.objectives.items():
+        known = {function_name(function) for function, _ in found.rewards.get(objective, [])}
+        known |= {JUDGE} if settings.judge is not None else set()
+        names = [entry.partition(" x ")[2] for entry in judged.get(objective, [])[1:]]  # the first is the task
+        lacking += [f"{name} of {objective}" for name in names if name not in known]
     return lacking
 
 

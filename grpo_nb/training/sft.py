@@ -47,6 +47,8 @@ def sft(
 ) -> Steps:
     """Train on gold completions for `sft.steps` steps, yielding each; the result is saved in the run.
 
+    Like `grpo` it resumes by itself; where SFT is done it yields nothing.
+
     The loss is the mean over completion tokens of the whole batch, terminator included, prompt excluded.
     `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
     A policy that is given belongs to this training until the generator ends or is closed.
@@ -56,7 +58,7 @@ def sft(
         ConfigError, ModelError, DataError: before any work.
         PolicyTaken: `policy` belongs to another training, which is still open; before any work.
         DependencyChanged: what the run depends on changed, and was not accepted; before any work.
-        RunError: GRPO has begun in this run, so its reference must not change any more.
+        RunError: GRPO has begun in this run before SFT was done, so its reference must not change any more.
         TrainingError: a completion to learn has no stop token at its end, or three updates in a row were refused.
     """
     if follower.follows(resume.Given(policy, tasks)):
@@ -65,6 +67,8 @@ def sft(
     dependencies.accepted_kinds(accept_changed)
     requirements.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
     if run.checkpoints.latest()[0] is not None:
+        if finished(run):
+            return
         raise RunError(
             f"{run.path} has begun GRPO from its SFT result, which is GRPO's reference; "
             "more SFT needs a new run directory"

@@ -11,11 +11,16 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from grpo_nb import presets
 from grpo_nb.dev import docs, docs_pages
 from grpo_nb.doctor.known_errors import KNOWN
 from grpo_nb.metrics import keys
 from grpo_nb.metrics.healthy import HEALTHY
+from grpo_nb.run.run import Run
+from grpo_nb.training.grpo import grpo
+from grpo_nb.training.sft import sft
 from tests.conftest import ROOT
+from tests.support.tiny import small_world, tiny_config
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
 
@@ -174,3 +179,18 @@ def test_the_search_finds_a_setting_by_its_words(written: Path) -> None:
     policy = re.findall(r"script-src 'sha256-([^']+)'", html.unescape(page))
     script = page.rpartition("<script>")[2].partition("</script>")[0]
     assert policy == [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()]
+
+
+@pytest.mark.usefixtures("narrow_model")
+def test_the_script_of_the_readme_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config(run__steps=2, sft__steps=1)
+    monkeypatch.setattr(presets, "demo", lambda: config)
+    run = Run.create("runs/first", config)
+    small_world(run.path)
+    for _ in (*sft(run), *grpo(run, steps=1)):
+        pass
+    for _ in range(2):
+        exec(script, {})
+        assert [row["step"] for row in run.rows("metrics")] == [1, 2]

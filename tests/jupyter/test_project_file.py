@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,9 @@ from grpo_nb.config import ConfigError
 from grpo_nb.dev import render
 from grpo_nb.jupyter import kernel, project, project_file
 from grpo_nb.run.run import Run
+from grpo_nb.training.grpo import grpo
 from tests.conftest import ROOT
-from tests.support.tiny import SMALL, tiny_run
+from tests.support.tiny import SMALL, small_tasks, tiny_run
 from tests.support.tokens import names, pattern
 
 OWN = """
@@ -172,14 +174,21 @@ def test_what_cannot_come_along_is_refused_before_a_run_is_made(
     assert not (at / "runs").exists()
 
 
-def test_reward_functions_of_the_run_s_rows_are_asked_for(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_functions_of_the_run_are_asked_for(at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(kernel, "notify", said.append)
-    run = tiny_run(at / "runs", "a")
-    parts = {f"reward/fairness/part/{part}": 0.1 for part in ("task", "judge", "length")}
-    run.log_metrics({"step": 1, "reward/fairness/mean": 0.5, **parts})
+
+    def length(completions: list[Any], **_: Any) -> list[float]:
+        return [0.1 for _ in completions]
+
+    plain, run = (tiny_run(at / "runs", name, sft__steps=0, run__steps=1) for name in "ab")
+    list(grpo(plain, tasks=small_tasks()))
+    assert any("/part/" in key for key in plain.rows("metrics")[0])
+    project.own(plain)
+    assert not said, "a task's own parts are no reward functions"
+    list(grpo(run, tasks=small_tasks(), rewards={"fairness": [(length, 0.1)]}))
     project.own(run)
-    assert len(said) == 1 and names(said[0], "length of fairness", "REWARDS") and "judge" not in said[0]
+    assert len(said) == 1 and names(said[0], "length of fairness", "REWARDS")
     project_file.remember(run.path, "now", project_file.OwnPaths(rewards={"fairness": [("own:length", 0.1)]}))
     project.own(run)
     assert len(said) == 1
