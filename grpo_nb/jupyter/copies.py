@@ -63,6 +63,8 @@ def _standing(copy: Path) -> tuple[str, str] | None:
     Of a notebook that is no copy, or that cannot be read, the first is empty: it is the user's.
     """
     try:
+        if copy.exists() and not copy.is_file():  # whoever opened a FIFO would wait for a writer
+            return "", "unreadable"
         with open(copy, "rb") as file:
             book = json.loads(file.read(LARGEST))
         return str(book["metadata"].get(MARK, {}).get("copied", "")), _digest(book)

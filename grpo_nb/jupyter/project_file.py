@@ -3,7 +3,8 @@
     .grpo_nb/project.json    in the folder that has `runs/`
 
 A convenience: without it, a notebook names its run. Import paths are kept here and never in a run's folder, which may
-come from anybody; they are believed only in a file that this user alone may write.
+come from anybody; they are believed only in a file that this user alone may write, and under a seal that this user's
+key made for this very folder: one that was cloned or unpacked brings none.
 """
 
 import importlib
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from grpo_nb.config import ConfigError
 from grpo_nb.printable import clean_logger
 from grpo_nb.run import places
-from grpo_nb.storage import safe_open
+from grpo_nb.storage import safe_open, user_cache
 from grpo_nb.storage.files import RunError, write_atomically
 from grpo_nb.storage.lock import exclusive
 
@@ -66,6 +67,8 @@ class Project(BaseModel):
     since: Annotated[str, Field(max_length=100)] = ""
     own: dict[Name, OwnPaths] = {}
     """By a run's folder, written as `run` is."""
+    seal: int | None = None
+    """Of `own`, in this folder."""
 
 
 def file() -> Path:
@@ -87,13 +90,31 @@ def read() -> Project:
         with os.fdopen(safe_open.opened(path), "rb") as opened:
             if not safe_open.is_private(opened.fileno(), 0o022):
                 raise ValueError("another user owns it or may write it; chmod 644 if it is yours")
-            return Project.model_validate_json(opened.read(LARGEST))
+            found = Project.model_validate_json(opened.read(LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return Project()
     except (OSError, ValueError) as error:
         why = "it is damaged" if isinstance(error, ValidationError) else error
         logger.warning("%s cannot be read (%s): no current run and no import paths are known", path, why)
         return Project()
+    if not found.own or (found.seal is not None and found.seal == _seal(found.own)):
+        return found
+    logger.warning(
+        "%s has import paths that were not named here by this user: none is imported; name them in the settings cell "
+        "of 01_load",
+        path,
+    )
+    return found.model_copy(update={"own": {}})
+
+
+def _seal(own: Mapping[str, OwnPaths]) -> int | None:
+    """What only this user can write beside import paths in this folder; None where there is no key."""
+    content = json.dumps({name: paths.model_dump() for name, paths in own.items()}, sort_keys=True)
+    try:
+        return user_cache.seal(user_cache.key(), content.encode(), "project", str(file().resolve()))
+    except (OSError, RunError) as error:
+        logger.warning("%s; import paths are not remembered", error)
+        return None
 
 
 def remember(run: Path, since: str, own: OwnPaths | None) -> None:
@@ -109,7 +130,7 @@ def remember(run: Path, since: str, own: OwnPaths | None) -> None:
             kept = {name: paths for name, paths in before.own.items() if (places.root() / name).exists()}
             if own is not None:
                 kept[key(run)] = own
-            now = Project(run=key(run), since=since, own=kept)
+            now = Project(run=key(run), since=since, own=kept, seal=_seal(kept) if kept else None)
             write_atomically(path, json.dumps(now.model_dump(), indent=1).encode(), mode=0o644)
     except (OSError, RunError) as error:
         logger.warning("%s: the current run is not remembered; name it as RUN in each notebook", error)

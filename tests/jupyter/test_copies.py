@@ -1,7 +1,9 @@
 """Copies of the notebooks: without outputs and pairs, renewed where nobody edited them, kept where somebody did."""
 
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +93,14 @@ def test_the_command_copies_into_the_project(
     assert main(["notebooks", "elsewhere", "--json"]) == 0
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == [copies.NEW] * 3
     assert (originals / "elsewhere" / "03_grpo.ipynb").is_file()
+
+
+def test_what_is_no_file_is_kept_and_not_waited_for(originals: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "01_load.ipynb")
+    (tmp_path / "02_sft.ipynb").mkdir()
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.extend(states(tmp_path)), daemon=True)
+    thread.start()
+    thread.join(10)
+    os.close(os.open(tmp_path / "01_load.ipynb", os.O_RDWR))  # lets one that waits go
+    assert found == [copies.OLDER, copies.OLDER, copies.NEW] and (tmp_path / "01_load.ipynb").is_fifo()
