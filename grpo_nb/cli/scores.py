@@ -10,7 +10,9 @@ from grpo_nb.cli.output import check_out, say, show, show_json
 from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.intervals import TOO_FEW
 from grpo_nb.evaluation.predictions import Scored, score_bbq, score_halueval
+from grpo_nb.run.run import Run
 from grpo_nb.storage.files import to_json, write_atomically
+from grpo_nb.tasks import BUILT_IN, demo
 
 DONE = 0
 SCORERS = {"bbq": score_bbq, "halueval": score_halueval}
@@ -23,8 +25,21 @@ def answer_command(arguments: Namespace) -> int:
     stage = newest_stage(run) if arguments.stage is None else arguments.stage
     rows = answers(run, arguments.objective, arguments.data, stage=stage, **accepted(arguments))
     write_atomically(path, [to_json(row) + b"\n" for row in rows])
-    say(f"{path}: {len(rows)} answers of {run.shown}, stage {stage}")
+    say(f"{path}: {len(rows)} answers of {run.shown}, stage {stage}{_score_line(run, arguments)}")
     return DONE
+
+
+def _score_line(run: Run, arguments: Namespace) -> str:
+    """How they are measured, for a built-in task."""
+    objective = run.config.objectives[arguments.objective]
+    if objective.task not in BUILT_IN:
+        return ""
+    demo_files = demo.paths_in(run.path / "data")
+    own = str(demo_files.bbq if objective.task == "bbq" else demo_files.halueval)
+    data = arguments.data or (own if objective.data == "demo" else objective.data)
+    part = "" if arguments.data else " --part"
+    benchmark = "bbq" if objective.task == "bbq" else "halueval"
+    return f"\nmeasure them: grpo-nb score {benchmark} --data {data} --predictions {arguments.out} --field answer{part}"
 
 
 def score_command(arguments: Namespace) -> int:

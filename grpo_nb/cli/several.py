@@ -43,6 +43,7 @@ def started(arguments: Namespace) -> int | None:
         run.lock().refuse_if_taken()
         program = ["grpo_nb", "train", str(run.path), *_flags(arguments)]
         if arguments.nodes is None:
+            say(f"{run.shown}: {arguments.gpus} processes train together, started by torchrun")
             if _torchrun(run, program, arguments.gpus) != DONE:
                 return FAILED
             goal = run.config.run.steps if arguments.steps is None else arguments.steps

@@ -15,7 +15,7 @@ class ObjectiveConfig(Settings):
     """One thing to get better at: its data, its weight, and how far it may drift from the reference."""
 
     task: str
-    """Name of a built-in task (`bbq`, `halueval_qa`) or any name whose task is passed to `grpo()`."""
+    """`bbq`, `halueval_qa`, `halueval_dialogue`, `halueval_summarization`, or the name of a task passed to `grpo()`."""
     data: str | None = None
     """`demo` for the built-in world, else a file or folder in the task's public format."""
     weight: Positive = 1.0
@@ -31,7 +31,7 @@ class ObjectiveConfig(Settings):
     beta_bounds: tuple[float, float] = (1e-4, 1.0)
     """The controller never moves beta outside these."""
     controller: Literal["fixed", "band", "proportional", "dual_ascent"] = "band"
-    """What moves beta while KL is out of `kl_band`: a fixed factor (`band`), the error, dual ascent, or nothing."""
+    """Moves beta while KL is out of `kl_band`: `band` by a factor, `proportional`, `dual_ascent`; `fixed`: nothing."""
     kl_target: Positive | None = None
     """KL that `proportional` and `dual_ascent` steer to, inside `kl_band`; null is the middle of the band."""
     controller_gain: Positive = 0.1

@@ -23,6 +23,7 @@ COLUMNS = [
 ]
 Curves = Mapping[str, Mapping[str, list[tuple[Any, Any]]]]
 """By key and arm: steps and values of each seed."""
+FEWEST_SEEDS = 3
 SECONDS, PEAK = "seconds", "peak GiB"
 
 
@@ -72,21 +73,24 @@ def table(trials: Sequence[Trial]) -> pd.DataFrame:
 
 
 def mean_interval(values: Sequence[Value]) -> tuple[float, float, float]:
-    """Mean over seeds and its 95% interval; none below two seeds, or where nothing is known of the spread.
+    """Mean over seeds and its 95% interval; none below three seeds, or where nothing is known of the spread.
 
     The half-width is the larger of Student's t sd / sqrt(n) over the n seeds, and of what the items alone give, the
-    runs' mean half-width / sqrt(n): a few seeds that agree by chance do not make a mean certain.
+    runs' mean half-width / sqrt(n): a few seeds that agree by chance do not make a mean certain. For two seeds t is
+    12.7, so that an interval says nothing.
 
     >>> [round(x, 3) for x in mean_interval([Value(1.0), Value(2.0), Value(3.0)])]
     [2.0, -0.484, 4.484]
-    >>> mean_interval([Value(0.5, half=0.1), Value(0.5, half=0.1)])
-    (0.5, 0.4292893218813453, 0.5707106781186547)
+    >>> [round(x, 3) for x in mean_interval([Value(0.5, half=0.1)] * 4)]
+    [0.5, 0.45, 0.55]
+    >>> mean_interval([Value(1.0), Value(2.0)])
+    (1.5, nan, nan)
     """
     finite = [one for one in values if math.isfinite(one.value)]
     if not finite:
         return math.nan, math.nan, math.nan
     mean, count = float(np.mean([one.value for one in finite])), len(finite)
-    if count < 2:
+    if count < FEWEST_SEEDS:
         return mean, math.nan, math.nan
     over_seeds = student(count - 1) * float(np.std([one.value for one in finite], ddof=1))
     over_items = [one.half for one in finite if math.isfinite(one.half)]
@@ -141,7 +145,8 @@ def shown(frame: pd.DataFrame, name: str) -> Table:
     if not lines:
         return Table(pd.DataFrame(), f"{name}: nothing measured yet")
     seeds = int(frame["seeds"].max())
-    caption = f"{name}: mean over {seeds} seeds [95% interval]; * the change from the first arm's end leaves out 0"
+    interval = "[95% interval]" if seeds >= FEWEST_SEEDS else f"(intervals need {FEWEST_SEEDS})"
+    caption = f"{name}: mean over {seeds} seeds {interval}; * the change from the first arm's end leaves out 0"
     return Table(
         pd.DataFrame(
             [dict(zip(("objective", "metric"), key, strict=True)) | cells for key, cells in lines.items()]

@@ -81,7 +81,7 @@ def ensure(folder: Path, seed: int) -> DemoPaths:
         return write(folder, seed)
     try:
         if json.loads(manifest.read_text(encoding="utf-8")) == _manifest(folder, seed):
-            return _paths(folder)
+            return paths_in(folder)
     except (OSError, ValueError):
         pass
     logger.warning("the demo data in %s is not what seed %d writes; writing it anew", folder, seed)
@@ -94,7 +94,7 @@ def write(folder: Path, seed: int) -> DemoPaths:
     Raises:
         DataError: no world was drawn whose held-out words are all in training (too few templates).
     """
-    paths = _paths(folder)
+    paths = paths_in(folder)
     for attempt in range(_ATTEMPTS):
         random = Random(f"demo world {seed} {attempt}")
         fairness, grounding = _write_tasks(paths, seed, random)
@@ -201,12 +201,12 @@ def _text(example: Example) -> str:
     return f"{example.prompt[0]['content']} {example.target}"  # type: ignore[index]
 
 
-def _paths(folder: Path) -> DemoPaths:
+def paths_in(folder: Path) -> DemoPaths:
     return DemoPaths(folder / "bbq", folder / "halueval" / "qa_data.json", folder / "sft.jsonl")
 
 
 def _manifest(folder: Path, seed: int) -> dict[str, Any]:
-    paths = _paths(folder)
+    paths = paths_in(folder)
     files = [*(paths.bbq / f"{category}.jsonl" for category in demo_world.CATEGORIES), paths.halueval, paths.sft]
     digests = {f.relative_to(folder).as_posix(): hashlib.blake2b(f.read_bytes(), digest_size=16) for f in files}
     return {"seed": seed, "files": {name: digest.hexdigest() for name, digest in digests.items()}}

@@ -88,7 +88,9 @@ def test_the_command_writes_what_score_reads(
 ) -> None:
     out = tmp_path / "said.jsonl"
     assert main(["answer", str(run.path), H, "--out", str(out)]) == 0
-    assert names(capsys.readouterr().out, "base", len(out.read_text().splitlines()))
+    said = capsys.readouterr().out
+    assert names(said, "base", len(out.read_text().splitlines()))
+    assert main(said.splitlines()[-1].partition("grpo-nb ")[2].split()) == 0, "as it says"
     assert {*json.loads(out.read_text().splitlines()[0])} == {"example_id", "answer"}
 
 
