@@ -51,8 +51,8 @@ print(config.batch.describe())
 # The first third of the steps. The cell returns at once, and the kernel stays free while a thread trains; what comes
 # up below it is the control room, which shows the same again in any cell that says `training`. *Run All* scrolls to the
 # last cell: scroll back here, or watch the status line of the cell that waits. To keep the control room in view,
-# right-click it and choose *Create New View for Cell Output* (JupyterLab): it moves to a tab of its own. In the curves, point for values, drag to
-# zoom, double-click for all steps, and click an objective to hide it.
+# right-click it and choose *Create New View for Cell Output* (JupyterLab): it moves to a tab of its own. In the curves,
+# point for values, drag to zoom, double-click for all steps, and click an objective to hide it.
 
 # %%
 part = max(config.run.steps // 3, 1)
