@@ -22,7 +22,7 @@ BEGINNING = 1 << 16
 """Bytes of a file by which its kind is told."""
 OF_KIND: Mapping[str, Callable[[bytes], bool]] = {
     "answers": lambda head: _are_answers(head.partition(b"\n")[0]),
-    "report": lambda head: b"<html" in head.lower(),
+    "report": lambda head: b"<!doctype html" in head.lower(),
     "bundle": lambda head: head.startswith(b"PK"),
     "trace": lambda head: head.startswith(b"\x1f\x8b") or b"schemaVersion" in head,
 }
