@@ -2,7 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup() -> None:
     torch.manual_seed(0)  # what a library draws while it makes a model, such as the adapters of peft
     checker.begin()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a wait that was interrupted leaves the idle kernel's
 
 
 @pytest.fixture(scope="session", autouse=True)
