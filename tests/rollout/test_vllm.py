@@ -106,6 +106,7 @@ def test_it_draws_inside_an_event_loop_too(server: StandIn, learner: Policy) -> 
     assert asyncio.run(in_a_cell()) == engine.generate(learner, request())
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_wait(server: StandIn, learner: Policy) -> None:
     engine, released, once = engine_at(server), Event(), Lock()
     engine.check(learner, LONGEST)
