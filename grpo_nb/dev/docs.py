@@ -31,7 +31,7 @@ GUIDES = Path(__file__).parent / "pages"
 
 
 def guides() -> dict[str, str]:
-    """Markdown of the pages that are written by hand, by file name; in the order of the numbers before their names."""
+    """Markdown of the pages that are written by hand, by file name."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(GUIDES.glob("*.md"))}
 
 
@@ -50,11 +50,12 @@ def pages() -> dict[str, str]:
 def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     """The guides, the reference pages and an index with a search, as HTML in `folder`; `notebooks` are in its list."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {name: parsed(text) for name, text in (guides() | pages()).items()}
+    written_by_hand, reference = ({n: parsed(text) for n, text in made.items()} for made in (guides(), pages()))
+    found = written_by_hand | reference
     contents = [
-        ("Guides", [(name, found[name].title) for name in guides()]),
+        ("Guides", [(name, page.title) for name, page in written_by_hand.items()]),
         ("Notebooks, executed", [(path.stem, _title(path)) for path in notebooks]),
-        ("Reference", [(name, found[name].title) for name in pages()]),
+        ("Reference", [(name, page.title) for name, page in reference.items()]),
     ]
     search = [(name, *astuple(part)) for name, page in found.items() for part in (*page.sections, *page.rows)]
     texts = {name: page.body(contents, name) for name, page in found.items()} | {"index": index(contents, search)}

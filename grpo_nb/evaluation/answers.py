@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_nb.config import ConfigError
 from grpo_nb.evaluation.compare import Stage
-from grpo_nb.evaluation.evaluate import Watch, ask, fewer_rows, placed, progress, restore_policy, stage_checkpoint
+from grpo_nb.evaluation.evaluate import Watch, ask, progress, restore_policy
 from grpo_nb.rollout import choose, opened
 from grpo_nb.run.run import Run
 from grpo_nb.suggest import did_you_mean
@@ -41,10 +41,8 @@ def answers(
     """
     examples = _asked(run, objective, data, tasks)
     policy = restore_policy(run, stage, accept_changed=accept_changed)
-    _, step = placed(stage, stage_checkpoint(run, stage))
     with progress(objective, len(examples)) as bar, opened(choose(None, policy, run.config.rollout).engine) as engine:
-        watch = Watch(bar, fewer_rows(run, step, objective))
-        drawn = ask(policy, examples, run.config.sampling, engine, watch=watch)
+        drawn = ask(policy, examples, run.config.sampling, engine, watch=Watch(bar))
     return [_named(example) | {"answer": text} for example, text in zip(examples, drawn.scored_texts, strict=True)]
 
 

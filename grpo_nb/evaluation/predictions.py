@@ -115,8 +115,9 @@ def score_halueval(data: str, predictions: str | None, name: str, *, part: bool 
 
 def _measured_task(group: str, task: Task, texts: Mapping[str, str], part: bool) -> Scored:
     """The task's summary of these answers, by example id; rows that the task sets aside need none and are noted."""
-    notes = _gaps([example.id for example in _all(task)], texts, part)
-    examples = [example for example in _all(task) if example.id in texts]
+    everything = _all(task)
+    notes = _gaps([example.id for example in everything], texts, part)
+    examples = [example for example in everything if example.id in texts]
     scores = [_score(example, texts[example.id]) for example in examples]
 
     def measure(rows: Sequence[int]) -> dict[str, float]:
@@ -126,7 +127,7 @@ def _measured_task(group: str, task: Task, texts: Mapping[str, str], part: bool)
     values = measure(range(len(examples)))
     drawn = bootstrap(measure, clusters, SEED)
     if aside := getattr(task, "set_aside", ()):
-        share = f"{len(aside)} of {len(aside) + len(_all(task))} rows"
+        share = f"{len(aside)} of {len(aside) + len(everything)} rows"
         notes.append(f"{share} are not in: the score cannot tell their two texts apart, the first is {aside[0]}")
     measures = with_intervals(values, drawn, clusters, supported(task, examples, scores))
     return Scored({group: Measured(len(examples), len(set(clusters)), measures)}, notes)
