@@ -27,8 +27,8 @@
 # | | demo (as it stands) |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 9 s (`make run`, two CPU cores) |
-# | memory | 0.70 GiB at the peak (`make run`) |
+# | time | 13 s (`make run`, two CPU cores that other work shared) |
+# | memory | 0.66 GiB at the peak (`make run`) |
 # | needs | nothing; no download, no key |
 #
 # The way: **01 load** → [02 SFT](02_sft.ipynb) → [03 GRPO, live](03_grpo.ipynb) →

@@ -25,8 +25,8 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 79 s (`make run`, two CPU cores) |
-# | memory | 0.83 GiB at the peak (`make run`) |
+# | time | 60 s (`make run`, two CPU cores that other work shared) |
+# | memory | 0.70 GiB at the peak (`make run`) |
 # | needs | the run that [01_load](01_load.ipynb) made |
 
 # %%

@@ -24,8 +24,8 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 56 s (`make run`, two CPU cores) |
-# | memory | 0.89 GiB at the peak (`make run`) |
+# | time | 26 s (`make run`, two CPU cores) |
+# | memory | 0.69 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 #
 # Everything shown is read from the run's folder. You may close the browser, restart the kernel or lose the machine:

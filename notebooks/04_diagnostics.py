@@ -24,8 +24,8 @@
 # | | demo |
 # |---|---|
 # | hardware | anything |
-# | time | 68 s (`make run`, two CPU cores shared with other work; 27 s of CPU time) |
-# | memory | 0.83 GiB at the peak (`make run`) |
+# | time | 15 s (`make run`, two CPU cores) |
+# | memory | 0.82 GiB at the peak (`make run`) |
 # | needs | a run with steps of [03_grpo](03_grpo.ipynb) |
 
 # %%

@@ -23,8 +23,8 @@
 # | | |
 # |---|---|
 # | hardware | anything |
-# | time | 9 s (`make run`, two CPU cores) |
-# | memory | 0.57 GiB at the peak (`make run`) |
+# | time | 7 s (`make run`, two CPU cores) |
+# | memory | 0.47 GiB at the peak (`make run`) |
 # | needs | nothing, not even a run |
 
 # %%

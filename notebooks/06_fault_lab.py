@@ -24,8 +24,8 @@
 # | | demo |
 # |---|---|
 # | hardware | 2 CPU cores, no GPU |
-# | time | 74 s (`make run`, two CPU cores that other work shared) |
-# | memory | 0.70 GiB at the peak (`make run`) |
+# | time | 13 s (`make run`, two CPU cores) |
+# | memory | 0.61 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 
 # %%
