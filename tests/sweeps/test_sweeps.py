@@ -111,9 +111,9 @@ def test_one_trains_the_sft_that_others_wait_for(tmp_path: Path, monkeypatch: py
     class Long(Pretended):
         def wait(self, timeout: float | None = None) -> int:
             begun.append((self.command[0], Path(self.command[1]).name))
-            if begun[0] == ("sft", "usual-3") and ("sft", "longer-3") in begun:
+            if {("sft", "usual-3"), ("sft", "longer-3")} <= {*begun}:  # either may be the first of the two
                 both.set()
-            assert both.wait(20)  # the other SFT begins although a run that waits for this one comes before it
+            assert both.wait(20)  # the second SFT begins although a run that waits for the first comes before it
             return super().wait(timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Long)
