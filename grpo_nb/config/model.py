@@ -29,6 +29,9 @@ class ModelConfig(Settings):
     """Module names that get an adapter; `auto`: every linear layer of the language model but the output head."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights' type; `auto` is bfloat16 for a frozen base on a GPU that has it, float32 for all else."""
+    tf32: bool | Literal["auto"] = "auto"
+    """float32 matrix products on an NVIDIA GPU round their inputs to TF32's 10 bits, for several times the speed;
+    `auto`: where all weights learn. Chosen when a run starts, and kept when it resumes."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
     chat_template: str | None = None

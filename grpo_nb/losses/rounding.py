@@ -37,7 +37,7 @@ class Gap:
 
 def step(dtype: torch.dtype, device: torch.device) -> float:
     """Step at 1 of the type that a forward pass computes in: the weights' own, or TF32's where that is allowed."""
-    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return max(torch.finfo(dtype).eps, torch.finfo(torch.float16).eps if tf32 else 0.0)
 
 

@@ -31,7 +31,8 @@ from grpo_nb.training.gradients import BadRows
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.resume import Given
 from grpo_nb.training.sharded import completed
-from grpo_nb.training.state import deterministic, forget_gradients
+from grpo_nb.training.state import forget_gradients
+from grpo_nb.training.switches import deterministic
 from grpo_nb.types import Example
 
 logger = clean_logger(__name__)
@@ -51,6 +52,8 @@ class Replica:
     policy: Policy
     given: Given
     group: "dist.ProcessGroup"
+    ends: contextlib.ExitStack
+    """What to leave when the stage ends."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     engine: Engine | None = None
     examples: dict[str, dict[str, Example]] = field(default_factory=dict)
@@ -123,8 +126,8 @@ def _replica(link: Link, run: Run, opened: Message, given: Given) -> Iterator[Re
     group = transfers(opened.data["backend"], opened.data["seconds"])
     policy = given.policy or resume.loaded(run)
     forget_gradients(policy)
-    with deterministic(run.config, policy.device):
-        yield Replica(link, run, policy, given, group)
+    with deterministic(run.config, policy.device), contextlib.ExitStack() as ends:
+        yield Replica(link, run, policy, given, group, ends)
     dist.destroy_process_group(group)
 
 
@@ -190,6 +193,7 @@ def _begin(replica: Replica, message: Message) -> Reply:
             "and kind of card on every rank"
         )
     replica.engine = drawer.engine
+    replica.ends.enter_context(numerics.computing(now))
     return {}, {}
 
 

@@ -32,13 +32,13 @@ from grpo_nb.training import (
     loop,
     memory_ladder,
     metrics,
+    numerics,
     quick_eval,
     resume,
     rollback,
     samples,
     sharded,
     texts,
-    threads,
 )
 from grpo_nb.training.experience import complete, compute_advantages, reward_matrix, sampler_logprobs, tied
 from grpo_nb.training.gradient_report import gradient_report
@@ -48,7 +48,8 @@ from grpo_nb.training.overflow_report import explain_no_scores, overflow_row
 from grpo_nb.training.plan import StepPlan, plan_step
 from grpo_nb.training.sampling import sampled, score, verdicts
 from grpo_nb.training.sharded import measure, objective_gradients
-from grpo_nb.training.state import TrainState, deterministic, save
+from grpo_nb.training.state import TrainState, save
+from grpo_nb.training.switches import deterministic
 from grpo_nb.types import Experience, Steps, StepStats
 
 __all__ = ["TrainingError", "grpo", "grpo_step"]
@@ -98,7 +99,7 @@ def grpo(
         with (
             deterministic(run.config, state.policy.device),
             opened(state.engine),
-            threads.computing(state.numerics.threads),
+            numerics.computing(state.numerics),
             closing(state.ahead),
             closing(loop.walk(Grpo(state), lock)) as steps_taken,
         ):

@@ -1,5 +1,7 @@
 """How a run computes: choices that change bits, made when it starts, kept in its checkpoints and used again."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,6 +20,7 @@ from grpo_nb.rollout.selfcheck import groups, shares_prompts
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
 from grpo_nb.training import threads
+from grpo_nb.training.switches import TF32
 
 logger = clean_logger(__name__)
 
@@ -51,6 +54,8 @@ class Numerics(BaseModel):
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
     threads: Annotated[int, Field(ge=1, le=10**4)] | None = None
     """CPU threads (see `threads`); None: as many as the process has."""
+    tf32: bool = False
+    """Whether float32 matrix products on a GPU round their inputs to TF32 (`model.tf32`)."""
     rows_at_once: Rows | None = None
     """Completions drawn at a time where all of them were too much for the memory."""
 
@@ -89,13 +94,29 @@ def begin(run: Run, policy: Policy, given: Engine | str | None) -> tuple[Numeric
         shares_prompts=shares,
         passes=_served(config, policy),
         threads=threads.choose(run, policy),
+        tf32=_rounds(config, policy),
     ), drawer
 
 
 def begin_sft(run: Run, policy: Policy) -> Numerics:
     """The choices of a warm-up that starts; it draws nothing, and shares no prompts."""
     compile_kernels(policy, run.config)
-    return Numerics(passes=_served(run.config, policy), threads=threads.choose(run, policy, "sft_"))
+    chosen = threads.choose(run, policy, "sft_")
+    return Numerics(passes=_served(run.config, policy), threads=chosen, tf32=_rounds(run.config, policy))
+
+
+def _rounds(config: Config, policy: Policy) -> bool:
+    """Whether TF32 serves: in bfloat16, and on the CPU, no product is of float32 matrices that it would round."""
+    if policy.device.type != "cuda" or policy.dtype != torch.float32:
+        return False
+    return policy.full if config.model.tf32 == "auto" else config.model.tf32
+
+
+@contextmanager
+def computing(chosen: Numerics) -> Iterator[None]:
+    """Compute inside the block with the threads and the float32 products that were chosen."""
+    with threads.computing(chosen.threads), TF32.on() if chosen.tf32 else nullcontext():
+        yield
 
 
 def _served(config: Config, policy: Policy) -> Passes:

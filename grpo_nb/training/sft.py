@@ -27,11 +27,12 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded, threads
+from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.pairs import Pair, Share, logprobs
-from grpo_nb.training.state import deterministic, draw, environment_info, forget_gradients, load_state_dict, state_dict
+from grpo_nb.training.state import draw, environment_info, forget_gradients, load_state_dict, state_dict
+from grpo_nb.training.switches import deterministic
 from grpo_nb.types import Prompt, Steps, StepStats
 
 HELD_OUT = 64
@@ -95,7 +96,7 @@ def sft(
         with deterministic(config, policy.device):
             stage = Sft(run, policy, pairs, newest)
             stage.share_among(ranks)
-            with threads.computing(stage.numerics.threads), closing(loop.walk(stage, lock)) as steps_taken:
+            with numerics.computing(stage.numerics), closing(loop.walk(stage, lock)) as steps_taken:
                 yield from steps_taken
 
 

@@ -1,17 +1,13 @@
 """What a GRPO run holds in memory while it trains, and what of it a checkpoint keeps."""
 
-import os
 import platform
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.deterministic
 from torch import Tensor
 
 from grpo_nb import fingerprint, optim, seeding
@@ -38,7 +34,6 @@ from grpo_nb.training.snapshot import Snapshot
 from grpo_nb.types import Example, SampledPrompt
 
 logger = clean_logger(__name__)
-_fills: Any = torch.utils.deterministic
 
 
 @dataclass
@@ -170,51 +165,6 @@ def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint
         return
     memory = policy.trained_of(checkpoint.tensors(OPTIMIZER))
     optim.load_state_tensors(policy.parameters_by_name(), optimizer, memory)
-
-
-@contextmanager
-def deterministic(config: Config, device: torch.device) -> Iterator[None]:
-    """Only algorithms that give the same bits each time, where asked for (`auto`: on CPU)."""
-    wanted = config.run.deterministic
-    if not (device.type == "cpu" if wanted == "auto" else wanted):
-        yield
-        return
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    _exact.enter()
-    try:
-        yield
-    finally:
-        _exact.leave()
-
-
-class _Exact:
-    """torch's switch for exact algorithms is one for the process: it is on while any training of several needs it.
-
-    With it torch fills each tensor that it makes empty with NaN, for programs that read what nobody wrote. That took
-    half of a step's CPU time, so it is off meanwhile; that nothing here reads such memory is what a test holds.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._trainings, self._before = threading.Lock(), 0, (False, True)
-
-    def enter(self) -> None:
-        with self._lock:
-            if self._trainings == 0:
-                self._before = torch.are_deterministic_algorithms_enabled(), _fills.fill_uninitialized_memory
-            self._trainings += 1
-            torch.use_deterministic_algorithms(True)
-            _fills.fill_uninitialized_memory = False
-
-    def leave(self) -> None:
-        with self._lock:
-            self._trainings -= 1
-            if self._trainings == 0:
-                exact, _fills.fill_uninitialized_memory = self._before
-                torch.use_deterministic_algorithms(exact)
-
-
-_exact = _Exact()
 
 
 def environment_info(policy: Policy) -> dict[str, object]:

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.deterministic as fills
 from torch import Tensor
 
+from grpo_nb.policy.model import Policy
 from grpo_nb.rollout import Drawer, EagerEngine
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.training import numerics, state
+from grpo_nb.training import numerics, samples, switches
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.numerics import STREAM, Numerics
+from grpo_nb.training.resume import loaded
 from grpo_nb.training.sft import sft
 from tests.support.tiny import given, rows, small_tasks, tiny_config, tiny_run, weights
 from tests.support.tokens import pattern
@@ -169,11 +170,61 @@ def test_nothing_reads_memory_that_nobody_wrote(
         run = tiny_run(tmp_path, name, **changes, run__steps=2)
         return rows([*sft(run, tasks=small_tasks()), *grpo(run, **given())]), weights(run)
 
-    def fill(self: state._Exact, enter: Any = state._Exact.enter) -> None:
-        enter(self)
-        fills.fill_uninitialized_memory = True
-
     left = found("left")
-    monkeypatch.setattr(state._Exact, "enter", fill)
+    filling = switches.Switch(switches._exactness, switches._set_exactness, (True, True))
+    monkeypatch.setattr(switches, "EXACT", filling)
     filled = found("filled")
     assert left[0] == filled[0] and all(torch.equal(left[1][name], filled[1][name]) for name in left[1])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "full", "setting", "chosen"),
+    [
+        ("cuda", torch.float32, True, "auto", True),
+        ("cuda", torch.float32, True, False, False),
+        ("cuda", torch.float32, False, "auto", False),
+        ("cuda", torch.float32, False, True, True),
+        ("cuda", torch.bfloat16, False, True, False),
+        ("cpu", torch.float32, True, True, False),
+    ],
+)
+def test_tf32_is_chosen_for_float32_on_a_gpu(
+    device: str,
+    dtype: torch.dtype,
+    full: bool,
+    setting: bool | str,
+    chosen: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    policy = loaded(begun(tmp_path, "any"))
+    monkeypatch.setattr(Policy, "device", torch.device(device))
+    monkeypatch.setattr(Policy, "dtype", dtype)
+    monkeypatch.setattr(policy, "full", full)
+    assert numerics._rounds(tiny_config(model__tf32=setting), policy) is chosen
+
+
+def test_a_run_that_chose_tf32_computes_with_it_to_its_end_and_when_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(numerics, "_rounds", lambda config, policy: True)
+    monkeypatch.setattr(samples, "sample_rows", lambda *_: [seen.append(switches._rounds())][:0])
+    run = begun(tmp_path, "rounded")
+    trained(run, 1)
+    monkeypatch.setattr(numerics, "_rounds", lambda config, policy: False)
+    trained(run, 2)
+    assert seen == [True, True] and not switches._rounds()
+    assert event(run, "start")["tf32"] is True
+
+
+def test_a_switch_is_on_until_the_last_block_ends() -> None:
+    held = [False]
+    switch = switches.Switch(lambda: held[0], lambda value: held.__setitem__(0, value), True)
+    one, two = switch.on(), switch.on()
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert held == [True]
+    two.__exit__(None, None, None)
+    assert held == [False]

@@ -19,7 +19,7 @@ from grpo_nb.rules import health
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import RunState
 from grpo_nb.tasks import demo
-from grpo_nb.training import rollback, state
+from grpo_nb.training import rollback, switches
 from grpo_nb.training.grpo import TrainingError, grpo
 from grpo_nb.training.recovery import Recovery
 from tests.support.kill_points import survives
@@ -205,7 +205,7 @@ def test_memory_that_is_full_in_the_guards_own_pass_ends_no_run(
 
 def test_the_switch_for_exact_algorithms_outlives_the_first_of_two_trainings() -> None:
     exact, config, device = torch.are_deterministic_algorithms_enabled, tiny_config(), torch.device("cpu")
-    one, two = state.deterministic(config, device), state.deterministic(config, device)
+    one, two = switches.deterministic(config, device), switches.deterministic(config, device)
     before = exact(), fills.fill_uninitialized_memory
     one.__enter__()
     two.__enter__()
