@@ -13,6 +13,7 @@ from grpo_nb.cli.options import (
     json_argument,
     making_arguments,
     out_argument,
+    own_arguments,
     parser_of,
     run_argument,
     yes_argument,
@@ -76,6 +77,7 @@ def _sft(commands: Any) -> None:
     )
     run_argument(command)
     making_arguments(command)
+    own_arguments(command)
     accepting_arguments(command)
 
 
@@ -93,6 +95,7 @@ def _train(commands: Any) -> None:
     )
     run_argument(command)
     making_arguments(command)
+    own_arguments(command)
     command.add_argument(
         "--steps",
         type=values.count,
@@ -175,6 +178,7 @@ def _eval(commands: Any) -> None:
     )
     run_argument(command)
     making_arguments(command)
+    own_arguments(command)
     _stage_argument(command)
     command.add_argument("--split", choices=("test", "train"), default="test", help="default: test, the held-out one")
     command.add_argument(

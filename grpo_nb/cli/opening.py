@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_nb.cli.options import UsageError, changes, preset
 from grpo_nb.config import Config
@@ -15,6 +15,9 @@ from grpo_nb.run import dependencies_file, places, settings
 from grpo_nb.run.lock import LOCK
 from grpo_nb.run.places import CONFIG
 from grpo_nb.run.run import Run, RunError
+
+if TYPE_CHECKING:  # few runs have some
+    from grpo_nb.jupyter.project import Own
 
 MADE = frozenset({CONFIG, "knobs.json", dependencies_file.FILE, LOCK, "data"})
 """What a run folder holds before anything was done in it, beside the locks of its files."""
@@ -161,6 +164,27 @@ def settings_of(arguments: Namespace) -> Config:
 def accepted(arguments: Namespace) -> dict[str, Any]:
     """The option that goes on with changed content, where it was given."""
     return {"accept_changed": arguments.accept_changed} if arguments.accept_changed else {}
+
+
+def own_code(run: Run, arguments: Namespace | None = None, *, trains: bool = False) -> "Own":
+    """The run's own tasks and reward functions, of --task and --reward or as this user's project file remembers them.
+
+    Args:
+        trains: whether GRPO follows, which needs the reward functions that the run was trained with.
+
+    Raises:
+        NotReady: one that the run needs is named nowhere.
+        ConfigError: a path that cannot be imported.
+    """
+    from grpo_nb.jupyter import project
+
+    tasks, rewards = getattr(arguments, "task", None), getattr(arguments, "reward", None)
+    if tasks or rewards:
+        listed: dict[str, list[tuple[str, float]]] = {}
+        for objective, entry in rewards or []:
+            listed.setdefault(objective, []).append(entry)
+        project.name_own(run, dict(tasks) if tasks else None, listed if rewards else None)
+    return project.own_apart(run) if trains else project.imported(project.own_paths(run))
 
 
 def newest_stage(run: Run) -> Stage:

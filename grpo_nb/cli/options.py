@@ -96,6 +96,27 @@ def making_arguments(command: ArgumentParser) -> None:
     )
 
 
+def own_arguments(command: ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "own code",
+        "import paths of the run's own tasks and reward functions; the project remembers them",
+    )
+    group.add_argument(
+        "--task",
+        action="append",
+        type=values.own_task,
+        metavar="OBJECTIVE=MODULE:NAME",
+        help="the objective's task, e.g. geography=own:Capitals of own.py in this folder; may be repeated",
+    )
+    group.add_argument(
+        "--reward",
+        action="append",
+        type=values.own_reward,
+        metavar="OBJECTIVE=MODULE:NAME[=WEIGHT]",
+        help="a reward function and its weight (default 1), e.g. fairness=own:short=0.1; may be repeated",
+    )
+
+
 def accepting_arguments(command: ArgumentParser) -> None:
     yes_argument(command)
     changed_argument(command)

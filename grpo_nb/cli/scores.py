@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from grpo_nb.cli.opening import accepted, existing_run, newest_stage
+from grpo_nb.cli.opening import accepted, existing_run, newest_stage, own_code
 from grpo_nb.cli.output import check_out, say, show, show_json
 from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.intervals import TOO_FEW
@@ -23,7 +23,8 @@ def answer_command(arguments: Namespace) -> int:
     check_out(arguments.out, "answers")
     run, path = existing_run(arguments.run), Path(arguments.out)
     stage = newest_stage(run) if arguments.stage is None else arguments.stage
-    rows = answers(run, arguments.objective, arguments.data, stage=stage, **accepted(arguments))
+    given = own_code(run).given("tasks") | accepted(arguments)
+    rows = answers(run, arguments.objective, arguments.data, stage=stage, **given)
     write_atomically(path, [to_json(row) + b"\n" for row in rows])
     say(f"{path}: {len(rows)} answers of {run.shown}, stage {stage}{_score_line(run, arguments)}")
     return DONE

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from grpo_nb.cli.opening import open_run
+from grpo_nb.cli.opening import open_run, own_code
 from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import say
 from grpo_nb.ranks import launch
@@ -41,6 +41,7 @@ def started(arguments: Namespace) -> int | None:
         return None
     with open_run(arguments, steps=arguments.steps) as run:
         run.lock().refuse_if_taken()
+        own_code(run, arguments, trains=True)  # kept for the ranks, or refused before they start
         program = ["grpo_nb", "train", str(run.path), *_flags(arguments)]
         if arguments.nodes is None:
             say(f"{run.shown}: {arguments.gpus} processes train together, started by torchrun")

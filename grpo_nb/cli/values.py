@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -55,6 +56,27 @@ def arm(text: str) -> tuple[str, dict[str, Any]]:
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"'{text}'; needs NAME=KEY=VALUE,..., or NAME= for an arm without changes")
     return name, dict(setting(part) for part in re.split(r",(?=[a-z_]+[.][\w.+-]+=)", rest) if part)
+
+
+def own_task(text: str) -> tuple[str, str]:
+    """`OBJECTIVE=MODULE:NAME` as the objective and an import path."""
+    objective, _, path = text.partition("=")
+    if not objective or ":" not in path:
+        raise argparse.ArgumentTypeError(f"'{text}'; needs OBJECTIVE=MODULE:NAME, e.g. geography=own:Capitals")
+    return objective, path
+
+
+def own_reward(text: str) -> tuple[str, tuple[str, float]]:
+    """`OBJECTIVE=MODULE:NAME`, with `=WEIGHT` behind it where that is not 1."""
+    objective, _, rest = text.partition("=")
+    path, weighed, weight = rest.partition("=")
+    try:
+        value = float(weight) if weighed else 1.0
+    except ValueError:
+        value = math.nan
+    if not objective or ":" not in path or not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"'{text}'; needs OBJECTIVE=MODULE:NAME=WEIGHT, e.g. fairness=own:short=0.1")
+    return objective, (path, value)
 
 
 def seeds(text: str) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_nb.cli.opening import accepted, newest_stage, open_run
+from grpo_nb.cli.opening import accepted, newest_stage, open_run, own_code
 from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import rows_of, say, show, show_json
 from grpo_nb.cli.progress import follow
@@ -22,6 +22,9 @@ from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import finished, sft
 from grpo_nb.types import Steps
 
+if TYPE_CHECKING:
+    from grpo_nb.jupyter.project import Own
+
 DONE, INTERRUPTED = 0, 130
 STAGE_KEYS = ("stage", "step", "split", "mode")
 
@@ -32,7 +35,7 @@ def sft_command(arguments: Namespace) -> int:
         return status
     with open_run(arguments) as run:
         run.lock().refuse_if_taken()  # before a word of what is going to be done
-        return _warm_up(run, arguments, f"; next: grpo-nb train {run.shown}")
+        return _warm_up(run, arguments, f"; next: grpo-nb train {run.shown}", own=own_code(run, arguments))
 
 
 def train_command(arguments: Namespace) -> int:
@@ -49,22 +52,24 @@ def train_command(arguments: Namespace) -> int:
 
 
 def _train(run: Run, arguments: Namespace) -> int:
+    own = own_code(run, arguments, trains=True)
     goal = run.config.run.steps if arguments.steps is None else arguments.steps
     newest, _ = run.checkpoints.latest()
     if newest is None:
         # Data that cannot be used is reported before SFT, not after it; kept in use, it is not parsed again.
-        _in_use = load_tasks(run.config, run.path)
+        _in_use = load_tasks(run.config, run.path, own.tasks)
         check_judges(run.config)
     if newest is None and not arguments.no_sft and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")
-        if status := _warm_up(run, arguments):
+        if status := _warm_up(run, arguments, own=own):
             return status
     start = newest.step if newest else 0
     if newest and start >= goal:
         say(f"{run.shown}: already at step {start} of {max(start, run.goal())}; --steps sets a higher total")
         return DONE
     line = f"{run.shown}: " + (f"resumed at step {start} of {goal}" if newest else f"GRPO, {goal} steps")
-    steps = _announced(grpo(run, steps=goal, **accepted(arguments)), line)
+    given = own.given("tasks", "rewards")
+    steps = _announced(grpo(run, steps=goal, **given, **accepted(arguments)), line)
     last, interrupted = follow(steps, "GRPO", start, goal)
     advice = f"; next: grpo-nb eval {run.shown}, grpo-nb diagnose {run.shown}"
     flag = "" if goal == run.config.run.steps else f" --steps {goal}"
@@ -89,6 +94,7 @@ def _evaluate(run: Run, arguments: Namespace) -> int:
         mode=arguments.mode,
         stage=stage,
         limit=arguments.limit,
+        **own_code(run, arguments).given("tasks"),
         **accepted(arguments),
     )
     rows = rows_of(table)
@@ -104,7 +110,7 @@ def _evaluate(run: Run, arguments: Namespace) -> int:
     return DONE
 
 
-def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
+def _warm_up(run: Run, arguments: Namespace, advice: str = "", *, own: "Own") -> int:
     total = run.config.sft.steps
     if finished(run):
         say(f"{run.shown}: SFT is done, {total} steps" if total else f"{run.shown}: sft.steps is 0, nothing to do")
@@ -112,7 +118,8 @@ def _warm_up(run: Run, arguments: Namespace, advice: str = "") -> int:
     newest, _ = run.sft_checkpoints.latest()
     start = newest.step if newest else 0
     line = f"{run.shown}: SFT, " + (f"resumed at step {start} of {total}" if newest else f"{total} steps")
-    last, interrupted = follow(_announced(sft(run, **accepted(arguments)), line), "SFT", start, total)
+    steps = _announced(sft(run, **own.given("tasks"), **accepted(arguments)), line)
+    last, interrupted = follow(steps, "SFT", start, total)
     return _ended(run, f"grpo-nb sft {run.shown}", (last, total), interrupted, advice)
 
 

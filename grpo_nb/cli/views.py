@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from grpo_nb.cli.opening import existing_run, settings_of
+from grpo_nb.cli.opening import existing_run, own_code, settings_of
 from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import check_out, rows_of, say, show, show_json
 from grpo_nb.config.setting_keys import settings
@@ -150,7 +150,7 @@ def profile_command(arguments: Namespace) -> int:
 
     check_out(arguments.out, "trace")
     run = existing_run(arguments.run)
-    result = profile(run, arguments.steps, out=arguments.out)
+    result = profile(run, arguments.steps, out=arguments.out, **own_code(run).given("tasks", "rewards"))
     if arguments.json:
         floors = {floor.phase: floor.floor for floor in result.floors}
         show_json(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from grpo_nb.run.places import root
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.status import RunSummary
 from grpo_nb.storage.vocabulary import RunState
+from grpo_nb.suggest import did_you_mean
 
 if TYPE_CHECKING:  # slow to import, and the first import of the package in a kernel lists the runs
     from grpo_nb.report.tables import Table
@@ -117,13 +119,99 @@ class Own:
     tasks: dict[str, Any]
     rewards: dict[str, list[tuple[Any, float]]]
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of `tasks` and `rewards` that are named and not empty, as keyword arguments."""
+        return {name: value for name in names if (value := getattr(self, name))}
+
 
 def own(run: Run) -> Own:
-    """Import the tasks and reward functions that the settings cell of 01_load names for this run.
+    """Import the tasks and reward functions that this user's project file names for this run.
 
     Raises:
         NotReady: an objective's task is not built in, and the project has no path for it.
         ConfigError: a path that cannot be imported.
+    """
+    found = imported(own_paths(run))
+    if lacking := _lacking(run, found):
+        kernel.notify(f"{_unnamed(run, lacking)}, else its next steps go without")
+    return found
+
+
+def own_apart(run: Run) -> Own:
+    """The same for a training in another process, which nobody watches: it does not begin without a reward it had.
+
+    Raises:
+        NotReady: as `own`; or reward functions that the run was trained with have no path, and nothing was named for
+            this run.
+        ConfigError: a path that cannot be imported.
+    """
+    found = imported(own_paths(run))
+    if project_file.key(run.path) not in project_file.read().own and (lacking := _lacking(run, found)):
+        first = lacking[0].rpartition(" of ")[2]
+        raise NotReady(
+            f"{_unnamed(run, lacking)}, or on the command line (--reward {first}=own:name=0.1). "
+            "REWARDS = {} in that cell lets its next steps go without"
+        )
+    return found
+
+
+def name_own(
+    run: Run,
+    tasks: Mapping[str, str] | None,
+    rewards: Mapping[str, Sequence[str | tuple[str, float]]] | None,
+) -> None:
+    """Keep import paths of a run's own tasks and reward functions; None leaves those that are kept.
+
+    Raises:
+        ConfigError: a path that cannot be imported, or an objective that the run does not have.
+    """
+    before = project_file.read().own.get(project_file.key(run.path), OwnPaths())
+    now = OwnPaths.of(before.tasks if tasks is None else tasks, before.rewards if rewards is None else rewards)
+    if strangers := {*now.tasks, *now.rewards} - run.config.objectives.keys():
+        raise ConfigError(
+            f"own code is named for {min(strangers)!r}; the objectives of {run.name} are "
+            f"{', '.join(run.config.objectives)}{did_you_mean(min(strangers), run.config.objectives)}"
+        )
+    imported(now.model_copy(update={"beside": os.getcwd()}))  # before anything is kept
+    project_file.name(run.path, now)
+
+
+def refuse_objects(run: Run, tasks: Mapping[str, Any], rewards: Mapping[str, Any]) -> None:
+    """Refuse tasks and rewards for another process that are not what this user's project file names for the run.
+
+    Raises:
+        NotReady: they are not, or as `own_apart`.
+        ConfigError: a path that cannot be imported.
+    """
+    found = own_apart(run)
+    unknown = [f"tasks[{name!r}]" for name, task in tasks.items() if not _same(task, found.tasks.get(name))]
+    for name, given in rewards.items():
+        weighed = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in given]
+        if weighed != found.rewards.get(name, []):
+            unknown.append(f"rewards[{name!r}]")
+    if unknown:
+        raise NotReady(
+            f"{', '.join(unknown)}: a Python object of this kernel cannot reach a process of its own. Put it into a "
+            "file (own.py beside the notebook) and name it in the settings cell of 01_load (TASKS, REWARDS), or train "
+            "in a thread (where='thread')"
+        )
+
+
+def _same(given: Any, found: Any) -> bool:
+    """Whether two objects of tasks are one, or equal ones of one class."""
+    if given is found:
+        return True
+    try:
+        return type(given) is type(found) and bool(vars(given) == vars(found))
+    except (TypeError, ValueError, RuntimeError):  # no attributes, or some that cannot be compared
+        return False
+
+
+def own_paths(run: Run) -> OwnPaths:
+    """The import paths of a run, one for each task that is not built in.
+
+    Raises:
+        NotReady: one is missing.
     """
     from grpo_nb.tasks import BUILT_IN
 
@@ -131,16 +219,12 @@ def own(run: Run) -> Own:
     for name, objective in run.config.objectives.items():
         if objective.task not in BUILT_IN and name not in paths.tasks:
             raise NotReady(
-                f"objective {name} of run {run.name} has the task {objective.task!r}, which is not built in. Name its "
-                f"class in the settings cell of 01_load (own.py lies beside it): TASKS = {{{name!r}: 'own:Name'}}"
+                f"objective {name} of run {run.name} has the task {objective.task!r}, which is not built in, and "
+                f"{project_file.file()} has no import path for it. Name its class in the settings cell of 01_load "
+                f"(own.py lies beside it): TASKS = {{{name!r}: 'own:Name'}}; on the command line: --task "
+                f"{name}=own:Name"
             )
-    found = imported(paths)
-    if lacking := _lacking(run, found):
-        kernel.notify(
-            f"run {run.name} was trained with reward functions that this project does not name ({', '.join(lacking)}): "
-            "give their import paths as REWARDS in the settings cell of 01_load, else its next steps go without"
-        )
-    return found
+    return paths
 
 
 def imported(paths: OwnPaths) -> Own:
@@ -149,11 +233,19 @@ def imported(paths: OwnPaths) -> Own:
     Raises:
         ConfigError: a path that cannot be imported.
     """
-    tasks = {name: project_file.load(path) for name, path in paths.tasks.items()}
+    tasks = {name: project_file.load(path, paths.beside) for name, path in paths.tasks.items()}
     rewards = {
-        name: [(project_file.load(path), weight) for path, weight in listed] for name, listed in paths.rewards.items()
+        name: [(project_file.load(path, paths.beside), weight) for path, weight in listed]
+        for name, listed in paths.rewards.items()
     }
     return Own({name: task() if isinstance(task, type) else task for name, task in tasks.items()}, rewards)
+
+
+def _unnamed(run: Run, lacking: Sequence[str]) -> str:
+    return (
+        f"run {run.name} was trained with reward functions that this project does not name ({', '.join(lacking)}): "
+        "give their import paths as REWARDS in the settings cell of 01_load"
+    )
 
 
 def _lacking(run: Run, found: Own) -> list[str]:
@@ -162,7 +254,10 @@ def _lacking(run: Run, found: Own) -> list[str]:
     from grpo_nb.rewards.rubric import function_name
 
     newest, _ = run.checkpoints.latest()
-    judged: dict[str, list[str]] = {} if newest is None else newest.state("judged_by")["judged_by"]
+    judged: dict[str, list[str]] = {}
+    if newest is not None:
+        with suppress(RunError):  # a resume says what is wrong with the checkpoint
+            judged = newest.state("judged_by")["judged_by"]
     lacking = []
     for objective, settings in run.config.objectives.items():
         known = {function_name(function) for function, _ in found.rewards.get(objective, [])}

@@ -43,6 +43,8 @@ class OwnPaths(BaseModel):
     tasks: dict[Name, Name] = {}
     rewards: dict[Name, Rewards] = {}
     """Each path with its weight."""
+    beside: Name | None = None
+    """The folder of the notebook that named them, where their modules may lie; `remember` sets it."""
 
     @classmethod
     def of(cls, tasks: Mapping[str, str], rewards: Mapping[str, Sequence[str | tuple[str, float]]]) -> "OwnPaths":
@@ -109,7 +111,8 @@ def read() -> Project:
 
 def _seal(own: Mapping[str, OwnPaths]) -> int | None:
     """What only this user can write beside import paths in this folder; None where there is no key."""
-    content = json.dumps({name: paths.model_dump() for name, paths in own.items()}, sort_keys=True)
+    plain = {name: paths.model_dump(exclude_none=True) for name, paths in own.items()}
+    content = json.dumps(plain, sort_keys=True)
     try:
         return user_cache.seal(user_cache.key(), content.encode(), "project", str(file().resolve()))
     except (OSError, RunError) as error:
@@ -122,30 +125,46 @@ def remember(run: Path, since: str, own: OwnPaths | None) -> None:
 
     Where the file cannot be written, that is logged: a notebook then names its run.
     """
-    path = file()
+    _write({"run": key(run), "since": since}, {} if own is None else {key(run): own})
+
+
+def name(run: Path, own: OwnPaths) -> None:
+    """Keep the import paths of a run, whichever run is the current one. Where that fails, it is logged."""
+    _write({}, {key(run): own})
+
+
+def _write(current: Mapping[str, str], named: Mapping[str, OwnPaths]) -> None:
+    path, beside = file(), os.getcwd()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(path):
             before = read()
             kept = {name: paths for name, paths in before.own.items() if (places.root() / name).exists()}
-            if own is not None:
-                kept[key(run)] = own
-            now = Project(run=key(run), since=since, own=kept, seal=_seal(kept) if kept else None)
-            write_atomically(path, json.dumps(now.model_dump(), indent=1).encode(), mode=0o644)
+            kept |= {name: _placed(paths, beside) for name, paths in named.items()}
+            now = before.model_copy(update={**current, "own": kept, "seal": _seal(kept) if kept else None})
+            write_atomically(path, json.dumps(now.model_dump(exclude_none=True), indent=1).encode(), mode=0o644)
     except (OSError, RunError) as error:
         logger.warning("%s: the current run is not remembered; name it as RUN in each notebook", error)
 
 
-def load(path: str) -> Any:
+def _placed(own: OwnPaths, beside: str) -> OwnPaths:
+    return own.model_copy(update={"beside": beside}) if own.tasks or own.rewards else own
+
+
+def load(path: str, beside: str | None = None) -> Any:
     """The object that an import path `module:name` means; modules lie beside the notebook or in the project's folder.
+
+    Args:
+        beside: the notebook's folder, for a process that was started elsewhere.
 
     Raises:
         ConfigError: it is no such path, or cannot be imported.
     """
     _check("an import path", path)
     module, _, name = path.partition(":")
-    if str(places.root()) not in sys.path:
-        sys.path.append(str(places.root()))
+    sys.path += [
+        folder for folder in filter(None, dict.fromkeys([beside, str(places.root())])) if folder not in sys.path
+    ]
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

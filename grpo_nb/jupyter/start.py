@@ -37,7 +37,9 @@ def start(
 
     Args:
         run: a Run, or its name or path; made if it is missing where `config` is given.
-        tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`.
+        tasks, rewards: own tasks and extra reward functions by objective, as in `train.grpo`. A process of its own
+            imports those that this user's project file names for the run (TASKS, REWARDS of 01_load; `--task`,
+            `--reward` of `grpo-nb`), and may be given no others.
         steps: stop after this many steps in total; None: the configuration's number.
         stage: `grpo`, or `sft` for the warm-up.
         where: `thread` of this kernel; `process` of its own, which lives on when the kernel dies (attach to it
@@ -51,8 +53,8 @@ def start(
     Raises:
         ConfigError: a `stage`, a `where` or a kind in `accept_changed` that there is not; `gpus` without torchrun, or
             torchrun without `gpus`.
-        RunError: the run is missing, or already trains, here or elsewhere; or `tasks` and `rewards` are to cross into a
-            process.
+        RunError: the run is missing, or already trains, here or elsewhere; or a process needs tasks or rewards that the
+            project file does not name for the run.
     """
     for name, value, known in (("stage", stage, get_args(Stage)), ("where", where, get_args(Where))):
         if value is not None and value not in known:

@@ -79,12 +79,10 @@ class Job:
     """Ranks, where torchrun starts them."""
 
     def __post_init__(self) -> None:
-        if self.apart and (self.tasks or self.rewards):
-            given = " and ".join(name for name in ("tasks", "rewards") if getattr(self, name))
-            raise RunError(
-                f"{given} given as Python objects live in this kernel and cannot reach a process of its own: train "
-                "in a thread (where='thread'), or put the data where the configuration names it (objectives.*.data)"
-            )
+        if self.apart:
+            from grpo_nb.jupyter import project  # a thread needs none of it
+
+            project.refuse_objects(self.run, self.tasks or {}, self.rewards or {})
 
     @property
     def apart(self) -> bool:
