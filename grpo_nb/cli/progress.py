@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any
@@ -15,11 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.pace import pace
 from grpo_nb.run.run import phases
 from grpo_nb.types import StepStats
 
-EVERY_SECONDS = 10.0
-"""Between two lines where standard error is no terminal."""
+EVERY_SECONDS, PARTS = 30.0, 10
+"""Where standard error is no terminal, a line comes at each tenth part of the steps, and no later than that."""
+RECENT = 10
+"""Steps whose times the time left is reckoned from."""
 
 
 class Interrupt:
@@ -136,18 +140,41 @@ class _Bar:
 
 
 class _Lines:
-    """A line now and then, for logs: the first step, the last, and one every so many seconds."""
+    """A line now and then, for logs: the first step, the last, each tenth part, and one every so many seconds."""
 
     def __init__(self, name: str, total: int) -> None:
-        self.name, self.total, self.due = name, total, 0.0
+        self._name, self._due = name, Due(total)
+        self._total, self._rows = total, deque[Mapping[str, Any]](maxlen=RECENT)
 
     def phase(self, words: str) -> None:
-        sys.stderr.write(f"{self.name}: {words}\n")
-        sys.stderr.flush()
+        line(f"{self._name}: {words}")
 
     def step(self, stats: StepStats) -> None:
-        now = time.monotonic()
-        if now >= self.due or stats.step == self.total:
-            self.due = now + EVERY_SECONDS
-            sys.stderr.write(f"{self.name} step {stats.step}/{self.total}  {summary(stats.metrics)}\n")
-            sys.stderr.flush()
+        self._rows.append(stats.metrics)
+        if self._due.at(stats.step):
+            line(step_line(self._name, stats.step, self._total, self._rows))
+
+
+class Due:
+    """Whether a step is worth a line: the first seen, the last, one in a new tenth part, or the time is up."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._step, self._part, self._time = total, -1, -1, 0.0
+
+    def at(self, step: int) -> bool:
+        part, now = PARTS * step // max(self._total, 1), time.monotonic()
+        if step == self._step or (part == self._part and now < self._time):
+            return False
+        self._step, self._part, self._time = step, part, now + EVERY_SECONDS
+        return True
+
+
+def step_line(name: str, step: int, total: int, rows: Sequence[Mapping[str, Any]]) -> str:
+    """One step in words: the numbers of the last of `rows`, and the time left as they have it."""
+    return "  ".join([f"{name} step {step}/{total}", summary(rows[-1]), *pace(rows, total - step)])
+
+
+def line(text: str) -> None:
+    """Onto standard error, at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from grpo_nb.cli.options import UsageError, changes, preset
 from grpo_nb.cli.output import rows_of, say, show_json
+from grpo_nb.cli.study_progress import followed
+from grpo_nb.report.tables import Table
 from grpo_nb.sweeps import Arm, Study, sweep
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -20,7 +22,7 @@ def sweep_command(arguments: Namespace) -> int:
         study.confirm()
     try:
         with _terminated():
-            status = study.status() if arguments.show else study.train(arguments.jobs, arguments.devices)
+            status = study.status() if arguments.show else _trained(study, arguments)
     except KeyboardInterrupt:
         say(f"interrupted: runs that trained are saved; go on with: grpo-nb sweep {arguments.folder}")
         return INTERRUPTED
@@ -29,6 +31,11 @@ def sweep_command(arguments: Namespace) -> int:
     else:
         say(f"{status}\n\n{study.table()}")
     return DONE if arguments.show or not any(status.frame["left"]) else FAILED
+
+
+def _trained(study: Study, arguments: Namespace) -> Table:
+    with followed(study.trials):
+        return study.train(arguments.jobs, arguments.devices)
 
 
 @contextmanager

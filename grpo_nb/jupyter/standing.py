@@ -2,15 +2,14 @@
 
 import os
 import socket
-import statistics
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from grpo_nb.jupyter import notices
 from grpo_nb.jupyter.tailing import Followed
 from grpo_nb.metrics import keys
+from grpo_nb.metrics.pace import pace
 from grpo_nb.report.markup import html
 from grpo_nb.run.lock import Owner
 from grpo_nb.storage.journal import Row
@@ -116,19 +115,3 @@ def _threads(session: Any) -> list[str]:
 def _number(row: Row, key: str) -> float | None:
     value = row.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def pace(rows: Sequence[Row], left: int) -> list[str]:
-    """The median of the newest steps, and what it makes of those that are left."""
-    known = [value for row in rows if (value := _number(row, keys.TIME_STEP)) is not None]
-    if not known:
-        return []
-    seconds = statistics.median(known)
-    each = f"{seconds:.2g} s a step" if seconds < 10 else f"{seconds:.0f} s a step"
-    return [f"{each}, about {_duration(left * seconds)} left" if left > 0 else each]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -16,6 +16,7 @@ from grpo_nb.cli import main, progress, verbs
 from grpo_nb.jupyter import standing
 from grpo_nb.jupyter.start import attach
 from grpo_nb.jupyter.tailing import Followed
+from grpo_nb.metrics.pace import duration
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, load_tasks
@@ -234,13 +235,25 @@ def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 # ---- progress
 
 
+@pytest.mark.parametrize(("total", "lines"), [(50, 11), (300, 11), (7, 7)])
 def test_lines_are_few_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    total: int, lines: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 1000.0)
-    last, interrupted = progress.follow((stats(step) for step in range(1, 51)), "GRPO", 0, 50)
-    assert (last, interrupted) == (50, False)
-    assert [line.split()[2] for line in capsys.readouterr().err.splitlines()] == ["1/50", "50/50"]
+    """The first step and each tenth part, each with what is left; more where those are long in coming."""
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 1e9)
+
+    def timed(step: int) -> StepStats:
+        return StepStats(step, {**stats(step).metrics, "time/step": 600.0})
+
+    last, interrupted = progress.follow((timed(step) for step in range(1, total + 1)), "GRPO", 0, total)
+    written = capsys.readouterr().err
+    found = written.splitlines()
+    assert (last, interrupted, len(found)) == (total, False, lines) and "\r" not in written
+    assert [line.split()[2] for line in (found[0], found[-1])] == [f"1/{total}", f"{total}/{total}"]
+    assert names(found[0], "loss 0.500", duration(600 * (total - 1))) and " left" not in found[-1]
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    progress.follow((timed(step) for step in range(1, total + 1)), "GRPO", 0, total)
+    assert len(capsys.readouterr().err.splitlines()) == total
 
 
 @pytest.mark.parametrize("terminal", [False, True])
