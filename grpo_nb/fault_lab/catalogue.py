@@ -33,7 +33,7 @@ def _updates() -> Iterator[Fault]:
         "stepping_too_early",
         "the optimizer steps after every micro-batch",
         "rule",
-        ("gradient_wrong", "step_one"),
+        ("gradient_wrong", "first_update_wrong"),
         1,
         updates.stepping_too_early,
     )
@@ -65,7 +65,7 @@ def _updates() -> Iterator[Fault]:
         "frozen_adapter",
         "the optimizer holds tensors that the model no longer uses",
         "rule",
-        ("step_one",),
+        ("first_update_wrong",),
         1,
         updates.frozen_adapter,
         LORA,

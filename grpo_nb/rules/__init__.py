@@ -36,7 +36,7 @@ SKIP_RULES: tuple[MomentRule, ...] = (updates.non_finite, updates.grad_spike)
 MOMENT_RULES: tuple[MomentRule, ...] = (
     updates.repeated_skips,
     updates.params_frozen,
-    updates.step_one,
+    updates.first_update_wrong,
     updates.gradient_wrong,
     updates.ratio_broken,
     numeric.sampler_broken,

@@ -92,8 +92,8 @@ class Finding:
 def named_in(text: str) -> list[str]:
     """The rules whose findings a text quotes, as the error does that they ended a training with.
 
-    >>> named_in("TrainingError: error: step_one at step 1: the ratio is not 1.")
-    ['step_one']
+    >>> named_in("TrainingError: error: first_update_wrong at step 1: the ratio is not 1.")
+    ['first_update_wrong']
     """
     return list(dict.fromkeys(_QUOTED.findall(text)))
 

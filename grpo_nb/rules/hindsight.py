@@ -125,7 +125,7 @@ SUSPECTS: Mapping[MomentRule, Suspects] = {
     updates.grad_spike: _large_gradient,
     updates.repeated_skips: _skipped,
     updates.params_frozen: _no_update,
-    updates.step_one: _first_step,
+    updates.first_update_wrong: _first_step,
     updates.gradient_wrong: _first_step,
     updates.ratio_broken: _moved_ratio,
     numeric.sampler_broken: _wide_gap,

@@ -43,7 +43,7 @@ def dead_groups(rows: Rows, config: Config, objective: str) -> Finding | None:
         return None
     expected, right = level(rows, keys.FRAC_ZERO_STD_EXPECTED.of(objective)), label_level(rows, objective, "correct")
     cause = _cause(rows, config, objective, None if expected is None else dead - expected)
-    chance = "" if expected is None else f" (p^K + (1-p)^K of each prompt's success p explains {expected:.0%})"
+    chance = "" if expected is None else f" ({expected:.0%} is expected by chance, from how often each prompt succeeds)"
     solved = cause.name == "solved"
     return Finding(
         "dead_groups",

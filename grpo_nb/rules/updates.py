@@ -121,7 +121,7 @@ def _faint(row: Row, config: Config) -> dict[str, float]:
     return spreads if spreads and max(spreads.values()) < FAINT_SPREAD else {}
 
 
-def step_one(rows: Rows, config: Config) -> Finding | None:
+def first_update_wrong(rows: Rows, config: Config) -> Finding | None:
     """Before the first update the ratio is 1 and the KL 0, and the update moves the weights; else code is wrong."""
     row = rows[-1]
     if row["step"] != FIRST_STEP:
@@ -138,10 +138,11 @@ def step_one(rows: Rows, config: Config) -> Finding | None:
     wrong = _wrong_at_start(values, gap, frozen) + [f"{key} is {spread:.3g}" for key, spread in faint.items()]
     open_ = causes.of_start(row, [*values, *gap, *([keys.GRAD_UPDATE] if frozen else [])])
     return Finding(
-        "step_one",
+        "first_update_wrong",
         "error" if broken else "warning",
         FIRST_STEP,
-        f"what must hold before the first update does not: {'; '.join(wrong)}.",
+        f"before its first update the policy is the reference, so the ratio is 1 and the KL 0, and an update moves the "
+        f"weights; this run breaks that: {'; '.join(wrong)}.",
         {"values": {**values, **{k: v for k, (v, _) in gap.items()}, keys.GRAD_UPDATE: number(row, keys.GRAD_UPDATE)}}
         | faint
         | ({"causes": open_} if broken and not faint else {}),

@@ -80,7 +80,7 @@ def row(sizes: Tensor, key: str, eps: float = BFLOAT16) -> dict[str, Any]:
 def test_step_one_bears_rounding_and_stops_at_more() -> None:
     assert rules.after_step([row(noise(4096), "ratio/logp_difference") | {"ratio/max_deviation": 0.28}], CONFIG) == []
     (stop,) = rules.after_step([row(noise(4096) + 0.1, "ratio/logp_difference")], CONFIG)
-    assert (stop.rule, stop.severity, stop.action) == ("step_one", "error", "stop")
+    assert (stop.rule, stop.severity, stop.action) == ("first_update_wrong", "error", "stop")
     assert stop.evidence["values"]["ratio/logp_difference"] > 0.1
     (fine,) = rules.after_step([row(noise(4096), "ratio/logp_difference", FLOAT32)], CONFIG)
     assert fine.action == "stop", "what is rounding in bfloat16 is none in float32"

@@ -39,6 +39,21 @@ def test_empty_run_reports_without_failing(run: Run) -> None:
     assert report.report(run).table.frame.empty
 
 
+def test_a_comparison_names_what_is_still_to_be_evaluated(run: Run) -> None:
+    shown = report.comparison(run)
+    assert shown.frame.empty and names(shown.caption, f"grpo-nb eval {run.shown}")
+    assert all(f"stage={stage!r}" in shown.caption for stage in ("base", "sft", "latest"))
+    numbers = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 40, "clusters": 20, "effective": 20.0}
+    where = {"stage": "latest", "step": 6, "split": "test", "mode": "greedy", "objective": "fairness", "n": 40}
+    draws = {"resamples": {"accuracy": [0.5] * 1000}, "asked": "q", "pool": "p", "clusters": 20}
+    run.log_evaluation({**where, **draws, "metrics": {"accuracy": numbers}})
+    shown = report.comparison(run)
+    assert len(shown.frame) == 1 and "stage='sft'" in shown.caption and "stage='latest'" not in shown.caption
+    for stage in ("base", "sft"):
+        run.log_evaluation({**where, **draws, "stage": stage, "metrics": {"accuracy": numbers}})
+    assert "evaluate" not in report.comparison(run).caption
+
+
 def test_events_are_told_in_clock_times_and_short_numbers(run: Run) -> None:
     at = datetime(2026, 1, 2, 3, 4, 5).timestamp()
     run.log_event("knob", step=3, key="temperature", old=1.0, new=0.6666666666, by="dashboard", at=at + 0.123)
@@ -112,8 +127,8 @@ def test_an_event_about_content_names_what_is_new_or_changed(tmp_path: Path) -> 
 
 def test_an_event_of_a_failure_names_the_rule_that_the_log_has_already(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "ended", presets.demo())
-    finding = Finding("step_one", "error", 1, "a-long-story", {}, "an-advice", "stop")
+    finding = Finding("first_update_wrong", "error", 1, "a-long-story", {}, "an-advice", "stop")
     run.log_event("failed", step=1, error=f"TrainingError: {finding}")
     run.log_event("failed", step=1, error="OSError: 4711")
     other, ended = report.events(run).frame["what"]
-    assert names(ended, "step_one") and "a-long-story" not in ended and names(other, "OSError", 4711)
+    assert names(ended, "first_update_wrong") and "a-long-story" not in ended and names(other, "OSError", 4711)

@@ -82,7 +82,9 @@ def test_a_ratio_of_1_to_rounding_is_no_finding(gap: float) -> None:
 
 
 def test_at_step_1_the_ratio_is_left_to_the_first_step_s_own_rule() -> None:
-    assert found(rows({"ratio/logp_difference": 0.01})).keys() & {"ratio_broken", "step_one"} == {"step_one"}
+    assert found(rows({"ratio/logp_difference": 0.01})).keys() & {"ratio_broken", "first_update_wrong"} == {
+        "first_update_wrong"
+    }
 
 
 AGREES = {"ratio/logp_difference": 0.0, "grad/update": 1e-4}
@@ -121,7 +123,7 @@ def test_of_a_broken_ratio_only_the_causes_that_are_left_are_named(first: Row, t
     ],
 )
 def test_of_a_wrong_first_step_only_the_causes_that_are_left_are_named(change: Row, open_: list[str]) -> None:
-    finding = found(rows(change))["step_one"]
+    finding = found(rows(change))["first_update_wrong"]
     assert finding.evidence["causes"] == open_ and finding.advice == causes.start_advice(open_)
 
 

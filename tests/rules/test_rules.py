@@ -120,17 +120,17 @@ def test_weights_may_stand_still_for_a_reason(reason: Row) -> None:
 )
 def test_what_must_hold_at_step_one(change: Row, severity: str, action: str) -> None:
     rows = [row | (change if row["step"] == 1 else {}) for row in healthy(5)]
-    finding = found(rows)["step_one"]
+    finding = found(rows)["first_update_wrong"]
     assert (finding.severity, finding.action, finding.step) == (severity, action, 1)
     assert next(iter(change)) in finding.message
-    assert "step_one" not in found(rows[1:])
+    assert "first_update_wrong" not in found(rows[1:])
 
 
-@pytest.mark.parametrize("rule", ["step_one", "params_frozen"])
+@pytest.mark.parametrize("rule", ["first_update_wrong", "params_frozen"])
 def test_rewards_too_small_to_move_a_weight_are_named(rule: str) -> None:
     still, spreads = {keys.GRAD_UPDATE: 0.0}, [*map(keys.REWARD_STD.of, ("fairness", "hallucination"))]
     tiny = still | dict.fromkeys(spreads, 1e-20)
-    first = {"step_one": 1, "params_frozen": 3}[rule]
+    first = {"first_update_wrong": 1, "params_frozen": 3}[rule]
     stop = found(ill(lambda row: tiny, steps=6, since=first))[rule]
     assert stop.action == "stop" and {*spreads} <= stop.evidence.keys()
     assert stop.advice != found(ill(lambda row: still, steps=6, since=first))[rule].advice
