@@ -187,7 +187,8 @@ def before_after(comparison: pd.DataFrame) -> Picture:
             canvas.dress(axis, grid="x")
             _stages(axis, name, lines, PALETTE[i % len(PALETTE)])
         if not groups:
-            figure.text(0.5, 0.5, "no evaluations yet", ha="center", va="center", size=12, color=FAINT)
+            empty = "no evaluations yet: run grpo_nb.evaluate(run)"
+            figure.text(0.5, 0.5, empty, ha="center", va="center", size=12, color=FAINT)
         return figure
 
 

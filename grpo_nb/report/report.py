@@ -1,7 +1,7 @@
 """What a run's files say, for reading without a live kernel: its picture, tables of its logs, its answers."""
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from grpo_nb import plots
 from grpo_nb.doctor import diagnose
 from grpo_nb.doctor.reward_check import Bench
-from grpo_nb.evaluation.compare import Stage, three
+from grpo_nb.evaluation.compare import STAGES, Stage, three
 from grpo_nb.evaluation.compare import comparison as stages_compared
 from grpo_nb.evaluation.evaluate import ask, examples_of, restore_policy
 from grpo_nb.evaluation.pareto import pareto
@@ -195,8 +195,8 @@ def evaluation(frame: pd.DataFrame) -> Table:
 
 def comparison(run: Run) -> Table:
     """Base, SFT and newest side by side on the same items, and what GRPO changed."""
-    table = []
-    for row in stages_compared(run).to_dict("records"):
+    table, compared = [], stages_compared(run)
+    for row in compared.to_dict("records"):
         line = {"objective": row["objective"], "metric": row["metric"]}
         for part in ("base", "sft", "latest", "difference"):
             title = {"difference": "change by GRPO [95%]", "latest": "after GRPO"}.get(part, part)
@@ -204,9 +204,17 @@ def comparison(run: Run) -> Table:
         verdict = {True: "yes", False: "no"}.get(row["differs"], "")
         table.append(line | {"differs": verdict, "items": row["n"], "clusters": row["clusters"]})
     caption = f"{run.name}, the same held-out items at every stage"
-    if not table:
-        caption = f"{run.name} was not evaluated yet: evaluate(run, stage='sft') and, after GRPO, evaluate(run)"
-    return Table(pd.DataFrame(table), caption)
+    missing = [str(stage) for stage in STAGES if compared[str(stage)].isna().all()]
+    return Table(pd.DataFrame(table), f"{caption}. {_to_evaluate(run, missing)}" if missing else caption)
+
+
+def _to_evaluate(run: Run, missing: Sequence[str]) -> str:
+    """What to run for the stages that a comparison lacks."""
+    calls = ", ".join(f"grpo_nb.evaluate(run, stage={stage!r})" for stage in missing)
+    return (
+        f"Not evaluated yet: {', '.join(missing)}. To measure, run {calls} in a cell (own tasks: tasks=own.tasks), "
+        f"or `grpo-nb eval {run.shown} --stage {missing[-1]}` in a terminal; then run this cell again"
+    )
 
 
 def front(stages: pd.DataFrame) -> Table:
