@@ -59,6 +59,7 @@ class Session:
         """The step that the newest `step_once` asked for."""
         self._phase = "", 0.0
         """What the training was seen to do before its next step, and since when."""
+        self._pause_noted = False
         self._guard: asyncio.Task[None] | None = None
         """Waits for the interrupt that stops the training, after one that ended a wait."""
 
@@ -247,6 +248,7 @@ class Session:
         with waiting.followed(self, to_the_end=step is None):
             try:
                 while self._waiting_for(step) and not held():
+                    self._note_pause()
                     await asyncio.sleep(POLL_SECONDS)
             except (asyncio.CancelledError, KeyboardInterrupt):
                 if self.live and kernel.in_notebook():
@@ -298,6 +300,8 @@ class Session:
         words = [f"{self.run.name}: {state}, step {step} of {steps}{total}"]
         if self.state.is_active and (owner := self.run.status().owner) is not None and owner.doing:
             words.append(self.doing(owner.doing))
+        if self.state is RunState.PAUSED:
+            words.append(self._resumed_by())
         if (error := self.error) is not None:
             words.append(f"{type(error).__name__}: {error}")
         return Summary(printable("; ".join([*words, *filter(None, [self.stale])])))
@@ -374,6 +378,7 @@ class Session:
         try:
             held = self._held_by(step)
             while self._waiting_for(step) and not held():
+                self._note_pause()
                 meanwhile()
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
@@ -392,6 +397,18 @@ class Session:
         if step is None and self.run.knobs.command is Command.PAUSE:
             return lambda: self.state is RunState.PAUSED and self.step >= self._held_from
         return lambda: False
+
+    def _resumed_by(self) -> str:
+        """How a pause ends."""
+        buttons = "the button Resume, " if kernel.in_notebook() else ""
+        return f"{buttons}session.resume() or `grpo-nb tell {self.run.shown} resume` continues"
+
+    def _note_pause(self) -> None:
+        """Show once, while a cell or a script waits, that the run is held and will not end by itself."""
+        paused = self.run.knobs.command is Command.PAUSE and self.state is RunState.PAUSED
+        if paused and not self._pause_noted:
+            kernel.notify(f"{self.run.name} is paused before step {self.step + 1}: {self._resumed_by()}")
+        self._pause_noted = paused
 
     def _interrupted(self) -> None:
         if self._worker is None:

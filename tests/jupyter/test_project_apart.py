@@ -1,4 +1,4 @@
-"""Own tasks and rewards in a process of its own and in the terminal: by the import paths of this user's project file."""
+"""Own tasks and rewards in another process and in the terminal: by the import paths of the project file."""
 
 import sys
 from collections.abc import Iterator

@@ -67,6 +67,30 @@ def test_a_wait_after_one_step_ends_once_the_run_is_held(stage: Stage, run: Run)
     live.wait_blocking()
 
 
+def test_a_wait_for_a_paused_run_says_what_holds_it(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where it began after the pause, in its result; else in a line under the waiting cell, once a pause."""
+    said: list[str] = []
+    monkeypatch.setattr(kernel, "notify", said.append)
+    live = start(run)
+    stage.release(2)
+    asyncio.run(live.wait(step=2))
+    assert not said
+    waiting = threading.Thread(target=lambda: live.wait_blocking(step=3))
+    waiting.start()
+    live.pause()
+    run.log_event("paused", step=2)
+    until(lambda: said)
+    time.sleep(0.3)
+    assert len(said) == 1 and names(said[0], "tiny", 3, "session.resume()", f"grpo-nb tell {run.shown} resume")
+    assert names(asyncio.run(live.wait()), "paused", "session.resume()", f"grpo-nb tell {run.shown} resume")
+    live.resume()
+    stage.release(1)
+    waiting.join(60)
+    assert "resume()" not in live.summary()
+    live.stop()
+    live.wait_blocking()
+
+
 @pytest.mark.ux(12, at="unit")
 def test_second_start_is_refused_with_choices(stage: Stage, run: Run) -> None:
     start(run)
