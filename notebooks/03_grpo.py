@@ -50,8 +50,8 @@ print(config.batch.describe())
 # ## Start
 # The first third of the steps. The cell returns at once, and the kernel stays free while a thread trains; what comes
 # up below it is the control room, which shows the same again in any cell that says `training`. *Run All* scrolls to the
-# last cell: scroll back here, or watch the status line of the cell that waits. To keep the control room in view,
-# right-click it and choose *Create New View for Cell Output* (JupyterLab): it moves to a tab of its own. In the curves,
+# last cell, above which the control room stands once more, with more steps to steer. To keep it in view, right-click it
+# and choose *Create New View for Cell Output* (JupyterLab): it moves to a tab of its own. In the curves,
 # point for values, drag to zoom, double-click for all steps, and click an objective to hide it.
 
 # %%
@@ -99,7 +99,8 @@ training
 # where it is turned, though the model is the same.
 #
 # Every turn is a mark in the curve of that knob and a line in the log, with who made it. Go back with `auto`, or by
-# typing the old number: nothing that you can do here breaks the run.
+# typing the old number: nothing that you can do here breaks the run. The demo's third is over in seconds; the last
+# section trains on, with time to try.
 #
 # The next cell waits, and cells below it wait for it. To run one of your own meanwhile, press the notebook's stop
 # button (■): it ends the waiting and not the training. ■ once more, when no cell runs, or *Stop* in the control room
@@ -157,6 +158,17 @@ report.starts(run)
 
 # %%
 report.evaluation(g.evaluate(run, stage="latest", tasks=own.tasks))
+
+# %% [markdown]
+# ## Steer it yourself
+# Twice as many steps again, beyond those that the settings ask for, so that there is time to drag β and temperature:
+# the control room, and below it the line of the cell that waits. What you turn is a mark in the curves, here and in 04.
+# The numbers above are measured already; another `report.evaluation` cell measures what you made of the model.
+
+# %%
+training = g.start(run, steps=3 * config.run.steps, tasks=own.tasks, rewards=own.rewards)
+display(training)
+await training.wait()
 
 # %%
 print(kernel.memory_held())

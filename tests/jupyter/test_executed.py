@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("this_checkout")
 NOTEBOOKS = ROOT / "notebooks"
 NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab")
 CHANGES = SMALL | {"run.steps": 6}
+STEPS = 3 * CHANGES["run.steps"]
+"""That 03 trains: those of the settings, and twice as many to steer."""
 
 
 def execute(name: str, out: Path, **settings: Any) -> str:
@@ -51,7 +53,7 @@ def executed(this_checkout: None, tmp_path_factory: pytest.TempPathFactory) -> t
 @pytest.mark.ux(1, 28, 31, 39, at="nbclient")
 def test_every_notebook_runs_and_its_page_needs_no_network(executed: tuple[Run, dict[str, str]]) -> None:
     run, pages = executed
-    assert run.status().state == "done" and run.last_step() == 6
+    assert run.status().state == "done" and run.last_step() == STEPS
     for name, page in pages.items():
         assert not re.search(r"<(?:script|img|link)[^>]+(?:src|href)=[\"']?(?:https?:)?//", page), name
         assert "Traceback (most recent call last)" not in page
@@ -88,8 +90,8 @@ def test_executed_again_it_is_reused_and_another_run_gives_the_same_numbers(
 ) -> None:
     run, _ = executed
     page = execute("03_grpo", tmp_path, RUN=str(run.path))
-    assert names(page, "tiny", 6, "fresh=True")
-    assert run.last_step() == 6
+    assert names(page, "tiny", STEPS, "fresh=True")
+    assert run.last_step() == STEPS
     again = tiny_run(tmp_path, "again", **{key.replace(".", "__"): value for key, value in CHANGES.items()})
     for name in ("02_sft", "03_grpo"):
         execute(name, tmp_path, RUN=str(again.path))
