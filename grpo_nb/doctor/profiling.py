@@ -162,6 +162,9 @@ def profile(
 ) -> Profile:
     """Train `steps` steps of a copy under torch's profiler, without judges and evaluations; the run is not touched.
 
+    Two lines `USDT:... profiler_start` and `profiler_stop` on standard error are torch's own (2.13). Its profiler
+    writes them at a level above errors, so the one switch that hides them, KINETO_LOG_LEVEL=6, hides its errors too.
+
     Args:
         out: file of the trace; default: `trace.json.gz` in the run's folder.
         tasks, rewards, engine: as for `grpo`, where the run has some of your own.
