@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from grpo_nb.config import Config as Config
     from grpo_nb.doctor import diagnose as diagnose
     from grpo_nb.evaluation.evaluate import evaluate as evaluate
+    from grpo_nb.exports import export as export
     from grpo_nb.jupyter.dashboard import Dashboard as Dashboard
     from grpo_nb.jupyter.reload import reload as reload
     from grpo_nb.jupyter.start import attach as attach
@@ -48,6 +49,7 @@ _HOME = {
     "compare": "report.run_comparison",
     "diagnose": "doctor",
     "evaluate": "evaluation.evaluate",
+    "export": "exports",
     "grpo": "training.grpo",
     "load_policy": "policy.model",
     "plan": "policy.memory",

@@ -19,7 +19,7 @@ LAYERS = (
     {"config", "presets", "tasks", "rewards", "judge", "plots"},
     {"policy", "rollout", "passes", "run", "ranks"},
     {"preflight", "evaluation", "rules", "training", "doctor"},
-    {"report", "sweeps", "jupyter", "cli", "fault_lab", "dev", "__main__"},
+    {"report", "exports", "sweeps", "jupyter", "cli", "fault_lab", "dev", "__main__"},
 )
 """The tree by layer, lowest first: a name is a file, or a folder with all that is in it."""
 LEVEL = {name: layer for layer, names in enumerate(LAYERS) for name in names}

@@ -55,7 +55,7 @@ def parser() -> ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     looking = (_status, _samples, _diagnose, _compare, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
-    for add in (_sft, _train, _tell, _eval, _answer, _score, _sweep, *looking, _notebooks):
+    for add in (_sft, _train, _tell, _eval, _answer, _score, _export, _sweep, *looking, _notebooks):
         add(verbs)
     return top
 
@@ -210,6 +210,37 @@ def _answer(commands: Any) -> None:
     command.add_argument("--out", required=True, metavar="FILE", help="where to write it; a file there is replaced")
     _stage_argument(command)
     changed_argument(command)
+
+
+def _export(commands: Any) -> None:
+    command = command_of(
+        commands,
+        "export",
+        "write a stage's model for use elsewhere, with a model card",
+        "adapter: PEFT; merged: a transformers model; gguf: one file, where it reads back as it was (Llama, Qwen2, "
+        "Qwen3). README.md is filled from the run: data, settings, curves, evaluations. --push uploads it with the "
+        "token in HF_TOKEN.",
+        "grpo-nb export runs/mine --out exported\n"
+        "grpo-nb export runs/mine --out exported --format merged --stage best\n"
+        "grpo-nb export runs/mine --out exported --push ada/fair-qwen",
+    )
+    run_argument(command)
+    command.add_argument("--out", required=True, metavar="FOLDER", help="where to write it; must be missing or empty")
+    command.add_argument(
+        "--format",
+        choices=("adapter", "merged", "gguf"),
+        help="default: adapter where LoRA trains, else merged",
+    )
+    command.add_argument(
+        "--stage",
+        type=values.exported_stage,
+        default="latest",
+        metavar="STAGE",
+        help="latest (default), sft, a step, best (between the objectives), or best/OBJECTIVE",
+    )
+    command.add_argument("--push", metavar="OWNER/NAME", help="upload it to this repository, made private if missing")
+    command.add_argument("--public", action="store_true", help="with --push: a new repository can be read by anyone")
+    json_argument(command)
 
 
 def _stage_argument(command: ArgumentParser) -> None:

@@ -43,6 +43,7 @@ def command_of(commands: Any, name: str, summary: str, details: str, examples: s
 
 
 _MODULES = {"sft": "verbs", "train": "verbs", "eval": "verbs", "answer": "scores", "score": "scores", "sweep": "sweeps"}
+_MODULES |= {"export": "sharing"}
 _MAKES = {"sft", "train", "eval"}
 """Commands that make a run; arguments are checked before torch is imported, which takes seconds."""
 

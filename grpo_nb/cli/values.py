@@ -117,6 +117,16 @@ def stage(text: str) -> str | int:
     return text
 
 
+def exported_stage(text: str) -> str | int:
+    """A stage of a run to export; also `best` or `best/OBJECTIVE`."""
+    if text == "best" or text.startswith("best/"):
+        return text
+    try:
+        return stage(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, best, or best/OBJECTIVE") from None
+
+
 def gib(text: str) -> float:
     """Memory in GiB, more than 0."""
     try:

@@ -1,0 +1,206 @@
+"""A run's model for use elsewhere: an adapter, a merged model or a GGUF file with a model card, on disk or a hub."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from peft import PeftModel
+
+from grpo_nb import plots
+from grpo_nb.evaluation.compare import Stage
+from grpo_nb.evaluation.evaluate import restore_policy, stage_checkpoint
+from grpo_nb.evaluation.pareto import best, knee
+from grpo_nb.exports import hub
+from grpo_nb.exports.card import PICTURE, Contents, card
+from grpo_nb.exports.errors import ExportError as ExportError
+from grpo_nb.metrics.phases import timed
+from grpo_nb.policy import adapter_files, gguf_files
+from grpo_nb.policy.merged import merged
+from grpo_nb.policy.model import Policy
+from grpo_nb.policy.source import Source
+from grpo_nb.printable import clean_logger, cut
+from grpo_nb.report.report import picture
+from grpo_nb.run.run import Run
+
+logger = clean_logger(__name__)
+
+Format = Literal["adapter", "merged", "gguf"]
+FORMATS: tuple[str, ...] = get_args(Format)
+README = "README.md"
+WEIGHTS = {"adapter": adapter_files.WEIGHTS, "merged": "model.safetensors", "gguf": "model.gguf"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written, and where."""
+
+    folder: Path
+    format: str
+    stage: Stage
+    """`sft`, or the step of the GRPO checkpoint."""
+    files: tuple[str, ...]
+    address: str = ""
+    """Of the repository that it was pushed to."""
+
+    def __str__(self) -> str:
+        stage = "SFT" if self.stage == "sft" else f"step {self.stage}"
+        pushed = f", pushed to {self.address}" if self.address else ""
+        return f"{self.folder}: {self.format} of {stage}{pushed}"
+
+
+def export(
+    run: Run | str | Path,
+    folder: str | Path,
+    *,
+    format: Format | None = None,
+    stage: Stage | str = "latest",
+    push: str | None = None,
+    public: bool = False,
+) -> Export:
+    """Write the model of one stage of a run into a new folder, with a model card; optionally push it to a hub.
+
+    Args:
+        run: a Run, its name or its path.
+        folder: where to write; must be missing or empty.
+        format: `adapter` (PEFT), `merged` (a transformers model, the adapter added to its weights), or `gguf` (one
+            file, for the architectures of `gguf_files`). None: `adapter` where LoRA trains, else `merged`.
+        stage: `latest`, a step, `sft`, `best` (`pareto.knee`: the stage that gives up least of any objective), or
+            `best/OBJECTIVE` (`pareto.best`).
+        push: `owner/name` of a repository; the token is HF_TOKEN's in the environment. Made if missing, private.
+        public: a repository that is made can be read by anyone.
+
+    Raises:
+        ExportError: something is in the folder, the format does not fit the run, or the hub refused.
+        ModelError: the weights cannot be written in this format; the message says which would do.
+        RunError: the stage has no checkpoint.
+        DependencyChanged: as `restore_policy`.
+    """
+    run, folder = Run.of(run), Path(folder).expanduser().absolute()
+    _check(format, folder)
+    token = None if push is None else hub.check(push)
+    chosen = resolved(run, stage)
+    policy = restore_policy(run, chosen)
+    kind = _fitting(policy, format)
+    with timed(f"writing {kind} of {run.name}"), _appearing(folder) as draft:
+        source = _source(policy)
+        _write(policy, kind, draft, run.name)
+        drawn = _draw(run, draft)
+        contents = Contents(kind, chosen, source, WEIGHTS[kind], drawn)
+        (draft / README).write_text(card(run, contents), encoding="utf-8")
+    files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
+    address = ""
+    if push is not None and token is not None:
+        _report_local_base(source)
+        with timed(f"pushing to {push}"):
+            address = hub.push(folder, push, token, public=public)
+    return Export(folder, kind, chosen, files, address)
+
+
+def resolved(run: Run, stage: Stage | str) -> Stage:
+    """The stage that a word means: `sft`, or the step of a checkpoint that verifies.
+
+    Raises:
+        ExportError: no such word, or the stage holds the base model as it was loaded.
+        RunError: the stage has no checkpoint, or nothing was evaluated to find the best by.
+    """
+    objectives = list(run.config.objectives)
+    wanted: Stage
+    if stage == "best":
+        wanted = best(run, objectives[0]) if len(objectives) == 1 else knee(run)
+    elif isinstance(stage, str) and stage.startswith("best/"):
+        wanted = best(run, stage.removeprefix("best/"))
+    elif isinstance(stage, int) or stage in ("sft", "latest", "base"):
+        wanted = stage  # type: ignore[assignment]
+    else:
+        raise ExportError(
+            f"stage='{cut(stage)}' is no stage; needs latest, sft, a step, best, or best/OBJECTIVE, with one of "
+            f"{', '.join(objectives)}"
+        )
+    checkpoint = stage_checkpoint(run, wanted)
+    if checkpoint is None:
+        raise ExportError(
+            f"stage {wanted!r} of {run.name} is the base model as it was loaded, so there is nothing to export. Choose "
+            "the step of a checkpoint, or 'latest'"
+        )
+    return "sft" if wanted == "sft" else checkpoint.step
+
+
+def _check(format: str | None, folder: Path) -> None:
+    if format not in (None, *FORMATS):
+        raise ExportError(f"format='{cut(str(format))}' is unknown; needs one of {', '.join(FORMATS)}")
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ExportError(f"{folder} is not an empty folder; an export needs a new one. Name another, or remove it")
+    if not folder.parent.is_dir():
+        raise ExportError(f"the folder {folder.parent} is missing; make it, or name another place")
+
+
+def _fitting(policy: Policy, format: str | None) -> str:
+    """The format to write.
+
+    Raises:
+        ExportError, ModelError: the model has no such form.
+    """
+    lora = isinstance(policy.model, PeftModel)
+    kind = format or ("adapter" if lora else "merged")
+    if kind == "adapter" and not lora:
+        raise ExportError(
+            f"all weights of '{policy.name}' were trained, so there is no adapter; export it with format='merged'"
+        )
+    if kind == "gguf":
+        base: Any = policy.model.get_base_model() if isinstance(policy.model, PeftModel) else policy.model
+        gguf_files.refuse(base)
+    return kind
+
+
+def _write(policy: Policy, kind: str, folder: Path, name: str) -> None:
+    if kind == "adapter":
+        policy.save(folder)
+    elif kind == "merged":
+        merged(policy).save(folder)
+    else:
+        gguf_files.save(merged(policy), folder / WEIGHTS["gguf"], name)
+
+
+def _draw(run: Run, folder: Path) -> bool:
+    """Whether there are curves to show."""
+    if run.last_step() is None:
+        return False
+    (folder / PICTURE).write_bytes(plots.to_kept_png(picture(run)))
+    return True
+
+
+def _source(policy: Policy) -> Source:
+    source = policy.origin.source
+    assert source is not None, "a policy of a run was loaded from files"
+    return source
+
+
+def _report_local_base(source: Source) -> None:
+    base = source.base or source
+    if base.kind in ("folder", "gguf"):
+        logger.warning(
+            "the base model of what is pushed is a path of this machine, %s: others need its adapter_config.json "
+            "corrected to a hub id, or the export in the format 'merged'",
+            base.name,
+        )
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """A hidden folder beside it, which takes its name once the block ends; nothing is left where the block fails."""
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        draft.mkdir()
+        yield draft
+        if folder.is_dir():
+            folder.rmdir()
+        draft.rename(folder)
+    except OSError as error:
+        raise ExportError(f"cannot write {folder}: {error}; choose a folder that can be written") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

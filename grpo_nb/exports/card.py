@@ -1,0 +1,247 @@
+"""The model card of an export: README.md, filled from the run's own files.
+
+All that a run says is data: in the text each mark of Markdown and HTML in it is escaped, in the metadata it is a YAML
+string, in the example a Python string. Keys are struck out, and home folders shortened.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_nb import __version__, presets
+from grpo_nb.config import Config
+from grpo_nb.doctor.redaction import known_secrets, redacted
+from grpo_nb.evaluation.compare import Stage, is_of, logged
+from grpo_nb.policy.source import Source
+from grpo_nb.printable import clean_logger, one_line
+from grpo_nb.report.tables import cell, interval
+from grpo_nb.run import dependencies_file
+from grpo_nb.run.run import Run
+
+logger = clean_logger(__name__)
+
+PICTURE = "curves.png"
+LONGEST_README = 1 << 20
+"""Bytes of a base model's README.md that is looked into for its licence."""
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")
+_MARKS = re.compile(r"[\\`*_\[\]<>|&$~#:/@!]|(?<!\d)\.|\.(?!\d)")
+"""What begins or ends something in Markdown, its extensions, or HTML; a decimal point does not."""
+_USES = {
+    "adapter": (
+        "from peft import PeftModel\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        "base = AutoModelForCausalLM.from_pretrained({base})\n"
+        'model = PeftModel.from_pretrained(base, "FOLDER_OR_REPOSITORY")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_REPOSITORY")'
+    ),
+    "merged": (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER_OR_REPOSITORY")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_REPOSITORY")'
+    ),
+    "gguf": (
+        "from grpo_nb import load_policy\n"
+        "from grpo_nb.config import ModelConfig\n\n"
+        'policy = load_policy(ModelConfig(name="FOLDER/{file}"))  # llama.cpp reads the file, too'
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was exported."""
+
+    format: str
+    stage: Stage
+    """`sft`, or the step of a checkpoint."""
+    source: Source
+    """Of the model that training started from."""
+    weights: str
+    """The file of the weights."""
+    picture: bool
+
+
+def card(run: Run, contents: Contents) -> str:
+    """The README.md of an export."""
+    secrets = known_secrets()
+    name = escaped(redacted(run.name, secrets))
+    step = "after SFT" if contents.stage == "sft" else f"at step {contents.stage} of GRPO"
+    base = contents.source.base or contents.source
+    parts = [
+        _metadata(contents, base),
+        f"# {name}",
+        f"A language model {step}, trained with grpo\\_nb {escaped(__version__)} on "
+        f"{escaped(', '.join(run.config.objectives))}. All numbers below are read from the log of the run.",
+        _use(contents, base, secrets),
+        "## Model",
+        _table(("", ""), _model_facts(run, contents, base, secrets)),
+        "## Data",
+        _table(("objective", "task", "data", "content"), _data(run, secrets)),
+        "## Evaluation",
+        *_evaluation(run, contents.stage),
+        *(("## Curves", f"![Curves of the training: reward, KL, beta, length]({PICTURE})") if contents.picture else ()),
+        "## Settings",
+        *_settings(run.config, secrets),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(value: object) -> str:
+    r"""A value as text of Markdown, on one line: no mark of it, and no tag of HTML, is one.
+
+    >>> escaped("a|b <i>_c_</i>")
+    'a\\|b \\<i\\>\\_c\\_\\<\\/i\\>'
+    """
+    return _MARKS.sub(r"\\\g<0>", one_line(value))
+
+
+def licence(base: Source) -> str | None:
+    """The licence that the base model's own files state; None where they do not. Nothing is asked of the network."""
+    if base.kind == "gguf":
+        return _named(_gguf_licence(base.path))
+    readme = _readme(base)
+    try:
+        if readme is None or not readme.is_file() or readme.stat().st_size > LONGEST_README:
+            return None
+        from huggingface_hub.repocard import metadata_load
+
+        found: Any = metadata_load(readme)
+    except Exception:  # YAML of anybody
+        logger.debug("the licence in %s cannot be read", readme, exc_info=True)
+        return None
+    return _named(found.get("license")) if isinstance(found, dict) else None
+
+
+def nearest_preset(config: Config) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    """The preset with the fewest settings that differ, and those settings with (its, the run's)."""
+    found = {name: make().differences(config) for name, make in presets.PRESETS.items()}
+    name = min(found, key=lambda name: len(found[name]))
+    return name, found[name]
+
+
+def _named(value: Any) -> str | None:
+    text = str(value).strip().lower() if isinstance(value, str) else ""
+    return text if _LICENCE.fullmatch(text) else None
+
+
+def _gguf_licence(path: Path | None) -> Any:
+    from gguf import GGUFReader
+
+    field = GGUFReader(str(path)).fields.get("general.license")
+    return None if field is None else field.contents()
+
+
+def _readme(base: Source) -> Path | None:
+    if base.kind == "hub":
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(base.name, "README.md")
+        return Path(found) if isinstance(found, str) else None
+    return None if base.path is None else base.path / "README.md"
+
+
+def _metadata(contents: Contents, base: Source) -> str:
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        license=licence(base),
+        base_model=base.name if base.kind == "hub" else None,
+        library_name={"adapter": "peft", "merged": "transformers"}.get(contents.format),
+        pipeline_tag="text-generation",
+        tags=["grpo", "grpo_nb", *(["gguf"] if contents.format == "gguf" else [])],
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _use(contents: Contents, base: Source, secrets: Sequence[str]) -> str:
+    code = _USES[contents.format]
+    code = code.replace("{base}", json.dumps(redacted(base.name, secrets)))
+    return f"```python\n{code.replace('{file}', contents.weights)}\n```"
+
+
+def _model_facts(run: Run, contents: Contents, base: Source, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield "base model", _shown(base.name, secrets)
+    yield "licence of the base model", licence(base) or "not stated in its files"
+    yield "format", contents.format
+    yield "stage", "SFT" if contents.stage == "sft" else f"GRPO, step {contents.stage}"
+    yield "algorithm", run.config.algorithm.name
+    yield "seed", str(run.config.run.seed)
+
+
+def _data(run: Run, secrets: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    digests = _digests(run)
+    for name, objective in run.config.objectives.items():
+        yield name, objective.task, _shown(objective.data, secrets), digests.get(f"data/{name}", "")
+    if run.config.sft.steps:
+        yield "SFT", "", _shown(run.config.sft.data, secrets), digests.get("data/sft", "")
+
+
+def _digests(run: Run) -> dict[str, str]:
+    """The beginning of each digest that the run depends on, by name."""
+    try:
+        ledger = dependencies_file.read(run.path)
+    except Exception:
+        logger.warning("what the run depends on cannot be read", exc_info=True)
+        ledger = None
+    return {} if ledger is None else {name: entry.digest[:12] for name, entry in ledger.entries.items()}
+
+
+def _evaluation(run: Run, stage: Stage) -> Iterator[str]:
+    """Held-out measures of base, SFT and what was exported, in the modes that they were measured in."""
+    stages: dict[str, Stage] = {"base": "base", "SFT": "sft"}
+    if stage != "sft":
+        stages["this model"] = stage
+    lines = []
+    for mode in ("greedy", "sample", "quick"):
+        rows = logged(run, "test", mode)
+        for objective in dict.fromkeys(row["objective"] for row in rows):
+            own = [row for row in rows if row["objective"] == objective]
+            newest = {name: next((r for r in reversed(own) if is_of(r, s)), None) for name, s in stages.items()}
+            metrics = dict.fromkeys(name for row in newest.values() if row is not None for name in row["metrics"])
+            lines += [
+                (objective, metric, mode, *(_measured(row, metric) for row in newest.values())) for metric in metrics
+            ]
+    if not lines:
+        yield "None of these stages was evaluated on held-out examples."
+        return
+    yield (
+        "Held-out examples, with 95% intervals over templates and texts. `greedy` takes the likeliest token, `sample` "
+        "draws; `quick` is greedy on the few questions that were asked while it trained."
+    )
+    yield _table(("objective", "metric", "mode", *stages), lines)
+
+
+def _measured(row: Any, metric: str) -> str:
+    numbers = None if row is None else row["metrics"].get(metric)
+    if numbers is None:
+        return ""
+    return interval(*(float("nan") if (v := numbers.get(key)) is None else v for key in ("value", "low", "high")))
+
+
+def _settings(config: Config, secrets: Sequence[str]) -> Iterator[str]:
+    name, found = nearest_preset(config)
+    if not found:
+        yield f"Those of the preset `{name}`."
+        return
+    yield f"{len(found)} of them differ from the preset `{name}`, which is the nearest:"
+    rows = [
+        (key, _shown(_plain(theirs), secrets), _shown(_plain(mine), secrets)) for key, (theirs, mine) in found.items()
+    ]
+    yield _table(("setting", name, "this run"), rows)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _shown(value: object, secrets: Sequence[str]) -> str:
+    return cell(redacted(str(value), secrets))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head)]
+    body = [[escaped(value) for value in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *body])

@@ -1,0 +1,58 @@
+"""Uploading an exported folder to a hub, with the token of the environment and of nowhere else."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo_nb.exports.errors import ExportError
+from grpo_nb.judge.secrets import strike
+from grpo_nb.policy.loading import quietly
+from grpo_nb.printable import cut
+
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Environment variables that hold the token, the first that is set."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+def check(repository: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The token to push with.
+
+    Raises:
+        ExportError: `repository` is no `owner/name`, or no variable of the environment has a token.
+    """
+    if _REPOSITORY.fullmatch(repository) is None or ".." in repository or "--" in repository:
+        raise ExportError(f"push='{cut(repository)}' is no repository of a hub; give owner/name, e.g. ada/fair-demo")
+    token = next((value for name in TOKENS if (value := environment.get(name, "").strip())), None)
+    if token is None:
+        raise ExportError(
+            f"pushing to {repository} needs a token with the right to write. Set {TOKENS[0]} in the environment before "
+            "Python starts; a token is never taken from a setting, and never written down"
+        )
+    return token
+
+
+def push(folder: Path, repository: str, token: str, *, public: bool = False) -> str:
+    """Upload the files of `folder` as one commit, to a repository that is made if missing; its address.
+
+    Args:
+        public: whether a new repository can be read by anyone; one that exists stays as it is.
+
+    Raises:
+        ExportError: the hub refused, or cannot be reached. The folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        with quietly():
+            hub = HfApi(token=token)
+            made = hub.create_repo(repository, private=not public, exist_ok=True)
+            hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload an export of grpo_nb")
+    except Exception as error:  # the client's, and its HTTP library's own, which differ from version to version
+        causes = [error, *([error.__cause__] if error.__cause__ else [])]
+        why = strike("; ".join(f"{type(cause).__name__}: {cause}" for cause in causes), [token])
+        raise ExportError(
+            f"{folder} was exported, and could not be pushed to {repository}: {why}. Check the token's rights and the "
+            "network, then push the folder (hf upload), or export it to another one"
+        ) from None
+    return f"{hub.endpoint}/{made.repo_id}"
