@@ -18,8 +18,8 @@
 # # 4. Diagnostics: what happened, and what to change
 #
 # This notebook reads the run's folder, so it works on a run that trains now, ended last week, or lies on another
-# machine's disk; only the profile near its end loads the model. **The goal**: to know whether the run did any good,
-# beyond chance, what went wrong on the way, and what to change next time.
+# machine's disk; only the profile and the questions near its end load the model. **The goal**: to know whether the run
+# did any good, beyond chance, what went wrong on the way, and what to change next time.
 #
 # | | demo |
 # |---|---|
@@ -35,7 +35,7 @@ import torch
 import grpo_nb as g
 from grpo_nb import doctor, losses, plots
 from grpo_nb.evaluation import pareto
-from grpo_nb.jupyter import kernel, project
+from grpo_nb.jupyter import kernel, project, talk
 from grpo_nb.report import report, tables
 
 print("grpo_nb", g.__version__)
@@ -43,6 +43,7 @@ print("grpo_nb", g.__version__)
 # %% tags=["parameters"]
 RUN = None  # the run that 01_load opened last; a name or a path opens another one
 OTHER = ""  # name or path of a run to compare with
+EXPORT = ""  # new folder for a model to take home
 PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
 # %% [markdown]
@@ -102,6 +103,16 @@ plots.pareto(front)
 report.front(front)
 
 # %% [markdown]
+# ## Take it home
+# With `EXPORT` set: the best stage as a PEFT adapter or, where all weights were trained, as a transformers model, with
+# a model card that is filled from this run. `format="gguf"` writes one file, where it reads back as the same model;
+# `push="owner/name"` uploads the folder, with the token in `HF_TOKEN`.
+
+# %%
+if EXPORT:
+    print(g.export(run, EXPORT, stage="best"))
+
+# %% [markdown]
 # ## What it wrote
 # The kinds of answers over the steps, then the newest samples. Reward going up while the text gets worse is reward
 # hacking: read some.
@@ -140,6 +151,14 @@ if PROFILE_STEPS:
     profiled = doctor.profile(run, steps=PROFILE_STEPS, tasks=own.tasks, rewards=own.rewards)
     display(tables.Table(pd.DataFrame(profiled.rows()), f"{profiled.trace.name}: the trace"))
     display(tables.Table(pd.DataFrame(profiled.memory.rows()), "live tensors"))
+
+# %% [markdown]
+# ## Talk to it
+# The same question to the base model, after SFT and after GRPO, side by side. Type one, or choose an example: its task
+# then scores each answer. One model is in memory, loaded at the first question.
+
+# %%
+talk.Talk(run, tasks=project.own(run).tasks)
 
 # %% [markdown]
 # ## When it fails

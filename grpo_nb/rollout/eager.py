@@ -1,6 +1,6 @@
 """The engine for any device: a plain decoding loop over a growing key-value cache."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -50,6 +50,31 @@ class EagerEngine:
             for first in range(0, len(request.prompt_ids), at_once):
                 _decode(policy, _prefill(policy, request, first, at_once), drawn, request)
         return drawn.rollouts()
+
+
+def stream(policy: Policy, request: Request) -> Iterator[list[int]]:
+    """The completion of one prompt while it grows: all its ids so far, after each token.
+
+    Between two of them nothing of the policy is held: the caller may stop there, or let another thread have it.
+
+    Raises:
+        ModelError, ValueError: as `EagerEngine.generate`.
+    """
+    check(policy, request)
+    processors, ids = processors_of(request.sampling, request.temperature), list[int]()
+    with policy.eval_mode():
+        rows = _prefill(policy, request, 0, 1)
+    for t in range(request.sampling.max_completion_length):
+        with policy.eval_mode():
+            if t:
+                _advance(policy, rows, torch.tensor(ids[-1:]), [0])
+            scores = processors(cast(torch.LongTensor, rows.history), cast(torch.FloatTensor, rows.logits))
+            if not scores.amax(-1).isfinite().all():
+                raise ModelError(not_finite(policy, t))
+            ids = [*ids, *_choose(scores, rows.row_ids, t, request).tolist()]
+        yield ids
+        if ids[-1] in policy.stop_token_ids:
+            return
 
 
 @dataclass
