@@ -35,7 +35,7 @@ import torch
 import grpo_nb as g
 from grpo_nb import doctor, losses, plots
 from grpo_nb.evaluation import pareto
-from grpo_nb.jupyter import kernel, project, talk
+from grpo_nb.jupyter import compare_view, kernel, project, talk
 from grpo_nb.report import report, tables
 
 print("grpo_nb", g.__version__)
@@ -81,9 +81,13 @@ report.comparison(run)
 plots.before_after(report.stages_compared(run))
 
 # %% [markdown]
-# ## Beside another run
-# With `OTHER` set: the settings and versions that differ, each metric over the steps that both runs have, and the
-# findings of each. *Look at* a difference of means beside the spread over steps: a smaller one is noise.
+# ## Beside other runs
+# Check runs of the project to lay their curves over each other; below are the settings that differ and where each run
+# stands. With `OTHER` set, also each metric over the steps that both have, and the findings of each. *Look at* a
+# difference of means beside the spread over steps: a smaller one is noise.
+
+# %%
+compare_view.RunsView(also=[run])
 
 # %%
 if OTHER:

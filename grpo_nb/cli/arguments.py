@@ -304,13 +304,17 @@ def _compare(commands: Any) -> None:
     command = command_of(
         commands,
         "compare",
-        "two runs side by side",
-        "Settings and versions that differ, each metric over the steps that both have (last, mean, standard deviation "
-        "over steps), and the findings of each. Either may still be training; lengths may differ.",
-        "grpo-nb compare runs/demo runs/other\ngrpo-nb compare demo ~/elsewhere/run --json",
+        "two or more runs side by side",
+        "Of two: settings and versions that differ, each metric over the steps that both have (last, mean, standard "
+        "deviation over steps), and the findings of each. Of more: the settings that differ and where each run stands. "
+        "With --out: a page with the curves of all in one set of plots. Any of them may still be training.",
+        "grpo-nb compare runs/demo runs/other\ngrpo-nb compare demo ~/elsewhere/run --json\n"
+        "grpo-nb compare runs/a runs/b runs/c --out compared.html",
     )
     command.add_argument("a", metavar="A", help="run directory, or name of a run")
     command.add_argument("b", metavar="B", help="the other one")
+    command.add_argument("more", metavar="MORE", nargs="*", help="further ones")
+    command.add_argument("--out", metavar="FILE", help="write a page there, with curves")
     json_argument(command)
 
 

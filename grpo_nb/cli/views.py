@@ -88,13 +88,21 @@ def samples_command(arguments: Namespace) -> int:
 
 
 def compare_command(arguments: Namespace) -> int:
-    """Two runs side by side."""
-    runs = existing_run(arguments.a), existing_run(arguments.b)
-    from grpo_nb.report.run_comparison import compare  # after the check of the paths: this import takes seconds
+    """Runs side by side: two metric by metric, more as a table; as a page with their curves."""
+    check_out(arguments.out, "report")
+    runs = [existing_run(name) for name in (arguments.a, arguments.b, *arguments.more)]
+    from grpo_nb.report import several_runs  # after the check of the paths: this import takes seconds
+    from grpo_nb.report.run_comparison import compare
 
-    found = compare(*runs)
+    paths = [str(run.path) for run in runs]
+    if arguments.out is not None:
+        write_atomically(Path(arguments.out), several_runs.page(runs).encode())
+        show_json({"runs": paths, "file": arguments.out}) if arguments.json else say(arguments.out)
+        return DONE
+    found = compare(*runs) if len(runs) == 2 else several_runs.several(runs)
     if arguments.json:
-        show_json({"a": str(runs[0].path), "b": str(runs[1].path), **found.rows()})
+        named = dict(zip("ab", paths, strict=True)) if len(runs) == 2 else {"runs": paths}
+        show_json({**named, **found.rows()})
     else:
         say(repr(found))
     return DONE

@@ -31,7 +31,7 @@ Notify = Callable[..., None]
 AUTO_WIDTH = "72px"
 MORE = 50
 """Steps that the button at the end trains."""
-_LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
+LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
 """Of a name: JupyterLab typesets mathematics in the words before a control."""
 
 
@@ -274,7 +274,7 @@ class Controls:
 def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, notify: Notify) -> KnobControl:
     """A logarithmic slider over the objective's beta bounds; the box takes any beta, 0 too."""
     low, high = objective.beta_bounds
-    title = f"β {name.translate(_LITERAL)}"
+    title = f"β {name.translate(LITERAL)}"
     slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming(title))
     control = KnobControl(knob, title, slider, 0.001, notify)
     if objective.kl_band is None or not objective.controlled:

@@ -126,7 +126,7 @@ def page(run: Run | str | Path) -> str:
 def _section(make: Callable[[], list[Any]]) -> list[Markup]:
     """What a part of the page shows; why it shows nothing, where the files of the run do not allow it."""
     try:
-        return [*map(_html, make())]
+        return [*map(shown_as_html, make())]
     except Exception as error:  # whatever lies in one file, the rest is shown
         logger.warning("a part of the page is left out", exc_info=True)
         return [Table(pd.DataFrame(), f"cannot be shown: {type(error).__name__}: {cell(error)}")._repr_html_()]
@@ -402,7 +402,7 @@ def _scored(name: str, task: Task, example: Example, kind: str, answer: str | No
     }
 
 
-def _html(shown: Report | Table | Figure) -> Markup:
+def shown_as_html(shown: Report | Table | Figure) -> Markup:
     if isinstance(shown, Figure):
         return html("picture", words="picture", png=b64encode(plots.to_png(shown)).decode())
     if isinstance(shown, Report):
