@@ -284,7 +284,7 @@ def _holes(run: Run) -> Iterator[Finding]:
     for log, folder in stages:
         rows = run.stored(log)
         steps = rows.numbers("step").values
-        last = max([int(steps.max(initial=0)), *folder.steps()])
+        last = max([int(np.max(steps, initial=0)), *folder.steps()])
         if missing := _missing(steps, last):
             yield Finding(
                 "log_hole",

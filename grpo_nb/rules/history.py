@@ -174,7 +174,7 @@ class Curve:
             self._jumps.add(jump)
         if count >= 2 * MEDIAN_OF:
             stretches = sliding_window_view(values[:-MEDIAN_OF], MEDIAN_OF)
-            self._best = float(np.median(stretches, axis=1).max())
+            self._best = float(np.max(np.median(stretches, axis=1)))
         later = np.maximum.accumulate(values[:ended][::-1])[::-1]
         for at in np.flatnonzero(values[:ended] > np.append(later[1:], -math.inf)).tolist():
             after = Point(float(values[at + 1]), int(steps[at + 1]), int(places[at + 1]), begins=True)

@@ -82,7 +82,7 @@ class Texts:
         codes = numbers.values.astype(np.int64)
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ValueError("the words of a column are no texts")
-        if len(codes) and not (codes.min() >= 0 and codes.max() < len(words)):
+        if len(codes) and not (np.min(codes) >= 0 and np.max(codes) < len(words)):
             raise ValueError("a text of a column is none of its words")
         return cls(numbers.at, codes, tuple(words))
 
@@ -119,10 +119,10 @@ def _pack(values: Floats) -> bytes:
         return _HEAD.pack(_CONSTANT, count, float(values[0]) if count else 0.0)
     whole = np.isfinite(values).all() and (np.abs(values) < _EXACT).all() and (values == np.rint(values)).all()
     if whole and not (np.signbit(values) & (values == 0)).any():
-        low = float(values.min())
+        low = float(np.min(values))
         offsets = values - low
         for code, kind in _KINDS.items():
-            if kind.kind == "u" and offsets.max() <= np.iinfo(kind).max:
+            if kind.kind == "u" and np.max(offsets) <= np.iinfo(kind).max:
                 return _HEAD.pack(code, count, low) + offsets.astype(kind).tobytes()
     return _HEAD.pack(b"f", count, 0.0) + values.astype("<f8").tobytes()
 
