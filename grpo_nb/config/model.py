@@ -38,6 +38,9 @@ class ModelConfig(Settings):
     """Name of the chat template to use, where the tokenizer has several; null: its default."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """The chat template's own switches, given to it wherever it is rendered, e.g. {"enable_thinking": false}."""
+    shard: Literal["none", "fsdp2"] = "none"
+    """On several GPUs: a full base on each (`none`), or its layers spread over them (`fsdp2`: slower, for a base that
+    does not fit one GPU). The variable GRPO_NB_SHARD replaces it, e.g. to resume on one GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
 

@@ -127,7 +127,11 @@ def random_model(work: Work, device: torch.device) -> transformers.PreTrainedMod
 
 def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
     """The same with LoRA on every linear layer; adapters are float32."""
-    model = random_model(work, device)
+    return lora_on(random_model(work, device))
+
+
+def lora_on(model: transformers.PreTrainedModel) -> peft.PeftModel:
+    """A model with LoRA on every linear layer; adapters are float32."""
     return attach(model, ModelConfig(train="lora", lora_rank=RANK, lora_alpha=ALPHA), "random", seed=0)
 
 

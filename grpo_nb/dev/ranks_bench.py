@@ -2,9 +2,11 @@
 
     python -m grpo_nb.dev.ranks_bench --size 0.6b --json one.json
     torchrun --standalone --nproc-per-node 2 -m grpo_nb.dev.ranks_bench --size 0.6b --against one.json
+    torchrun --standalone --nproc-per-node 2 -m grpo_nb.dev.ranks_bench --size 8b --shard --steps 3
 
 The work is that of `grpo_nb.dev.peer_work`: random weights, so that completions run to the cap, and so many prompts a
-GPU. Rank 0 prints the median step, tokens a second, what each rank took and the peak memory of each GPU.
+GPU. Rank 0 prints the median step, tokens a second, what each rank took and the peak memory of each GPU. With `--shard`
+the base is spread over the GPUs (FSDP2), and the peak counts from before it is loaded.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from transformers import AutoModelForCausalLM
 
 from grpo_nb.cli.values import setting
 from grpo_nb.dev.bench import WARM_UP, machine
@@ -30,6 +33,8 @@ from grpo_nb.dev.peer_work import (
     Words,
     Work,
     lora_model,
+    lora_on,
+    model_config,
     our_config,
     random_model,
     taste,
@@ -48,15 +53,41 @@ PHASES = ("rollout", "score", "reference", "train", "guard")
 Figures = dict[str, Any]
 
 
-def policy_of(work: Work, train: str, device: torch.device) -> Policy:
-    """The model of random weights, of which adapters or all weights train."""
-    made = lora_model(work, device) if train == "lora" else random_model(work, device)
+def policy_of(work: Work, train: str, device: torch.device, shard: bool) -> Policy:
+    """The model of random weights, of which adapters or all weights train; one to be spread lies in the machine's
+    memory, where a rank beside rank 0 needs no content."""
+    if shard:
+        made: Any = _in_memory(work, device)
+        made = lora_on(made) if train == "lora" else made
+    else:
+        made = lora_model(work, device) if train == "lora" else random_model(work, device)
     return Policy(made, words_tokenizer(work))
 
 
-def measured(work: Work, policy: Policy, steps: int, warm_up: int, changes: Mapping[str, Any]) -> list[Figures]:
-    """The rows of the steps after the warm-up, with their seconds by this process's clock."""
-    device, found = policy.device, list[Figures]()
+def _in_memory(work: Work, device: torch.device) -> Any:
+    """On the CPU, in the type that the device computes in; random numbers are drawn there, matrix by matrix."""
+    if device.type == "cpu":
+        return random_model(work, device)
+    kind, generator = torch.bfloat16, torch.Generator(device).manual_seed(0)
+    with torch.device("meta"):
+        made: Any = AutoModelForCausalLM.from_config(model_config(work), dtype=kind, attn_implementation="sdpa")
+    rotary = type(made.model.rotary_emb)(made.config)  # its buffers are functions of the settings
+    made.to_empty(device="cpu")
+    made.model.rotary_emb = rotary
+    with torch.no_grad():
+        for weight in made.parameters():
+            if weight.dim() < 2:
+                weight.fill_(1.0)
+            else:
+                weight.copy_(torch.randn(weight.shape, dtype=kind, device=device, generator=generator).mul_(0.02))
+    return made
+
+
+def measured(
+    work: Work, policy: Policy, device: torch.device, timing: tuple[int, int], changes: Mapping[str, Any]
+) -> list[Figures]:
+    """The rows of the steps after the warm-up, with their seconds by this process's clock; `timing`: steps, warm-up."""
+    (steps, warm_up), found = timing, list[Figures]()
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", our_config(work, changes))
         given: Any = {"tasks": {OBJECTIVE: Words(work)}, "rewards": {OBJECTIVE: [taste]}}
@@ -66,7 +97,7 @@ def measured(work: Work, policy: Policy, steps: int, warm_up: int, changes: Mapp
             ended = now(device)
             if stats.step > warm_up:
                 found.append({**stats.metrics, "seconds": ended - began})
-            if device.type == "cuda" and stats.step == warm_up:
+            if device.type == "cuda" and stats.step == warm_up and policy.sharding is None:
                 torch.cuda.reset_peak_memory_stats()
             began = now(device)
     return found
@@ -122,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.ranks_bench", description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--train", choices=("lora", "full"), default="lora")
+    parser.add_argument("--shard", action="store_true", help="spread the base over the GPUs: model.shard=fsdp2")
     parser.add_argument("--prompts", type=int, metavar="P", help="prompts a step on each GPU; default: of the size")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="N", help="steps that do not count")
@@ -141,19 +173,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         else replace(SIZES[arguments.size], prompts=arguments.prompts)
     )
     work = replace(each, prompts=each.prompts * ranks)
-    policy = policy_of(work, arguments.train, device)
+    policy = policy_of(work, arguments.train, device, arguments.shard)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     if own is not None and not own.place.leads:
         follow(own, Given(policy, {OBJECTIVE: Words(work)}))
         return 0
-    changes = {"model.train": arguments.train, **dict(arguments.changes)}
-    rows = measured(work, policy, arguments.steps, arguments.warm_up, changes)
+    changes = {"model.train": arguments.train, "model.shard": "fsdp2" if arguments.shard else "none"}
+    changes |= dict(arguments.changes)
+    rows = measured(work, policy, device, (arguments.steps, arguments.warm_up), changes)
     found = figures(rows, ranks) | {"size": arguments.size, "train": arguments.train, "prompts_each": each.prompts}
+    found["shard"] = changes["model.shard"]
     against = None if arguments.against is None else json.loads(arguments.against.read_text())
     console = Console(soft_wrap=True, highlight=False)
     console.print(table(found, against))
+    trained = arguments.train + (", sharded" if arguments.shard else "")
     console.print(
         f"{each.prompts} prompts x {work.group} a rank, {work.prompt_tokens} + {work.completion_tokens} tokens, "
-        f"{arguments.train}; median of {arguments.steps} steps after {arguments.warm_up}; {machine()}"
+        f"{trained}; median of {arguments.steps} steps after {arguments.warm_up}; {machine()}"
     )
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")

@@ -36,6 +36,8 @@ def compile_kernels(policy: Policy, config: Config, devices: tuple[str, ...] = (
 
     None where no kernel of ours serves the policy. One that fails here is left to whoever needs it.
     """
+    if policy.sharding is not None:
+        return 0
     base: Any = base_of(policy)
     if policy.device.type not in devices or policy.dtype not in (torch.bfloat16, torch.float16) or not groups(base):
         return 0

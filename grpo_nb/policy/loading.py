@@ -59,14 +59,16 @@ def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
         return tokenizer
 
 
-def read_model(source: Source, dtype: torch.dtype) -> PreTrainedModel:
+def read_model(source: Source, dtype: torch.dtype, empty: bool = False) -> PreTrainedModel:
     """The causal language model with its weights as `dtype`, on CPU; a .gguf file is dequantised.
+
+    `empty`: weights may be without content (on the device `meta`), since others replace them.
 
     Raises:
         ModelError: unreadable, incomplete, pickle-only, or in need of code from its repository.
     """
     if source.base is not None:
-        return read_model(source.base, dtype)
+        return read_model(source.base, dtype, empty)
     if source.kind == "demo":
         from grpo_nb.tasks import demo
 
@@ -75,6 +77,8 @@ def read_model(source: Source, dtype: torch.dtype) -> PreTrainedModel:
     extra: dict[str, Any] = (
         {"quantization_config": GgufConfig(dequantize=True)} if source.kind == "gguf" else {"use_safetensors": True}
     )
+    if empty and source.kind != "gguf":
+        extra["device_map"] = "meta"
     with _explained(source, "model"):
         settings = None if source.kind == "gguf" else _read_settings(source)
         _refuse_quantised(source, settings)

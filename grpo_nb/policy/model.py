@@ -18,11 +18,12 @@ from grpo_nb.policy import (
     adapters,
     anatomy,
     chat_template,
+    description,
     grouped,
     loading,
     logprobs,
     packing,
-    template_date,
+    shards,
 )
 from grpo_nb.policy.eval_mode import as_it_came, evaluating, silence
 from grpo_nb.policy.grouped import GroupedBatch
@@ -30,6 +31,7 @@ from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.origins import Origin
 from grpo_nb.policy.ownership import Ownership, ownership
 from grpo_nb.policy.packing import PackedBatch
+from grpo_nb.policy.shards import Sharding
 from grpo_nb.policy.source import ModelError, Source, locate
 from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.printable import clean_logger
@@ -43,11 +45,12 @@ UNLIMITED = 2**31 - 1
 """Context of a model whose configuration states none."""
 
 
-def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
+def load_policy(model: ModelConfig, seed: int = 0, sharding: Sharding | None = None) -> "Policy":
     """The policy that the settings describe, on its device, ready to train.
 
     `model.name` is `demo`, a folder (a model, or an adapter as `Policy.save` or peft wrote it), a .gguf file or a
-    hub id. The seed decides fresh weights: the demo model's, and LoRA's A.
+    hub id. The seed decides fresh weights: the demo model's, and LoRA's A. With `sharding` the base is spread over the
+    ranks, all of which load it at once; rank 0 alone reads it.
 
     Raises:
         ModelError: one message that says what was found, what is needed and what to change.
@@ -60,14 +63,21 @@ def load_policy(model: ModelConfig, seed: int = 0) -> "Policy":
     origin = Origin(source)
     tokenizer = loading.read_tokenizer(source)
     chat_template.choose(tokenizer, model.chat_template)
-    base = loading.read_model(source, dtype)
+    empty = sharding is not None and not sharding.reads
+    base = loading.read_model(source, dtype, empty)
     full = source.kind != "adapter" and loading.learns_in_full(model, base)
     if full and dtype != (settled := loading.pick_dtype(model.dtype, device, full=True)):
-        base = loading.read_model(source, settled)  # again, since its checkpoint may be finer than `dtype`
-    loading.move(base, device)
+        base = loading.read_model(source, settled, empty)  # again, since its checkpoint may be finer than `dtype`
+    if sharding is None:
+        loading.move(base, device)
+    else:
+        shards.spread_layers(base, sharding)
     wrapped = base if full else _with_adapter(base, source, model, seed)
+    if sharding is not None:
+        shards.spread_root(wrapped, sharding)
     origin.loaded(base)
     policy = Policy(wrapped, tokenizer, model.name, model.chat_template_kwargs, origin)
+    policy.sharding = sharding
     if model.gradient_checkpointing:
         loading.checkpoint_activations(base)
     return policy
@@ -111,6 +121,8 @@ class Policy:
         """The update that was broken off and left the weights between two steps; empty where they are whole."""
         self.moved_in: Path | None = None
         """The run in which SFT has moved the weights since they were loaded."""
+        self.sharding: Sharding | None = None
+        """Which ranks hold the base's weights together; None: this process has them all."""
         self._adapter: str | None = None
         """What grouped batches are scored with in place of the adapter that acts."""
         self.tokenization = TokenizerAdapter(
@@ -154,6 +166,25 @@ class Policy:
     def parameters_by_name(self) -> dict[str, Parameter]:
         """The parameters that train, in an order that never changes; the reference's are not among them."""
         return dict(self._parameters)
+
+    def shard(self, sharding: Sharding) -> None:
+        """Spread the base over the ranks; all of them call it at once, each with a model of the same shapes.
+
+        Raises:
+            ModelError: as `shards.spread_layers`.
+        """
+        if sharding.reads:
+            self.origin.content(self.model, self.tokenizer)  # while it is in one piece
+        base: Any = anatomy.plain(self.model)
+        shards.spread_layers(base, sharding)
+        for parameter in shards.adapter_weights(self.model):
+            parameter.data = parameter.data.to(sharding.device)
+        shards.spread_root(self.model, sharding)
+        self.sharding = sharding
+
+    def fill(self, learns: bool) -> None:
+        """Take part in a pass of other ranks; see `shards.fill`."""
+        shards.fill(self.model, learns)
 
     # text
 
@@ -398,37 +429,7 @@ class Policy:
 
     def describe(self) -> dict[str, object]:
         """What was loaded and what was decided about it, for people and for the log (JSON values)."""
-        tokenization = self.tokenization
-        learning = list(self.parameters_by_name().values())
-        return {
-            "name": self.name,
-            "architecture": type(anatomy.plain(self.model)).__name__,
-            "parameters": self._size,
-            "trainable": sum(p.numel() for p in learning),
-            "train": "full" if isinstance(self.model, PreTrainedModel) else f"lora, rank {anatomy.rank(self.model)}",
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "trainable_dtype": str(learning[0].dtype).removeprefix("torch."),
-            "device": str(self.device),
-            "context": self.context,
-            "vocabulary": tokenization.rows,
-            "stop tokens": {tokenization.token(i): i for i in self.stop_token_ids},
-            "turn_end": tokenization.token(tokenization.turn_end),
-            "pad": f"{tokenization.token(self.pad_id)} ({self.pad_id}): {tokenization.pad_reason}",
-            "bos": None if tokenization.bos is None else tokenization.token(tokenization.bos),
-            "chat_template": bool(self.tokenizer.chat_template),
-            "reference": self.has_reference,
-            "notes": self._notes(),
-        }
-
-    def _notes(self) -> list[str]:
-        off = self._silenced
-        dropped = f"dropout set to 0 in {len(off)} places (or router noise), e.g. {off[0].name}" if off else ""
-        lacking = self.tokenization.beyond
-        beyond = f"{len(lacking)} tokens without a row, refused in prompts, e.g. {lacking[:1]}"
-        dates = template_date.is_read(self.tokenizer)
-        dated = f"the chat template writes a date: {self.tokenization.date:%Y-%m-%d}" if dates else ""
-        notes = (dropped, beyond if lacking else "", anatomy.towers_note(self.model), dated)
-        return [note for note in notes if note]
+        return description.describe(self, self._size, self._silenced)
 
 
 def _with_adapter(base: PreTrainedModel, source: Source, config: ModelConfig, seed: int) -> PeftModel:

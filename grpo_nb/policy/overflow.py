@@ -35,7 +35,10 @@ class _Found(Exception):
 def first_layer(
     policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> Overflow | None:
-    """The first module that gives inf or NaN on some completions; None where every output is finite."""
+    """The first module that gives inf or NaN on some completions; None where every output is finite, or where the base
+    is spread over ranks, which a pass that ends in its middle would leave waiting."""
+    if policy.sharding is not None:
+        return None
     names = {module: name for name, module in policy.model.named_modules() if name}
     hooks = [module.register_forward_hook(partial(_look, name), with_kwargs=True) for module, name in names.items()]
     try:

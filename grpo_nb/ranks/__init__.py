@@ -23,7 +23,8 @@ Rewards. Each rank gives the task's verdicts on a part of the completions. Judge
 called by rank 0 for all of them: waiting for a server is no work to share, and so one process holds the judge's
 budget, cache and limit of requests, and a function sees the complete batch, as in a training on one GPU.
 
-Where sharded weights (FSDP2) or a server that draws would come in: `training.sharded` is the only caller of `Leader`,
-and `training.follower` the only reader of its messages. `transfer` would scatter instead of add, and an optimizer step
-would become a message.
+Sharded weights (FSDP2, `model.shard`). Each rank holds its rows of every layer of the base, which a forward or backward
+pass gathers layer by layer. A gathering takes every rank, so all begin each pass together (`lockstep`): a rank whose
+rows have finished makes passes over one token until the others have. Passes that rank 0 makes alone, e.g. to measure a
+loss, have a message each. Adapters are on every rank, so all the above holds as it stands.
 """

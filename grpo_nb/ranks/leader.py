@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from grpo_nb.printable import clean_logger
 from grpo_nb.ranks import link, transfer
 from grpo_nb.ranks.link import Link, RankError
+from grpo_nb.ranks.lockstep import ATTEND, JOIN, LOAD, Lockstep, lockstep
 from grpo_nb.ranks.messages import Message
 
 logger = clean_logger(__name__)
@@ -32,6 +33,8 @@ class Ranks:
     """The ranks of a training that has one: nothing is dealt, and nothing is sent."""
 
     size = 1
+    lockstep: Lockstep | None = None
+    """How they make passes together, where weights are spread over them."""
 
     def weights_changed(self) -> None:
         """The weights moved: the other ranks need them before their next work."""
@@ -69,12 +72,25 @@ class Leader(Ranks):
 
     # ------------------------------------------------------------------ of a stage
 
-    def open(self, data: Mapping[str, Any], device: torch.device) -> None:
-        """Have every rank load its replica; all of them form the group of the transfers."""
+    def open(self, data: Mapping[str, Any], device: torch.device, shards: bool = False) -> None:
+        """Have every rank load its replica; all of them form the group of the transfers.
+
+        `shards`: they load it at `load`, each a part of the weights.
+        """
         backend = "nccl" if device.type == "cuda" else "gloo"
         for rank in self.others:
-            self.link.send(rank, Message("open", {**data, "backend": backend, "seconds": self._limit}))
+            self.link.send(
+                rank, Message("open", {**data, "backend": backend, "seconds": self._limit, "shards": shards})
+            )
         self._group = transfers(backend, self._limit)
+        if shards:
+            self.lockstep = lockstep(backend, self._limit)
+            self.lockstep.lead(self._alone, self._broke)
+
+    def load(self) -> None:
+        """Have every rank load its part of the weights, now that rank 0 does."""
+        for rank in self.others:
+            self._send(rank, Message(LOAD))
 
     def begin(self, message: Message, weights: Sequence[Tensor]) -> None:
         """Give every replica what rank 0 has decided; from here on they have its `weights`."""
@@ -91,6 +107,8 @@ class Leader(Ranks):
 
     def close(self) -> None:
         """End the stage: the other ranks forget their replicas and wait for the next one."""
+        if self.lockstep is not None:
+            self.lockstep.rest()
         for rank in self.others:
             if rank not in self.link.gone:
                 try:
@@ -137,6 +155,9 @@ class Leader(Ranks):
 
     def _asked(self, messages: Sequence[Message | None], own: Callable[[], T]) -> tuple[T, list[Message | None]]:
         asked = {rank: message for rank, message in enumerate(messages, 1) if message is not None}
+        has_work = set(asked)
+        if self.lockstep is not None:
+            asked = {rank: asked.get(rank, Message(JOIN)) for rank in self.others}
         mine: list[T] = []
         failure: Exception | None = None
         with self._unless_broken():
@@ -144,10 +165,11 @@ class Leader(Ranks):
                 self._send(rank, message)
             began = time.perf_counter()
             try:
-                mine.append(own())
+                with self._together():
+                    mine.append(own())
             except Exception as error:  # the others answer all the same, and their next message is the next one
                 failure = error
-            took = time.perf_counter() - began
+            took = time.perf_counter() - began - (self.lockstep.waited() if self.lockstep else 0.0)
             replies = self._replies(asked, failure)
         self._count({0: took} | {rank: float(reply.data["seconds"]) for rank, reply in replies.items()})
         self._peaks |= {rank: float(reply.data["peak"]) for rank, reply in replies.items()}
@@ -156,7 +178,23 @@ class Leader(Ranks):
             failure = torch.OutOfMemoryError(full[0])
         if failure is not None:
             raise failure
-        return mine[0], [replies.get(rank) for rank in self.others]
+        return mine[0], [replies[rank] if rank in has_work else None for rank in self.others]
+
+    def _together(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.lockstep is None else self.lockstep.section()
+
+    def _alone(self, learns: bool) -> None:
+        """Have the other ranks take part in one pass of rank 0."""
+        self._check()
+        with self._unless_broken():
+            for rank in self.others:
+                self._send(rank, Message(ATTEND, {"learns": learns}))
+
+    def _broke(self, error: Exception) -> None:
+        """Raise for the rank whose absence broke a pass."""
+        with self._unless_broken():
+            rank = self._first_gone()
+            self._lost(rank, ATTEND, f"{'failed' if rank is None else 'died'} ({link.first_line(error)})")
 
     def _replies(self, asked: Mapping[int, Message], failure: Exception | None) -> dict[int, Message]:
         """Everybody's reply; where rank 0 itself has failed, a failure of another is its consequence or its twin.

@@ -89,6 +89,8 @@ def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) 
     if name == "auto":
         name = {"cuda": "graph", "cpu": "grouped"}.get(policy.device.type, "eager")
     built = engine(name, rollout)
+    if isinstance(built, GraphEngine | GroupedEngine) and policy.sharding is not None:
+        return Drawer(EagerEngine(), "eager", f"'{name}' reads weights that are spread over the ranks (model.shard)")
     if isinstance(built, GraphEngine | GroupedEngine) and (reason := built.refused(policy)):
         return Drawer(built.eager, "eager", reason)
     return Drawer(built, _NAMES.get(type(built), type(built).__name__))

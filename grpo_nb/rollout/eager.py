@@ -20,6 +20,7 @@ from grpo_nb.config import SamplingConfig
 from grpo_nb.losses.rounding import overflow_advice
 from grpo_nb.policy.logprobs import position_ids
 from grpo_nb.policy.model import ModelError, Policy
+from grpo_nb.policy.shards import own
 from grpo_nb.rollout.request import Ended, Request
 from grpo_nb.types import Rollouts, StopReason
 
@@ -173,7 +174,7 @@ def not_finite(policy: Policy, t: int) -> str:
     """Why the model's scores are nan or infinite, and what to do."""
     found = f"the model's scores for token {t + 1} of an answer are nan or infinite, so there is nothing to draw from"
     dtype = str(policy.dtype).removeprefix("torch.")
-    broken = [name for name, weight in policy.model.named_parameters() if not weight.isfinite().all()]
+    broken = [name for name, weight in policy.model.named_parameters() if not own(weight).isfinite().all()]
     if broken:
         return (
             f"{found}: {len(broken)} of its weights hold nan or infinity, {broken[0]} first; an update damaged them "

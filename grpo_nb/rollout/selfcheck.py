@@ -18,6 +18,7 @@ from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.grouped import GroupedBatch
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.policy.packing import PackedBatch
+from grpo_nb.policy.shards import Sharding
 from grpo_nb.policy.source import ModelError
 from grpo_nb.printable import clean_logger
 from grpo_nb.rollout.eager import EagerEngine
@@ -30,12 +31,14 @@ LENGTHS, TOKENS = (9, 4, 1), 4
 """Tokens of the prompts and of each completion; padding longer than the kernels of the usual short convolutions."""
 
 
-def load_alike(model: ModelConfig, seed: int) -> Policy:
+def load_alike(model: ModelConfig, seed: int, sharding: Sharding | None = None) -> Policy:
     """`load_policy`; `check_model` asks nothing that a policy of the same files and settings answered in this process.
 
     For who loads it and hands it on as it is: SFT, GRPO and each evaluation of a run load the model anew.
     """
-    policy = load_policy(model, seed)
+    policy = load_policy(model, seed, sharding)
+    if sharding is not None:
+        return policy  # all ranks make the same passes, whatever each of them loaded before
     stamps = tuple((key, *reads) for key, reads in policy.origin.files.items())
     loaded = (policy.origin.source, policy.origin.revision, stamps, model.model_dump_json(), str(policy.device))
     policy.agrees = _agree.setdefault(loaded, set())

@@ -20,13 +20,14 @@ from grpo_nb.printable import clean_logger
 from grpo_nb.ranks import transfer
 from grpo_nb.ranks.leader import FAILED, MEMORY_FULL, transfers
 from grpo_nb.ranks.link import BYE, Link, RankError, first_line, joined
+from grpo_nb.ranks.lockstep import ATTEND, JOIN, LOAD, Lockstep, lockstep
 from grpo_nb.ranks.messages import Message
 from grpo_nb.rewards.scoring import task_scores
 from grpo_nb.rollout import Engine
 from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import Task, load_tasks, read_examples
-from grpo_nb.training import gradients, memory_ladder, metrics, numerics, pairs, resume, wire
+from grpo_nb.training import gradients, memory_ladder, metrics, numerics, pairs, spread, wire
 from grpo_nb.training.gradients import BadRows
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.resume import Given
@@ -54,6 +55,8 @@ class Replica:
     group: "dist.ProcessGroup"
     ends: contextlib.ExitStack
     """What to leave when the stage ends."""
+    lockstep: Lockstep | None = None
+    """How the ranks make passes together, where weights are spread over them."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     engine: Engine | None = None
     examples: dict[str, dict[str, Example]] = field(default_factory=dict)
@@ -93,7 +96,7 @@ def follow(link: Link, given: Given | None = None) -> bool:
     run = Run.open(opened.data["run"])
     try:
         with left_to_rank_0(), _replica(link, run, opened, given or Given()) as replica:
-            while (message := _next(link, run)).work != wire.CLOSE:
+            while replica is not None and (message := _next(link, run)).work != wire.CLOSE:
                 _answer(replica, message)
         return True
     except RankError:
@@ -122,12 +125,22 @@ def left_to_rank_0() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replica(link: Link, run: Run, opened: Message, given: Given) -> Iterator[Replica]:
-    group = transfers(opened.data["backend"], opened.data["seconds"])
-    policy = given.policy or resume.loaded(run)
+def _replica(link: Link, run: Run, opened: Message, given: Given) -> Iterator[Replica | None]:
+    """None where rank 0 ends the stage before the model is loaded."""
+    backend, seconds = opened.data["backend"], opened.data["seconds"]
+    group, passes = transfers(backend, seconds), lockstep(backend, seconds) if opened.data["shards"] else None
+    if passes is None:
+        policy = given.policy or spread.loaded(run)
+    elif _next(link, run).work == LOAD:
+        policy = spread.own_part(run, given.policy, passes)
+    else:
+        yield None
+        return
     forget_gradients(policy)
     with deterministic(run.config, policy.device), contextlib.ExitStack() as ends:
-        yield Replica(link, run, policy, given, group, ends)
+        yield Replica(link, run, policy, given, group, ends, passes)
+    if passes is not None:
+        passes.rest()
     dist.destroy_process_group(group)
 
 
@@ -157,11 +170,14 @@ def _answer(replica: Replica, message: Message) -> None:
     if message.work == wire.ADD_UP:
         _add_up(replica, message)
         return
+    if message.work == ATTEND and replica.lockstep is not None:
+        replica.lockstep.attend(message.data["learns"])
+        return
     replica.sets = {}
     forget_gradients(replica.policy)
     began = time.perf_counter()
     try:
-        with full_memory():
+        with full_memory(), contextlib.nullcontext() if replica.lockstep is None else replica.lockstep.section():
             data, tensors = WORK[message.work](replica, message)
         reply = Message(wire.DONE, data, tensors)
     except torch.OutOfMemoryError as error:
@@ -170,7 +186,8 @@ def _answer(replica: Replica, message: Message) -> None:
             release()
         memory_ladder.free()
         reply = Message(MEMORY_FULL, {"error": first_line(error)})
-    took = _took(time.perf_counter() - began) | {"peak": metrics.peak_memory_mib(replica.policy.device)}
+    waited = 0.0 if replica.lockstep is None else replica.lockstep.waited()
+    took = _took(time.perf_counter() - began - waited) | {"peak": metrics.peak_memory_mib(replica.policy.device)}
     replica.link.send(0, Message(reply.work, {**reply.data, **took}, reply.tensors))
     if message.work in (wire.WEIGHTS, wire.REFERENCE):
         transfer.send([parameter.data for parameter in replica.parameters.values()], replica.group)
@@ -251,6 +268,7 @@ def _add_up(replica: Replica, message: Message) -> None:
 
 
 WORK = {
+    JOIN: _ready,
     wire.BEGIN: _begin,
     wire.REFERENCE: _ready,
     wire.WEIGHTS: _ready,

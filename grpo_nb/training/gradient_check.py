@@ -67,14 +67,18 @@ def compared(policy: Policy, batch: Experience, plan: StepPlan, expected: Mappin
 def _summed(policy: Policy, batch: Experience, rows: UpdateRows, plan: StepPlan, term: str | None) -> Gradient:
     """The gradient of an update's loss, or of one of its terms, added up apart from `.grad`."""
     parameters, sums, normalizers = _compared(policy), Gradient(), normalizers_of(batch, rows, plan)
+    # a backward pass that ends at the first of few parameters would leave the other ranks of a spread base waiting
+    through = parameters if policy.sharding is None else policy.parameters_by_name()
     # in the parts that the ranks compute: else a gradient that is all rounding would be another
     for part in rows_by_rank(batch.rollouts, plan.ranks.size, rows):
         for name, micro in ((name, m) for name, own in part.items() for m in chunks(own, plan.micro_batch)):
             normalizer = normalizers[name]
             terms = losses.loss_terms(loss_inputs(policy, batch, micro, plan), plan.loss, plan.betas[name], normalizer)
             loss = plan.weights[name] * (torch.stack(list(terms.values())).sum() if term is None else terms[term])
-            found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-            for key, gradient in zip(parameters, found, strict=True):
+            found = torch.autograd.grad(loss, list(through.values()), materialize_grads=True)
+            for key, gradient in zip(through, found, strict=True):
+                if key not in parameters:
+                    continue
                 sums[key] = sums[key] + gradient if key in sums else gradient
     return sums
 

@@ -121,6 +121,8 @@ def computing(chosen: Numerics) -> Iterator[None]:
 
 def _served(config: Config, policy: Policy) -> Passes:
     """The passes that serve a policy best, or those that the settings want."""
+    if policy.sharding is not None:
+        return "model"
     if config.batch.passes != "auto":
         return config.batch.passes
     every: tuple[Passes, ...] = ("flat", "grouped")
@@ -128,6 +130,8 @@ def _served(config: Config, policy: Policy) -> Passes:
 
 
 def _serve(kind: Passes, policy: Policy) -> bool:
+    if policy.sharding is not None:  # the others read weights by themselves
+        return kind == "model"
     return {"model": lambda _: True, "flat": passes.serves, "grouped": groups}[kind](policy)
 
 

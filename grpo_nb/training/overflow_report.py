@@ -6,6 +6,7 @@ from collections.abc import Callable
 from grpo_nb.metrics import keys
 from grpo_nb.policy import overflow
 from grpo_nb.policy.overflow import Overflow
+from grpo_nb.policy.shards import own
 from grpo_nb.rules import health
 from grpo_nb.training import memory_ladder
 from grpo_nb.training.metrics import Row
@@ -70,7 +71,7 @@ def _failed(state: TrainState) -> Callable[[str], None]:
 
 
 def _weights_finite(state: TrainState) -> bool:
-    return all(bool(parameter.isfinite().all()) for parameter in state.policy.model.parameters())
+    return all(bool(own(parameter).isfinite().all()) for parameter in state.policy.model.parameters())
 
 
 def _finite(value: object) -> bool:

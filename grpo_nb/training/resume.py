@@ -12,7 +12,7 @@ from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
 from grpo_nb.ranks.leader import ALONE, Ranks
 from grpo_nb.rollout import Drawer, EagerEngine, Engine, VLLMEngine
-from grpo_nb.rollout.selfcheck import check_model, load_alike
+from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint, Checkpoints
@@ -23,7 +23,7 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.sft_result import without_sft
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
-from grpo_nb.training import ahead, guards, numerics
+from grpo_nb.training import ahead, guards, numerics, spread
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.recovery import Recovery
@@ -69,7 +69,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     requirements.check_combiner(config)
     run.doing("reading the tasks")
     objectives = load_objectives(run, load_tasks(config, run.path, given.tasks), given.rewards or {})
-    policy = given.policy or loaded(run)
+    policy = spread.policy_for(run, given.policy, given.ranks)
     policy.ownership.claim(lock)
     policy.settle()
     policy.set_date(run.started)
@@ -99,12 +99,6 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     state.history.without_sft = without_sft(run)
     _log_unused_settings(state)
     return state
-
-
-def loaded(run: Run) -> Policy:
-    """The policy that the run's settings describe."""
-    run.doing(f"loading the model {run.config.model.name}")
-    return load_alike(run.config.model, run.config.run.seed)
 
 
 def _choices(

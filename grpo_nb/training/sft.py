@@ -27,7 +27,7 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded
+from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded, spread
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.pairs import Pair, Share, logprobs
@@ -78,7 +78,7 @@ def sft(
         run.check_settings()
         run.knobs.request(Command.RUN)
         newest = resume.newest_whole(run, run.sft_checkpoints, accept_changed)
-        policy = policy or resume.loaded(run)
+        policy = spread.policy_for(run, policy, ranks)
         policy.ownership.claim(lock)
         policy.settle()
         policy.set_date(run.started)

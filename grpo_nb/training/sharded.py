@@ -23,7 +23,7 @@ from grpo_nb.rewards import scoring
 from grpo_nb.rollout import Ended, Engine, Request, VLLMEngine
 from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
-from grpo_nb.training import gradients, pairs, wire
+from grpo_nb.training import gradients, pairs, spread, wire
 from grpo_nb.training.dealing import Rows, prompts_of, within
 from grpo_nb.training.gradients import Accumulated, BadRows, GradientStats, Measured
 from grpo_nb.training.numerics import Numerics
@@ -37,10 +37,11 @@ from grpo_nb.types import Example, Experience, Rollouts, Score, TokenStats
 @contextmanager
 def leading(run: Run, policy: Policy | None) -> Iterator[Ranks]:
     """The ranks that train a run, during one stage; the others load their replicas meanwhile."""
+    config = run.config
     if (own := link.joined()) is None:
+        spread.refuse_alone(config)
         yield ALONE
         return
-    config = run.config
     if policy is None and config.model.device.startswith("cuda:"):
         raise ConfigError(
             f"model.device='{config.model.device}' is one card, and {own.place.size} ranks train, each on its own; set "
@@ -48,7 +49,9 @@ def leading(run: Run, policy: Policy | None) -> Iterator[Ranks]:
         )
     ranks = Leader(own, run.log_event, config.run.rank_timeout)
     try:
-        ranks.open({"run": str(run.path)}, pick_device(config.model.device) if policy is None else policy.device)
+        shards = spread.wanted(config)
+        device = pick_device(config.model.device) if policy is None or shards else policy.device
+        ranks.open({"run": str(run.path)}, device, shards)
         yield ranks
     finally:
         ranks.close()

@@ -254,7 +254,7 @@ def test_a_judge_that_always_fails_ends_the_run_saved(tmp_path: Path, server: Ju
 def test_a_missing_key_is_said_before_the_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = judged_run(tmp_path, "http://127.0.0.1:9/v1")
     monkeypatch.delenv(VARIABLE)
-    monkeypatch.setattr("grpo_nb.training.resume.load_alike", lambda *a: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("grpo_nb.training.spread.load_alike", lambda *a: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match=pattern(VARIABLE)):
         trained(run)
     assert not (run.path / "checkpoints").exists() or not list((run.path / "checkpoints").iterdir())

@@ -36,9 +36,13 @@ def free_port() -> int:
 
 
 def start(size: int, run: Path, ranks: Sequence[int] | None = None, **options: Any) -> "list[subprocess.Popen[str]]":
-    """The processes, not waited for; `ranks`: those that come, all by default."""
+    """The processes, not waited for; `ranks`: those that come, all by default.
+
+    `program` and its `arguments`: another one than `tests.support.rank_process` with the options.
+    """
     port = free_port()
-    program = forked.command("-m", "tests.support.rank_process", str(run), json.dumps(options))
+    module, given = options.pop("program", "tests.support.rank_process"), options.pop("arguments", None)
+    program = forked.command("-m", module, str(run), *(given or [json.dumps(options)]))
     return [
         subprocess.Popen(
             program,

@@ -11,8 +11,8 @@ from grpo_nb.ranks import launch
 from grpo_nb.run.run import Run
 from grpo_nb.training import threads
 from grpo_nb.training.grpo import grpo
-from grpo_nb.training.resume import loaded
 from grpo_nb.training.sft import sft
+from grpo_nb.training.spread import loaded
 from tests.support.tiny import given, rows, small_tasks, tiny_run, weights
 
 BUSY, QUIET = {1: 0.05, 2: 1.0, 4: 3.0}, {1: 1.0, 2: 0.52, 4: 0.5}

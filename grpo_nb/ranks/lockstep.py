@@ -1,0 +1,195 @@
+"""Forward and backward passes that all ranks begin together, as weights that are spread over them need.
+
+A pass gathers such weights layer by layer, and a gathering takes every rank. So before each pass the ranks agree that
+there is one (`begin`), and a rank that has no work left makes passes over one token until no other has any: at the end
+of a `section`, which every rank enters with each message of rank 0. Outside of sections rank 0 alone makes passes, e.g.
+to measure a loss; it tells the others, and they take part in that one pass. Numbers of passes are never counted ahead,
+so that rows of any length, an exception or a smaller micro-batch need no plan of their own.
+
+A forward pass with gradients is followed by exactly one backward pass. Where an error comes between them, `Lockstep`
+makes the backward pass up, with a gradient of zero.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from grpo_nb.printable import Clean
+from grpo_nb.ranks.link import RankError, first_line
+
+ATTEND, JOIN, LOAD = "attend", "join", "load"
+"""Messages: take part in one pass of rank 0; in a section without work of your own; load the policy."""
+_DONE, _PLAIN, _LEARNS = 0, 1, 2
+"""What a rank says in a round: no pass is left; a pass without gradients; one with them, and its backward pass."""
+
+Fill = Callable[[bool], None]
+"""Makes a pass over one token, with gradients and a backward pass or without."""
+
+
+class LockstepError(Clean, RuntimeError):
+    """The ranks do not meet any more: one has died or hangs, or failed where the others went on."""
+
+
+class Lockstep:
+    """This rank among those that make passes together."""
+
+    def __init__(self, backend: str, seconds: float) -> None:
+        """`seconds`: how long one rank waits for another."""
+        limit = timedelta(seconds=seconds)
+        self.weights: dist.ProcessGroup = dist.new_group(backend=backend, timeout=limit)
+        """Gathers weights."""
+        self._rounds: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
+        self._fill: Fill | None = None
+        self._alone: Callable[[bool], None] | None = None
+        self._lost: Callable[[Exception], None] = lambda error: None
+        self._depth, self._filling, self._present = 0, False, False
+        self._owed: Tensor | None = None
+        """The scores of a forward pass with gradients, until its backward pass begins."""
+        self._waited = 0.0
+
+    # ------------------------------------------------------------------ of a stage
+
+    def present(self, well: bool = True) -> None:
+        """Every rank is about to take its part of the weights, or one is not; once for each policy.
+
+        Raises:
+            LockstepError: on the ranks that are well, where another is not.
+        """
+        if not well and self._present:
+            return
+        self._present = well
+        flag = torch.tensor([int(well)])
+        self._meet(flag, dist.ReduceOp.MIN)
+        if well and not int(flag):
+            raise LockstepError("another rank cannot load the policy; its own output says why")
+
+    def serve(self, fill: Fill) -> None:
+        """Make passes of this policy from now on."""
+        self._fill, self._owed, self._present = fill, None, False
+
+    def lead(self, alone: Callable[[bool], None], lost: Callable[[Exception], None]) -> None:
+        """On rank 0: `alone` tells the others of one pass outside of sections; `lost` raises whose absence broke it."""
+        self._alone, self._lost = alone, lost
+
+    def rest(self) -> None:
+        """The stage has ended: the policy is let go."""
+        self._fill = self._alone = self._owed = None
+        self._depth, self._present = 0, False
+
+    # ------------------------------------------------------------------ passes
+
+    def begin(self, learns: bool) -> None:
+        """Right before a forward pass; returns once all ranks are there.
+
+        Raises:
+            RankError: no ranks work together, so that the weights cannot be gathered; or one is lost.
+            LockstepError: within a section, the same.
+        """
+        if self._filling:
+            return
+        if self._fill is None or not (self._depth or self._alone):
+            raise RankError(
+                f"the weights of this policy are spread over {dist.get_world_size()} ranks, and no training has them "
+                "work together now. Load a checkpoint: evaluate(run), or Policy.save in the loop over the steps"
+            )
+        self._pay()
+        if self._depth or self._alone is None:
+            self._agree(learns)
+            return
+        self._alone(learns)
+        try:
+            self._agree(learns)
+        except LockstepError as error:
+            self._lost(error)
+            raise
+
+    def end(self, scores: Tensor) -> None:
+        """Right after a forward pass, with what it gave."""
+        if not self._filling and scores.requires_grad:
+            self._owed = scores
+            scores.register_hook(self._begun)
+
+    def attend(self, learns: bool) -> None:
+        """Take part in one pass of rank 0."""
+        self._agree(learns)
+        self._fill_in(learns)
+
+    @contextmanager
+    def section(self) -> Iterator[None]:
+        """Every rank is in such a block, of which some passes are its own; all leave it together."""
+        self._depth += 1
+        try:
+            yield
+        except LockstepError:
+            raise
+        except Exception:
+            self._finish()
+            raise
+        else:
+            self._finish()
+        finally:
+            self._depth -= 1
+
+    def waited(self) -> float:
+        """Seconds since this was last asked in which this rank waited for others to begin a pass."""
+        found, self._waited = self._waited, 0.0
+        return found
+
+    def _finish(self) -> None:
+        """Take part in the passes that others still make."""
+        self._pay()
+        while (found := self._round(_DONE)) != _DONE:
+            self._fill_in(found == _LEARNS)
+
+    def _agree(self, learns: bool) -> None:
+        own = _LEARNS if learns else _PLAIN
+        if (found := self._round(own)) != own:
+            raise LockstepError(f"this rank begins a pass of kind {own}, another one of kind {found}")
+
+    def _round(self, own: int) -> int:
+        """The most that any rank says."""
+        said = torch.tensor([own])
+        self._meet(said, dist.ReduceOp.MAX)
+        return int(said)
+
+    def _meet(self, value: Tensor, by: "dist.ReduceOp.RedOpType") -> None:
+        began = time.perf_counter()
+        try:
+            dist.all_reduce(value, op=by, group=self._rounds)
+        except RuntimeError as error:
+            raise LockstepError(f"the ranks do not meet any more: {first_line(error)}") from error
+        self._waited += time.perf_counter() - began
+
+    def _fill_in(self, learns: bool) -> None:
+        assert self._fill is not None, "a stage serves a policy"
+        self._filling = True
+        try:
+            self._fill(learns)
+        finally:
+            self._filling = False
+
+    def _begun(self, gradient: Tensor) -> None:
+        self._owed = None
+
+    def _pay(self) -> None:
+        """The backward pass that an error has left out."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            owed.backward(zeros_like(owed))
+
+
+def zeros_like(scores: Tensor) -> Tensor:
+    """A gradient of zero that takes no memory."""
+    return scores.new_zeros(()).expand_as(scores)
+
+
+@functools.cache
+def lockstep(backend: str, seconds: float) -> Lockstep:
+    """That of this process; all ranks make it at once. Its groups last as long as a policy that is spread may."""
+    return Lockstep(backend, seconds)
