@@ -1,7 +1,7 @@
 """One optimizer step: made, guarded, applied, saved. SFT and GRPO share it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +52,7 @@ def apply(
     learning_rate: float,
     max_norm: float,
     skip_above: float | None = None,
+    total: Callable[[float], float] = float,
 ) -> Update:
     """Guard, clip and step once on what `.grad` has accumulated, then clear it.
 
@@ -61,11 +62,13 @@ def apply(
     of exactly 0 (every answer masked, or all groups alike and no penalty): AdamW's momentum alone would move the
     weights as far as any step before it.
 
+    `total` adds up over processes, where each has a part of every parameter; all of them call this at once.
+
     Raises:
         BrokenUpdate: a parameter is not finite after the step; nothing must be saved from here on.
     """
     gradients = [p.grad for p in parameters.values() if p.grad is not None]
-    norm = global_norm(gradients)
+    norm = global_norm(gradients, total)
     if norm == 0 or gradient_refused(norm, skip_above):
         optimizer.zero_grad(set_to_none=True)
         return Update(norm=norm, moved=0.0, status="skipped" if norm else "empty")
@@ -78,8 +81,8 @@ def apply(
         group["lr"] = learning_rate
     _step(optimizer, present, before)
     optimizer.zero_grad(set_to_none=True)
-    change = global_norm(torch._foreach_sub(present, before))
-    moved = change / max(global_norm(before), 1e-12)
+    change = global_norm(torch._foreach_sub(present, before), total)
+    moved = change / max(global_norm(before, total), 1e-12)
     update = Update(norm=norm, moved=moved, status="clipped" if norm > max_norm else "ok")
     _assert_finite(parameters, update)
     return update
@@ -101,14 +104,12 @@ def gradient_refused(norm: float, skip_above: float | None) -> bool:
     return not math.isfinite(norm) or (skip_above is not None and not norm <= skip_above)
 
 
-def global_norm(tensors: Sequence[Tensor]) -> float:
-    """L2 norm over all tensors together, accumulated in float64."""
-    if not tensors:
-        return 0.0
-    if tensors[0].device.type == "cuda":
+def global_norm(tensors: Sequence[Tensor], total: Callable[[float], float] = float) -> float:
+    """L2 norm over all tensors together, accumulated in float64; `total` as in `apply`."""
+    if tensors and tensors[0].device.type == "cuda":
         norms = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=torch.float64))
-        return math.sqrt(sum(norm * norm for norm in norms.tolist()))
-    return math.sqrt(sum(float(t.detach().double().pow(2).sum()) for t in tensors))
+        return math.sqrt(total(sum(norm * norm for norm in norms.tolist())))
+    return math.sqrt(total(sum(float(t.detach().double().pow(2).sum()) for t in tensors)))
 
 
 def warmup(step: int, steps: int) -> float:

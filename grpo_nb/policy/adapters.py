@@ -224,6 +224,42 @@ class CopiedReference(_Switch):
         self._own = {}
 
 
+class ExchangedReference(_Switch):
+    """Copies of a rank's rows of all weights that train, whose content takes the place of theirs: FSDP gathers from
+    memory that must stay where it is. While the reference acts, the copies hold the policy's own."""
+
+    def __init__(self, trainable: Mapping[str, Parameter]) -> None:
+        super().__init__()
+        self.trainable = trainable
+        self.weights = {name: parameter.detach().clone() for name, parameter in trainable.items()}
+        self._left: list[str] = []
+        """Names whose content is exchanged."""
+
+    @property
+    def acts(self) -> bool:
+        return bool(self._left)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.weights
+
+    def _switch(self) -> None:
+        for name in self.trainable:
+            self._exchange(name)
+            self._left.append(name)
+
+    def _switch_back(self) -> None:
+        while self._left:
+            self._exchange(self._left[-1])
+            self._left.pop()
+
+    @torch.no_grad()
+    def _exchange(self, name: str) -> None:
+        own, copied = self.trainable[name], self.weights[name]
+        before = own.detach().clone()
+        own.copy_(copied)
+        copied.copy_(before)
+
+
 def _no_target(model: nn.Module, config: ModelConfig, error: ValueError) -> str:
     linear = {name.rsplit(".", 1)[-1] for name in linear_layers(model)}
     return f"lora_targets={config.lora_targets}: {error} Linear layers of this model: {', '.join(sorted(linear))}"

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,12 @@ from grpo_nb.policy.llama_layers import LlamaLayers
 from grpo_nb.policy.origins import Origin
 from grpo_nb.policy.ownership import Ownership, ownership
 from grpo_nb.policy.packing import PackedBatch
-from grpo_nb.policy.shards import Sharding
+from grpo_nb.policy.policy_text import PolicyText
+from grpo_nb.policy.shards import Parts, Sharding
 from grpo_nb.policy.source import ModelError, Source, locate
 from grpo_nb.policy.tokenization import TokenizerAdapter
 from grpo_nb.printable import clean_logger
-from grpo_nb.types import Batch, Prompt, TokenStats
+from grpo_nb.types import Batch, TokenStats
 
 __all__ = ["ModelError", "Policy", "load_policy"]
 
@@ -77,13 +77,13 @@ def load_policy(model: ModelConfig, seed: int = 0, sharding: Sharding | None = N
         shards.spread_root(wrapped, sharding)
     origin.loaded(base)
     policy = Policy(wrapped, tokenizer, model.name, model.chat_template_kwargs, origin)
-    policy.sharding = sharding
+    policy.hold_part(sharding)
     if model.gradient_checkpointing:
         loading.checkpoint_activations(base)
     return policy
 
 
-class Policy:
+class Policy(PolicyText):
     """A causal language model that learns, seen through what GRPO asks of it.
 
     `Policy(model, tokenizer)` takes any transformers model or LoRA model that is in memory; whatever of it has
@@ -123,6 +123,8 @@ class Policy:
         """The run in which SFT has moved the weights since they were loaded."""
         self.sharding: Sharding | None = None
         """Which ranks hold the base's weights together; None: this process has them all."""
+        self.parts: Parts | None = None
+        """This rank's rows of the weights that train, where these are spread."""
         self._adapter: str | None = None
         """What grouped batches are scored with in place of the adapter that acts."""
         self.tokenization = TokenizerAdapter(
@@ -180,45 +182,36 @@ class Policy:
         for parameter in shards.adapter_weights(self.model):
             parameter.data = parameter.data.to(sharding.device)
         shards.spread_root(self.model, sharding)
+        self.hold_part(sharding)
+
+    def hold_part(self, sharding: Sharding | None) -> None:
+        """What trains is this rank's part from here on, where all weights do and are spread."""
         self.sharding = sharding
+        if sharding is not None and self.full:
+            self.parts = Parts(self.model, self._trainable, sharding)
+            self._parameters = self.parts.parameters
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of everything that trains."""
+        if self.parts is not None:
+            self.parts.drop_gradients()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        """All ranks leave this block of work together, where the weights that train are spread over them."""
+        return contextlib.nullcontext() if self.sharding is None else self.sharding.passes.within()
+
+    @property
+    def refers(self) -> bool:
+        """Whether the rows that this rank holds are those of the reference now."""
+        return isinstance(self._reference, adapters.ExchangedReference) and self._reference.acts
 
     def fill(self, learns: bool) -> None:
         """Take part in a pass of other ranks; see `shards.fill`."""
         shards.fill(self.model, learns)
 
-    # text
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt up to where the completion starts; see `TokenizerAdapter.encode`."""
-        return self.tokenization.encode(prompt)
-
-    def encode_completion(self, text: str, prompt: Prompt | None = None) -> list[int]:
-        """Token ids of a completion to learn, ending in one terminator; see `TokenizerAdapter.encode_completion`."""
-        return self.tokenization.encode_completion(text, prompt)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a completion without special tokens."""
-        return self.tokenization.decode(ids)
-
-    def decode_marked(self, ids: Sequence[int]) -> str:
-        """The text of a completion with the marks of thinking; see `TokenizerAdapter.decode_marked`."""
-        return self.tokenization.decode_marked(ids)
-
-    def left_open(self, prompt_ids: Sequence[int]) -> str:
-        """The mark of a thinking block that a prompt leaves open; see `TokenizerAdapter.left_open`."""
-        return self.tokenization.left_open(prompt_ids)
-
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """The text that each token adds, special tokens too."""
-        return self.tokenization.token_texts(ids)
-
-    def set_chat_template(self, template: str) -> None:
-        """Give the tokenizer this Jinja chat template; the terminators are found anew."""
-        self.tokenization.set_chat_template(template)
-
-    def set_date(self, date: datetime) -> None:
-        """Tell chat templates that read the clock this time from now on; a run gives the one of its start."""
-        self.tokenization.date = date
+    # scores
 
     def collate(self, prompt_ids_B: Sequence[Sequence[int]], completion_ids_B: Sequence[Sequence[int]]) -> Batch:
         """Prompts padded on the left, completions on the right, on the policy's device; masks by position.
@@ -235,8 +228,6 @@ class Policy:
             ids[row, filled] = torch.tensor([*prompt, *completion])
             attention[row, filled] = 1
         return Batch(ids.to(self.device), attention.to(self.device), attention[:, left:].bool().to(self.device))
-
-    # scores
 
     def pack(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
@@ -338,7 +329,8 @@ class Policy:
     def _new_reference(self) -> adapters.Reference:
         if isinstance(self.model, PeftModel):
             return adapters.AdapterReference(self.model, self.parameters_by_name())
-        return adapters.CopiedReference(self.parameters_by_name())
+        spread = self.parts is not None
+        return (adapters.ExchangedReference if spread else adapters.CopiedReference)(self.parameters_by_name())
 
     def _known_reference(self) -> adapters.Reference:
         if self._reference is None:
@@ -383,7 +375,8 @@ class Policy:
             )
 
     def state(self) -> dict[str, Tensor]:
-        """Copies on CPU of the weights that train, by parameter name; not to be called within `as_reference`."""
+        """Copies on CPU of the weights that train, by parameter name (where these are spread, of this rank's rows); not
+        to be called within `as_reference`."""
         self.settle()
         return adapters.snapshot(self.parameters_by_name())
 
@@ -415,10 +408,16 @@ class Policy:
         """Write the trained model for use elsewhere: a PEFT adapter or a transformers folder, with the tokenizer.
 
         Raises:
-            ModelError: the folder cannot be written, or an interrupted update left the weights.
+            ModelError: the folder cannot be written, an interrupted update left the weights, or they are spread.
         """
         self.settle()
         self.refuse_torn()
+        if self.parts is not None:
+            raise ModelError(
+                "this policy holds a part of its weights (model.shard='fsdp2'), and the folder needs all. Save from a "
+                "checkpoint, in one process: policy = load_policy(run.config.model); "
+                "policy.load_state(run.checkpoints.load(step).tensors('policy')); policy.save(folder)"
+            )
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             with loading.quietly(), as_it_came(self._silenced):

@@ -2,10 +2,11 @@
 
 Each transformer layer is a unit of `fully_shard`; so are the embedding and the output head, where they are not one
 matrix. Adapters stay on every rank: they are small, and so their gradients, checkpoints and reference are those of a
-training with the base replicated.
+training with the base replicated. Where all weights learn, each rank trains its rows of every one (`Parts`): an
+optimizer, a reference and a snapshot of them, and whole tensors exist in checkpoints only.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,6 +42,12 @@ class Together(Protocol):
 
     def section(self) -> AbstractContextManager[None]:
         """Every rank is in such a block; they leave it together."""
+
+    def within(self) -> AbstractContextManager[None]:
+        """Such a block within another one; outside of any, nothing."""
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def spread_layers(base: PreTrainedModel, sharding: Sharding) -> None:
     _place(_buffers(base), sharding)
     for unit in [*_ends(base), *layers]:
         _place(_own(unit, owners), sharding)
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=adapter_weights(unit))
+        _shard(unit, mesh)
     for layer, before in zip(layers, [layers[0], *layers], strict=False):
         layer.set_modules_to_backward_prefetch([before])  # of the first itself: nothing before it learns
     _place((place for place in _own(base, owners) if not isinstance(place.tensor, DTensor)), sharding)
@@ -89,10 +96,64 @@ def spread_layers(base: PreTrainedModel, sharding: Sharding) -> None:
 
 def spread_root(model: PreTrainedModel | PeftModel, sharding: Sharding) -> None:
     """Cut what is no layer, and have the passes of the model begin on all ranks together."""
-    fully_shard(model, mesh=sharding.mesh, reshard_after_forward=True, ignored_params=adapter_weights(model))
+    _shard(model, sharding.mesh)
     passes = sharding.passes
     model.register_forward_pre_hook(lambda *_: passes.begin(torch.is_grad_enabled()), prepend=True)
     model.register_forward_hook(lambda module, given, output: passes.end(output.logits))
+
+
+def _shard(unit: nn.Module, mesh: DeviceMesh) -> None:
+    made: Any = fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=adapter_weights(unit))
+    made.set_gradient_divide_factor(1.0)  # denominators are those of the complete update
+    made.set_force_sum_reduction_for_comms(True)
+
+
+class Parts:
+    """The rows of every trained weight that this rank holds, as parameters of its own over the same memory."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str], sharding: Sharding) -> None:
+        named: dict[str, Any] = dict(model.named_parameters())
+        self._spread: dict[str, Any] = {name: named[name] for name in names}
+        self._sharding = sharding
+        self.parameters = {name: Parameter(own(p.detach())) for name, p in self._spread.items()}
+
+    def take_gradients(self) -> None:
+        """Give the rows the gradients that backward passes have added up over all ranks."""
+        for name, parameter in self._spread.items():
+            self.parameters[name].grad = None if parameter.grad is None else own(parameter.grad)
+            parameter.grad = None
+
+    def drop_gradients(self) -> None:
+        for name, parameter in self._spread.items():
+            self.parameters[name].grad = parameter.grad = None
+
+    def rows(self, key: str) -> slice:
+        """Those of this rank, of the weight that a key names, which may go on after a slash."""
+        group, whole = self._sharding.group, int(self._spread[key.partition("/")[0]].shape[0])
+        rows = -(-whole // dist.get_world_size(group))
+        first = min(dist.get_rank(group) * rows, whole)
+        return slice(first, min(first + rows, whole))
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """On rank 0 the whole tensors that all ranks have rows of, on the CPU; one that is a number is its own.
+
+        All ranks call it at once, with the same keys in the same order. One tensor at a time is on the device.
+        """
+        found: dict[str, Tensor] = {}
+        for key, tensor in tensors.items():
+            gathered = tensor if tensor.dim() == 0 else self._gathered(key, tensor.detach())
+            if gathered is not None and self._sharding.reads:
+                found[key] = gathered.detach().to("cpu", copy=True).contiguous()
+        return found
+
+    def _gathered(self, key: str, tensor: Tensor) -> Tensor | None:
+        group, shape = self._sharding.group, self._spread[key.partition("/")[0]].shape
+        size = dist.get_world_size(group)
+        padded = tensor.new_zeros((-(-int(shape[0]) // size), *shape[1:]))
+        padded[: len(tensor)] = tensor
+        every = [torch.empty_like(padded) for _ in range(size)] if self._sharding.reads else None
+        dist.gather(padded, every, dst=0, group=group)
+        return None if every is None else torch.cat(every)[: int(shape[0])]
 
 
 def fill(model: PreTrainedModel | PeftModel, learns: bool) -> None:

@@ -27,4 +27,9 @@ Sharded weights (FSDP2, `model.shard`). Each rank holds its rows of every layer 
 pass gathers layer by layer. A gathering takes every rank, so all begin each pass together (`lockstep`): a rank whose
 rows have finished makes passes over one token until the others have. Passes that rank 0 makes alone, e.g. to measure a
 loss, have a message each. Adapters are on every rank, so all the above holds as it stands.
+
+Where all weights learn, each rank trains its rows of every one (`training.parts`): backward passes add up and cut the
+gradients, an optimizer step, a snapshot and a rollback are messages, norms are sums over the ranks, and rank 0 puts
+checkpoints together, tensor by tensor, so that they are those of any number of ranks. Rank 0 cannot save alone: where a
+rank dies, the newest checkpoint resumes.
 """

@@ -96,7 +96,7 @@ class Leader(Ranks):
         """Give every replica what rank 0 has decided; from here on they have its `weights`."""
         self._weights = list(weights)
         self.ask([message] * (self.size - 1), lambda: None)
-        self._stale = True
+        self._stale = bool(self._weights)
 
     def send_once(self, message: Message, tensors: Sequence[Tensor]) -> None:
         """Have every rank do `message`, whose last part is to receive these tensors."""
@@ -125,7 +125,7 @@ class Leader(Ranks):
     # ------------------------------------------------------------------ work
 
     def weights_changed(self) -> None:
-        self._stale = True
+        self._stale = bool(self._weights)
 
     def ask(self, messages: Sequence[Message | None], own: Callable[[], T]) -> tuple[T, list[Message | None]]:
         """Rank 0's `own` part and the replies of ranks 1, 2, ... to their messages; a rank without one does nothing.
@@ -183,12 +183,12 @@ class Leader(Ranks):
     def _together(self) -> AbstractContextManager[None]:
         return nullcontext() if self.lockstep is None else self.lockstep.section()
 
-    def _alone(self, learns: bool) -> None:
-        """Have the other ranks take part in one pass of rank 0."""
+    def _alone(self, learns: bool, refers: bool) -> None:
+        """Have the other ranks take part in one pass of rank 0, with the reference's weights where it `refers`."""
         self._check()
         with self._unless_broken():
             for rank in self.others:
-                self._send(rank, Message(ATTEND, {"learns": learns}))
+                self._send(rank, Message(ATTEND, {"learns": learns, "refers": refers}))
 
     def _broke(self, error: Exception) -> None:
         """Raise for the rank whose absence broke a pass."""

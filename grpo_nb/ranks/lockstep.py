@@ -13,7 +13,7 @@ makes the backward pass up, with a gradient of zero.
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -25,8 +25,10 @@ from grpo_nb.ranks.link import RankError, first_line
 
 ATTEND, JOIN, LOAD = "attend", "join", "load"
 """Messages: take part in one pass of rank 0; in a section without work of your own; load the policy."""
-_DONE, _PLAIN, _LEARNS = 0, 1, 2
-"""What a rank says in a round: no pass is left; a pass without gradients; one with them, and its backward pass."""
+_PLAIN, _LEARNS, _SUM, _PRESENT = 100, 101, 102, 103
+"""What a rank says in a round: a pass without gradients; one with them, and its backward pass; a number to add up; that
+it takes its part of the weights. Less: it has left all sections but so many, as an error may leave one that others are
+still in."""
 
 Fill = Callable[[bool], None]
 """Makes a pass over one token, with gradients and a backward pass or without."""
@@ -46,7 +48,8 @@ class Lockstep:
         """Gathers weights."""
         self._rounds: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
         self._fill: Fill | None = None
-        self._alone: Callable[[bool], None] | None = None
+        self._referring: Callable[[], bool] = lambda: False
+        self._alone: Callable[[bool, bool], None] | None = None
         self._lost: Callable[[Exception], None] = lambda error: None
         self._depth, self._filling, self._present = 0, False, False
         self._owed: Tensor | None = None
@@ -64,23 +67,35 @@ class Lockstep:
         if not well and self._present:
             return
         self._present = well
-        flag = torch.tensor([int(well)])
-        self._meet(flag, dist.ReduceOp.MIN)
-        if well and not int(flag):
+        if not well:
+            self._meet(_PRESENT, 0.0)
+            return
+        if well and not all(value for _, value in self._meet(_PRESENT, float(well))):
             raise LockstepError("another rank cannot load the policy; its own output says why")
 
-    def serve(self, fill: Fill) -> None:
-        """Make passes of this policy from now on."""
+    def serve(self, fill: Fill, referring: Callable[[], bool] = lambda: False) -> None:
+        """Make passes of this policy from now on; `referring`: whether its parts are those of its reference."""
         self._fill, self._owed, self._present = fill, None, False
+        self._referring = referring
 
-    def lead(self, alone: Callable[[bool], None], lost: Callable[[Exception], None]) -> None:
+    def lead(self, alone: Callable[[bool, bool], None], lost: Callable[[Exception], None]) -> None:
         """On rank 0: `alone` tells the others of one pass outside of sections; `lost` raises whose absence broke it."""
         self._alone, self._lost = alone, lost
 
     def rest(self) -> None:
         """The stage has ended: the policy is let go."""
         self._fill = self._alone = self._owed = None
+        self._referring = bool
         self._depth, self._present = 0, False
+
+    # ------------------------------------------------------------------ of an update
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks, the same bits on each; they all are in a section."""
+        said = self._meet(_SUM, value)
+        if any(kind != _SUM for kind, _ in said):
+            raise LockstepError("a rank has failed in the update")
+        return sum(number for _, number in said)
 
     # ------------------------------------------------------------------ passes
 
@@ -102,7 +117,7 @@ class Lockstep:
         if self._depth or self._alone is None:
             self._agree(learns)
             return
-        self._alone(learns)
+        self._alone(learns, self._referring())
         try:
             self._agree(learns)
         except LockstepError as error:
@@ -136,6 +151,10 @@ class Lockstep:
         finally:
             self._depth -= 1
 
+    def within(self) -> AbstractContextManager[None]:
+        """A section within the present one; outside of sections nothing, since there the others do as rank 0."""
+        return self.section() if self._depth else nullcontext()
+
     def waited(self) -> float:
         """Seconds since this was last asked in which this rank waited for others to begin a pass."""
         found, self._waited = self._waited, 0.0
@@ -144,8 +163,12 @@ class Lockstep:
     def _finish(self) -> None:
         """Take part in the passes that others still make."""
         self._pay()
-        while (found := self._round(_DONE)) != _DONE:
-            self._fill_in(found == _LEARNS)
+        left = self._depth - 1
+        while (found := self._round(left)) != left:
+            if found > _LEARNS:
+                raise LockstepError("this rank has no part in an update that others make")
+            if found >= _PLAIN:
+                self._fill_in(found == _LEARNS)
 
     def _agree(self, learns: bool) -> None:
         own = _LEARNS if learns else _PLAIN
@@ -154,17 +177,19 @@ class Lockstep:
 
     def _round(self, own: int) -> int:
         """The most that any rank says."""
-        said = torch.tensor([own])
-        self._meet(said, dist.ReduceOp.MAX)
-        return int(said)
+        return max(kind for kind, _ in self._meet(own))
 
-    def _meet(self, value: Tensor, by: "dist.ReduceOp.RedOpType") -> None:
+    def _meet(self, kind: int, value: float = 0.0) -> list[tuple[int, float]]:
+        """What every rank says, in their order."""
+        said = torch.tensor([kind, value], dtype=torch.float64)
+        found = [torch.empty_like(said) for _ in range(dist.get_world_size(self._rounds))]
         began = time.perf_counter()
         try:
-            dist.all_reduce(value, op=by, group=self._rounds)
+            dist.all_gather(found, said, group=self._rounds)
         except RuntimeError as error:
             raise LockstepError(f"the ranks do not meet any more: {first_line(error)}") from error
         self._waited += time.perf_counter() - began
+        return [(int(one[0]), float(one[1])) for one in found]
 
     def _fill_in(self, learns: bool) -> None:
         assert self._fill is not None, "a stage serves a policy"

@@ -71,13 +71,16 @@ class Checkpoint:
         """
         from safetensors.torch import load_file
 
+        return dict(load_file(self.file(name)))
+
+    def file(self, name: str) -> Path:
+        """The file of a set of tensors; raises as `tensors`."""
         file = self.path / f"{name}{SUFFIX}"
         safe_open.refuse_linked(self.path)
-        if os.path.lexists(file):
-            safe_open.refuse_irregular(file)
-        else:
+        if not os.path.lexists(file):
             raise RunError(f"checkpoint {self.path} has no '{name}{SUFFIX}'; it has {self.names()}")
-        return dict(load_file(file))
+        safe_open.refuse_irregular(file)
+        return file
 
     def state(self, *needed: str) -> documents.State:
         """The JSON state saved with it, which has the `needed` fields; tuples are lists by now and keys are strings.

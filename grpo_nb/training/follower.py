@@ -27,7 +27,7 @@ from grpo_nb.rollout import Engine
 from grpo_nb.run.lock import LOCK, RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import Task, load_tasks, read_examples
-from grpo_nb.training import gradients, memory_ladder, metrics, numerics, pairs, spread, wire
+from grpo_nb.training import gradients, memory_ladder, metrics, numerics, pairs, parts, spread, wire
 from grpo_nb.training.gradients import BadRows
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.resume import Given
@@ -53,10 +53,12 @@ class Replica:
     policy: Policy
     given: Given
     group: "dist.ProcessGroup"
-    ends: contextlib.ExitStack
+    ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What to leave when the stage ends."""
     lockstep: Lockstep | None = None
     """How the ranks make passes together, where weights are spread over them."""
+    rows: parts.Rows | None = None
+    """What it trains, where it trains its part of the weights."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     engine: Engine | None = None
     examples: dict[str, dict[str, Example]] = field(default_factory=dict)
@@ -171,10 +173,12 @@ def _answer(replica: Replica, message: Message) -> None:
         _add_up(replica, message)
         return
     if message.work == ATTEND and replica.lockstep is not None:
-        replica.lockstep.attend(message.data["learns"])
+        with replica.policy.as_reference() if message.data["refers"] else contextlib.nullcontext():
+            replica.lockstep.attend(message.data["learns"])
         return
     replica.sets = {}
-    forget_gradients(replica.policy)
+    if message.work != parts.UPDATE:
+        forget_gradients(replica.policy)
     began = time.perf_counter()
     try:
         with full_memory(), contextlib.nullcontext() if replica.lockstep is None else replica.lockstep.section():
@@ -237,6 +241,29 @@ def _measure(replica: Replica, message: Message) -> Reply:
     return {}, wire.measured(gradients.measure(replica.policy, wire.completions_of(message), plan))
 
 
+def _idle(replica: Replica, message: Message) -> Reply:
+    """As `gradients.measure` without rows."""
+    policy = replica.policy
+    with policy.eval_mode():
+        with policy.within():
+            pass
+        if message.data["reference"]:
+            with policy.as_reference(), policy.within():
+                pass
+    return {}, {}
+
+
+def _take_up(replica: Replica, message: Message) -> Reply:
+    replica.rows = parts.take_up(replica.policy, replica.run, message.data)
+    return {}, {}
+
+
+def _of_rows(replica: Replica, message: Message) -> Reply:
+    assert replica.rows is not None, "they are taken up first"
+    parts.serve(replica.rows, message)
+    return {}, {}
+
+
 def _gradients(replica: Replica, message: Message) -> Reply:
     plan, batch = wire.plan_of(message.data["plan"], replica.run.config), wire.batch_of(message)
     denominators = wire.normalizers_of(message.data["normalizers"])
@@ -277,5 +304,8 @@ WORK = {
     wire.MEASURE: _measure,
     wire.GRADIENTS: _gradients,
     wire.PAIRS: _pairs,
+    wire.IDLE: _idle,
+    parts.TAKE_UP: _take_up,
+    **dict.fromkeys((parts.UPDATE, parts.WHOLE, parts.REMEMBER, parts.PUT_BACK), _of_rows),
 }
 """By the name of the work."""

@@ -39,6 +39,8 @@ def expected_gradient(policy: Policy, batch: Experience, plan: StepPlan) -> Grad
     Costs one forward and backward pass of step 1. Combined gradients are another sum, and are not compared.
     """
     updates = plan.updates(batch) if plan.step == FIRST_STEP else []
+    if policy.parts is not None:
+        return {}  # this rank has its rows alone
     if not updates or (plan.algorithm.combine != "sum" and len(updates[0]) > 1):
         return {}
     return _summed(policy, batch, updates[0], plan, None)

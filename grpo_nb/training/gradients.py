@@ -69,12 +69,13 @@ def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
     by = plan.numerics.passes
     with policy.eval_mode() if by == "model" else torch.no_grad():  # the others know no modes
-        old = token_stats(policy, rollouts, plan) if plan.old_first else None
+        with policy.within():
+            old = token_stats(policy, rollouts, plan) if plan.old_first else None
         if not plan.needs_reference:
             return Measured(old, None)
         if by == "flat":
             return Measured(old, token_stats(policy, rollouts, plan, REFERENCE).logprobs)
-        with policy.as_grouped_reference() if by == "grouped" else policy.as_reference():
+        with policy.as_grouped_reference() if by == "grouped" else policy.as_reference(), policy.within():
             return Measured(old, token_stats(policy, rollouts, plan).logprobs)
 
 
@@ -105,8 +106,7 @@ def objective_gradients(
     try:
         return combined(policy, accumulate(policy, batch, rows, plan), plan, generator)
     except BadRows as found:
-        for parameter in policy.parameters_by_name().values():
-            parameter.grad = None
+        policy.drop_gradients()
         bad = _alone(policy, batch, [i for own in rows.values() for i in own], plan) or found.rows
         fewer, most = batch.without(bad), plan.most_bad_rows or 0.0
         too_many = len(fewer.bad) > most * len(batch.kept)

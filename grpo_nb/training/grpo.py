@@ -33,6 +33,7 @@ from grpo_nb.training import (
     memory_ladder,
     metrics,
     numerics,
+    parts,
     quick_eval,
     resume,
     rollback,
@@ -209,13 +210,12 @@ def apply(state: TrainState, plan: StepPlan) -> optim.Update:
     state.weights_moved, state.policy.torn = True, f"step {plan.step} of {state.run.name}"
     state.ranks.weights_changed()
     try:
-        return optim.apply(
-            state.policy.parameters_by_name(),
-            state.optimizer,
-            learning_rate=plan.learning_rate,
-            max_norm=plan.algorithm.max_grad_norm,
-            skip_above=plan.algorithm.skip_grad_norm,
-        )
+        settings = {
+            "learning_rate": plan.learning_rate,
+            "max_norm": plan.algorithm.max_grad_norm,
+            "skip_above": plan.algorithm.skip_grad_norm,
+        }
+        return parts.update(state.policy, state.optimizer, state.ranks, settings)
     except optim.BrokenUpdate as error:
         if not state.config.guards.rollback:
             raise

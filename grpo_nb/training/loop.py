@@ -11,6 +11,7 @@ import torch
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
+from grpo_nb.ranks.link import RankError
 from grpo_nb.run.checkpoints import Checkpoints, NotFinite
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.lock import RunLock
@@ -244,7 +245,7 @@ def _save_at_last(stage: Stage) -> None:
     """Save on the way out, where nobody is left to catch what is raised."""
     try:
         save(stage)
-    except TrainingError as error:
+    except (TrainingError, RankError) as error:  # a rank that holds a part of the weights is gone
         logger.error("%s", error)
 
 

@@ -23,7 +23,7 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.sft_result import without_sft
 from grpo_nb.storage.documents import State
 from grpo_nb.tasks import Task, load_tasks
-from grpo_nb.training import ahead, guards, numerics, spread
+from grpo_nb.training import ahead, guards, numerics, parts, spread
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.recovery import Recovery
@@ -177,10 +177,11 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
     run, policy = state.run, state.policy
     start = _reference(run)
-    policy.load_state(start.tensors("policy"))
+    policy.load_state(parts.saved(policy, start, "policy"))
     state.origin = start.state()
     policy.freeze_reference()
     load_state_dict(policy, state.optimizer, newest)
+    parts.others_take_up(policy, state.optimizer, state.ranks, run, parts.Places(newest, start))
     stored = newest.state("step", "betas", "knobs", "judged_by")
     state.step = state.saved = stored["step"]
     state.knobs = _knobs_of(newest, stored, state.knobs)
@@ -282,8 +283,9 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     if warm is None:
         policy.refuse_torn()
     else:
-        policy.load_state(warm.tensors("policy"))
+        policy.load_state(parts.saved(policy, warm, "policy"))
     policy.freeze_reference()
+    parts.others_take_up(policy, state.optimizer, state.ranks, run, parts.Places(None, warm))
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
     run.log_event("start", step=0, **origin, **environment_info(policy) | _computes(state))
     _log_missing_sft(run, 0 if warm is None else warm.step)

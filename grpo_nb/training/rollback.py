@@ -15,7 +15,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.rules import health
 from grpo_nb.rules.finding import Finding, Rows, number, series
-from grpo_nb.training import memory_ladder
+from grpo_nb.training import memory_ladder, parts
 from grpo_nb.training.metrics import Row
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.recovery import Recovery
@@ -51,6 +51,7 @@ def _copy_weights(state: TrainState) -> None:
         state.snapshot = Snapshot(on_host=True)
         memory_ladder.freed_for_less(state.run, state.step + 1, "guards.snapshot=host", error)
         state.snapshot.take(state.policy.parameters_by_name(), state.optimizer)
+    parts.remember(state.policy, state.ranks)
 
 
 def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
@@ -141,6 +142,7 @@ def probed(batch: Experience) -> list[int]:
 
 def _restore_weights(state: TrainState) -> None:
     state.snapshot.restore(state.policy.parameters_by_name(), state.optimizer)
+    parts.put_back(state.policy, state.ranks)
     state.ranks.weights_changed()
 
 

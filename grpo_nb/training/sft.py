@@ -27,7 +27,7 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, resume, sharded, spread
+from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, parts, resume, sharded, spread
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.pairs import Pair, Share, logprobs
@@ -164,7 +164,7 @@ class Sft(loop.Stage):
         order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
         held = min(HELD_OUT, len(pairs) // 10)
         self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
-        self._policy = policy
+        self._policy, self.newest = policy, newest
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
         forget_gradients(policy)
         step = _resume(run, policy, self.optimizer, newest)
@@ -184,6 +184,8 @@ class Sft(loop.Stage):
         self.ranks = ranks
         if isinstance(ranks, Leader):
             self.progress.run.log_event("sft_ranks", step=self.progress.step, ranks=ranks.size)
+            places = parts.Places(self.newest, refers=False)
+            parts.others_take_up(self.policy, self.optimizer, ranks, self.progress.run, places)
             sharded.start_replicas(ranks, self.policy, self.numerics)
 
     @property
@@ -249,7 +251,7 @@ class Sft(loop.Stage):
         run, step = self.progress.run, self.progress.step
         stored = {"step": step, "config": plain(run.config), "fingerprint": fingerprint.fingerprint()}
         stored["numerics"] = self.numerics.model_dump()
-        run.sft_checkpoints.save(step, state_dict(self.policy, self.optimizer), stored)
+        run.sft_checkpoints.save(step, state_dict(self.policy, self.optimizer, self.ranks), stored)
         run.sft_checkpoints.prune(1)
         self.progress.saved = step
 
@@ -317,9 +319,8 @@ def sft_step(
     clock, tokens = metrics.Clock(), sum(len(pair.completion_ids) for pair in plan.pairs)
     total = sharded.accumulate(policy, Share(plan.pairs, tokens, plan.micro_batch, plan.numerics), plan.ranks)
     moving()
-    update = optim.apply(
-        policy.parameters_by_name(), optimizer, learning_rate=plan.learning_rate, max_norm=plan.max_grad_norm
-    )
+    settings = {"learning_rate": plan.learning_rate, "max_norm": plan.max_grad_norm}
+    update = parts.update(policy, optimizer, plan.ranks, settings)
     row: dict[str, Any] = {
         keys.STEP: plan.step,
         keys.STATUS: update.status,

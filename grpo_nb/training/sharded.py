@@ -69,9 +69,10 @@ def begin(state: TrainState) -> None:
 
 def start_replicas(ranks: Leader, policy: Policy, numerics: Numerics, reference: Sequence[Tensor] = ()) -> None:
     """The same for a stage that draws nothing."""
-    weights = [parameter.data for parameter in policy.parameters_by_name().values()]
+    spread_out = policy.parts is not None  # each rank has its own
+    weights = [] if spread_out else [parameter.data for parameter in policy.parameters_by_name().values()]
     ranks.begin(Message(wire.BEGIN, {"numerics": numerics.model_dump()}), weights)
-    if reference:
+    if reference and not spread_out:
         ranks.send_once(Message(wire.REFERENCE), reference)
 
 
@@ -174,7 +175,8 @@ def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     if not isinstance(ranks, Leader) or not (plan.old_first or plan.needs_reference):
         return gradients.measure(policy, rollouts, plan)
     parts = prompts_of(rollouts, ranks.size, range(len(rollouts.completion_ids)))
-    messages = [_to_measure(wire.part(rollouts, part), plan) if part else None for part in parts[1:]]
+    idle = None if policy.parts is None else Message(wire.IDLE, {"reference": plan.needs_reference})
+    messages = [_to_measure(wire.part(rollouts, part), plan) if part else idle for part in parts[1:]]
     own, replies = ranks.ask(
         messages, lambda: wire.measured(gradients.measure(policy, wire.part(rollouts, parts[0]), plan))
     )
@@ -250,7 +252,12 @@ def accumulate(policy: Policy, share: Share, ranks: Ranks) -> float:
 def _summed(
     policy: Policy, apart: Mapping[str, Mapping[str, Tensor]], ranks: Leader, replies: Sequence[Message | None]
 ) -> dict[str, dict[str, Tensor]]:
-    """Add up the gradients of all ranks, where each rank has those of its own rows; what is apart, if anything."""
+    """Add up the gradients of all ranks, where each rank has those of its own rows; what is apart, if anything.
+
+    Of weights that are spread the backward passes have done so.
+    """
+    if policy.parts is not None:
+        return {}
     parameters = policy.parameters_by_name()
     sets: dict[str, Mapping[str, Tensor]] = dict(apart)
     if not apart:

@@ -1,10 +1,13 @@
 """The policy of a stage on one rank or several: loaded or given, whole or with its base spread over the ranks."""
 
+import gc
 import os
+
+import torch
 
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.policy.loading import pick_device
-from grpo_nb.policy.model import ModelError, Policy
+from grpo_nb.policy.model import Policy
 from grpo_nb.policy.shards import Sharding
 from grpo_nb.ranks.leader import Leader, Ranks
 from grpo_nb.ranks.lockstep import Lockstep
@@ -60,21 +63,40 @@ def own_part(run: Run, given: Policy | None, passes: Lockstep) -> Policy:
         ModelError: this rank cannot load it.
         LockstepError: another rank cannot.
     """
+    gc.collect()  # the policy of an earlier stage is in cycles, and holds its part of the weights
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     try:
         sharding = Sharding(passes.weights, pick_device(run.config.model.device), passes)
         policy = given or loaded(run, sharding)
         if policy.full:
-            raise ModelError(
-                "model.shard='fsdp2' spreads the base of LoRA, and all weights of this model learn. Set "
-                "model.train='lora', or model.shard='none' where they fit each GPU"
-            )
+            refuse_reports(run.config)
         if policy.sharding is None:
             policy.shard(sharding)
     except Exception:
         passes.present(False)
         raise
-    passes.serve(policy.fill)
+    passes.serve(policy.fill, lambda: policy.refers)
     return policy
+
+
+def refuse_reports(config: Config) -> None:
+    """Refuse what needs the whole gradients of objectives one by one.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    algorithm, several = config.algorithm, len(config.objectives) > 1
+    if several and algorithm.combine != "sum":
+        raise ConfigError(
+            f"model.shard='fsdp2' with all weights learning spreads gradients, and algorithm.combine="
+            f"'{algorithm.combine}' needs them whole. Set algorithm.combine='sum', or model.train='lora'"
+        )
+    if algorithm.gradient_report_every:
+        raise ConfigError(
+            f"model.shard='fsdp2' with all weights learning spreads gradients, and algorithm.gradient_report_every="
+            f"{algorithm.gradient_report_every} needs them whole. Set it to 0, or model.train='lora'"
+        )
 
 
 def loaded(run: Run, sharding: Sharding | None = None) -> Policy:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_nb import fingerprint, optim, seeding
+from grpo_nb import fingerprint, seeding
 from grpo_nb.config import Config
 from grpo_nb.evaluation import pareto
 from grpo_nb.evaluation.compare import Growing
@@ -22,10 +22,9 @@ from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
 from grpo_nb.run import settings
 from grpo_nb.run.checkpoints import Checkpoint
-from grpo_nb.run.dependencies_file import OPTIMIZER
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
-from grpo_nb.training import ahead
+from grpo_nb.training import ahead, parts
 from grpo_nb.training.ahead import Ahead
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.objectives import Objective
@@ -127,7 +126,7 @@ def save(state: TrainState) -> Path:
         state.origin = stored
     elif not checkpoints.holds(0):
         _save_origin(state)
-    tensors = state_dict(state.policy, state.optimizer)
+    tensors = state_dict(state.policy, state.optimizer, state.ranks)
     if (pending := state.ahead.stored(state.step + 1)) is not None:
         stored["rollouts"], tensors[ahead.FILE] = pending
     path = checkpoints.save(state.step, tensors, stored)
@@ -141,30 +140,25 @@ def save(state: TrainState) -> Path:
 
 def _save_origin(state: TrainState) -> None:
     """Write checkpoint 0 anew, bit for bit: somebody removed it, and without it the run could not be resumed."""
-    weights = {"policy": state.policy.reference_state(), "optimizer": {}}
+    weights = {"policy": parts.stored_reference(state.policy, state.ranks), "optimizer": {}}
     path = state.run.checkpoints.save(0, weights, state.origin)
     state.run.log_event("checkpoint_rewritten", step=state.step, path=path.name)
     logger.warning("%s was removed while the run trained; it is written again from memory", path)
 
 
-def state_dict(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint: what the policy has learnt, and the optimizer's memory of it."""
-    return {"policy": policy.state(), OPTIMIZER: optim.state_tensors(policy.parameters_by_name(), optimizer)}
+def state_dict(policy: Policy, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint, whole: what the policy has learnt, and the optimizer's memory of it."""
+    return parts.stored(policy, optimizer, ranks)
 
 
 def forget_gradients(policy: Policy) -> None:
     """Drop what a step that was broken off left in a policy that is handed over."""
-    for parameter in policy.parameters_by_name().values():
-        parameter.grad = None
+    policy.drop_gradients()
 
 
 def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Restore what `state_dict` gave, bit for bit; without a file of its moments, the optimizer begins them anew."""
-    policy.load_state(checkpoint.tensors("policy"))
-    if OPTIMIZER not in checkpoint.names():
-        return
-    memory = policy.trained_of(checkpoint.tensors(OPTIMIZER))
-    optim.load_state_tensors(policy.parameters_by_name(), optimizer, memory)
+    """Restore what `state_dict` gave, as far as this rank has it; see `parts.load_training`."""
+    parts.load_training(policy, optimizer, checkpoint)
 
 
 def environment_info(policy: Policy) -> dict[str, object]:

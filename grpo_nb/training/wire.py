@@ -22,6 +22,8 @@ Tensors = dict[str, Tensor]
 DRAW, SCORE, MEASURE, GRADIENTS, PAIRS, ADD_UP = "draw", "score", "measure", "gradients", "pairs", "add up"
 OPEN, BEGIN, REFERENCE, WEIGHTS, CLOSE = "open", "begin", "reference", "weights", "close"
 DONE = "done"
+IDLE = "idle"
+"""No rows to measure: take part in the passes of the policy, then of its reference, that others make."""
 
 
 def below(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

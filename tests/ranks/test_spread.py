@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grpo_nb.config import ConfigError
+from grpo_nb.metrics import keys
 from grpo_nb.policy.loading import quietly
 from grpo_nb.policy.model import load_policy
 from grpo_nb.run.run import Run
@@ -21,6 +22,14 @@ from tests.support.spread_process import PROMPTS
 
 LORA = {"model__train": "lora", "rollout__engine": "eager", "batch__passes": "model"}
 SHARDED = {"model__shard": "fsdp2"}
+
+
+UNKNOWN = (keys.GRAD_CHECK, keys.GRAD_CHECK_RATIO)
+"""What a rank that has its rows of all weights does not compare."""
+
+
+def known(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in UNKNOWN} for row in run.rows("metrics")]
 
 
 def saved_model(folder: Path, tied: bool) -> Path:
@@ -107,6 +116,19 @@ def test_an_unknown_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(spread.SHARD, "zero3")
     with pytest.raises(ConfigError, match="zero3"):
         next(iter(grpo(run_of(tmp_path, "run"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_layers_are_gathered_again_where_activations_are_recomputed(tmp_path: Path, train: str) -> None:
+    changes = {**LORA, "model__train": train, "model__gradient_checkpointing": True, "sft__steps": 0, "run__steps": 2}
+    expected = alone(run_of(tmp_path, "one", **changes))
+    found = together(2, run_of(tmp_path, "two", **changes, **SHARDED), sft=False)
+    unknown = (keys.GRAD_CHECK, keys.GRAD_CHECK_RATIO)
+    rows = [
+        [{k: v for k, v in row.items() if k not in unknown} for row in run.rows("metrics")] for run in (expected, found)
+    ]
+    assert apart(*rows) < CLOSE and texts(expected) == texts(found)
 
 
 @pytest.mark.slow

@@ -575,8 +575,10 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
     run = tiny_run(tmp_path, **EVERY | {"run__keep_checkpoints": 1})
     saved: dict[str, Any] = {}
 
-    def state_dict(policy: Any, optimizer: Any, whole: Any = state.state_dict) -> Any:
-        tensors = whole(policy, optimizer)
+    whole = state.state_dict
+
+    def state_dict(*given: Any) -> Any:
+        tensors = whole(*given)
         if len(saved) >= 1 + (stage == "grpo"):  # from the second on; GRPO's first is step 0's
             group = tensors["policy" if slot == "weight" else "optimizer"]
             next(t for t in group.values() if t.numel() > 1).view(-1)[0] = float("inf")
