@@ -17,6 +17,7 @@ from tests.ranks.test_spread import SHARDED, known
 from tests.ranks.test_training import CLOSE, STEPS, alone, apart, run_of, texts, together
 from tests.support import ranks
 from tests.support.spread_process import PROMPTS
+from tests.support.tiny import tiny_config
 from tests.support.tokens import names
 
 FULL = {"model__train": "full", "rollout__engine": "eager", "batch__passes": "model"}
@@ -100,9 +101,14 @@ def test_where_a_rank_fails_the_newest_checkpoint_resumes(
     assert run.last_step() == STEPS and apart(known(straight), known(run)) < CLOSE
 
 
-def test_gradients_that_must_be_whole_are_refused(tmp_path: Path) -> None:
+def test_gradients_that_must_be_whole_are_refused() -> None:
+    for changes in ({"algorithm__combine": "pcgrad"}, {"algorithm__gradient_report_every": 2}):
+        with pytest.raises(ConfigError, match=next(iter(changes)).replace("__", r"\.")):
+            spread.refuse_reports(tiny_config(**changes))
+
+
+@pytest.mark.slow
+def test_a_refusal_ends_all_ranks(tmp_path: Path) -> None:
     run = run_of(tmp_path, "run", **FULL, **SHARDED, **QUICK, algorithm__combine="pcgrad")
-    with pytest.raises(ConfigError, match=r"algorithm\.combine"):
-        spread.refuse_reports(run.config)
-    first, *_ = ranks.train(2, run.path)
-    assert first.status == 1 and names(first.errors, "ConfigError", "pcgrad")
+    first, second = ranks.train(2, run.path)
+    assert first.status == second.status == 1 and names(first.errors, "ConfigError", "pcgrad")

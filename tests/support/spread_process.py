@@ -64,10 +64,10 @@ def main(path: str, out: str) -> None:
     with passes.section():
         try:
             batch = policy.collate(own, own)
-            policy.logprobs(batch)
+            scored = policy.logprobs(batch)
             if place.rank:
                 raise ValueError("between a forward pass and its backward pass")
-            policy.logprobs(batch).logprobs.sum().backward()
+            scored.logprobs.sum().backward()
         except ValueError:
             pass
     with passes.section():
