@@ -35,7 +35,7 @@ import torch
 import grpo_nb as g
 from grpo_nb import doctor, losses, plots
 from grpo_nb.evaluation import pareto
-from grpo_nb.jupyter import compare_view, kernel, project, talk
+from grpo_nb.jupyter import compare_view, kernel, over_time, project, talk
 from grpo_nb.report import report, tables
 
 print("grpo_nb", g.__version__)
@@ -127,6 +127,14 @@ plots.answers(run.metrics(), run.config)
 # %%
 for name in run.config.objectives:
     display(report.samples(run, objective=name))
+
+# %% [markdown]
+# ## One prompt over time
+# The answers to one prompt from the first step to the newest, with what they earned; a surprising token is shaded. *Look
+# at* when the answer turned, and whether its wording went with it. Filter by label, length and reward.
+
+# %%
+over_time.OverTime(run)
 
 # %% [markdown]
 # ## Findings

@@ -38,7 +38,7 @@ STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
 class Measured(Mapping[str, Any]):
     """A row of evaluations.jsonl of which what is large, `LARGE`, is read again where it is looked at."""
 
-    LARGE = frozenset({"resamples", "items"})
+    LARGE = frozenset({"resamples", "items", "answers"})
 
     def __init__(self, row: Row, again: Callable[[], Row]) -> None:
         self._row: dict[str, Any] = {key: None if key in self.LARGE else value for key, value in row.items()}

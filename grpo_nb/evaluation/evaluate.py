@@ -195,8 +195,19 @@ def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception]
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
     """The part of a row of evaluations.jsonl that says how good the answers to a pool are."""
+    return measured_by(run, objective, task, examples, scored(objective, task, examples, texts))
+
+
+def scored(objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> list[Score]:
+    """The task's verdict on each answer."""
     with timed(f"scoring the answers of {objective}"):
-        scores = task_scores(task, examples, texts)
+        return list(task_scores(task, examples, texts))
+
+
+def measured_by(
+    run: Run, objective: str, task: Task, examples: Sequence[Example], scores: Sequence[Score]
+) -> dict[str, Any]:
+    """`measured`, of answers that were scored already."""
     seed = seeding.derived_seed(run.config.run.seed, 0, f"bootstrap/{objective}")
     return {"objective": objective} | judged(task, examples, scores, seed)
 

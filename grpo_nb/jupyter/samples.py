@@ -25,7 +25,7 @@ class SampleBrowser:
         self.step = self._chooser("step", [("latest", LATEST)])
         self.objective = self._chooser("objective", list(run.config.objectives))
         self.group = self._chooser("group", [])
-        self.colouring = self._chooser("colour by", ["log-ratio", "log-prob", "plain"])
+        self.colouring = self._chooser("colour by", ["log-ratio", "log-prob", "advantage", "plain"])
         self.text = w.HTML(EMPTY, layout=w.Layout(width="100%"))
         for chooser in (self.step, self.objective, self.group, self.colouring):
             chooser.observe(self._chosen, names="value")

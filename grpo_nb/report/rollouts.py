@@ -14,15 +14,17 @@ from grpo_nb.report.markup import html
 from grpo_nb.storage.journal import Row
 from grpo_nb.storage.schema import is_step
 
-Colouring = Literal["log-ratio", "log-prob", "plain"]
+Colouring = Literal["log-ratio", "log-prob", "advantage", "plain"]
 
 SHOWN = 5
 """Completions of one view: the best and the worst of a larger group."""
 SHORT, LONGEST = 300, 1500
 """Characters: what is longer than the first is folded, than the second cut."""
 SHADES = 5
-FULL_RATIO, FULL_SURPRISE = 1.0, 5.0
-"""Nats at which a colour is at its strongest: a token e times likelier than before; one of probability 0.7%."""
+FULL_RATIO, FULL_SURPRISE, FULL_ADVANTAGE = 1.0, 5.0, 2.0
+"""Where a colour is at its strongest: nats, of a token e times likelier than before, and of one of probability 0.7%;
+an advantage of two deviations of its group."""
+_FULL = {"log-ratio": FULL_RATIO, "log-prob": FULL_SURPRISE, "advantage": FULL_ADVANTAGE}
 
 _TINTS = {"u": "56,144,214", "d": "230,120,40", "s": "150,110,200"}
 """More likely than under the reference, less likely, surprising: apart for any colour vision, on white and on black."""
@@ -93,33 +95,39 @@ def page(group: Group, colouring: Colouring = "log-ratio") -> str:
         example=group.example,
         logged=len(group.rows),
         size=first.get("group_size", len(group.rows)),
-        prompt=_plain(first.get("prompt")),
+        prompt=prompt_text(first.get("prompt")),
         target=str(first["target"]) if "target" in first else None,
-        key=_key(colouring),
+        key=key_of(colouring),
         answers=[
-            _answer(place, group.rows[place], colouring, hidden if n == SHOWN - 2 else 0)
+            answer_of(place, group.rows[place], colouring, hidden if n == SHOWN - 2 else 0)
             for n, place in enumerate(places)
         ],
-        tints=_CLASSES,
+        tints=tints(),
         short=SHORT,
-        cut=_cut,
+        cut=cut,
     )
+
+
+def tints() -> Sequence[tuple[str, str]]:
+    """The classes of `shade`, each with its colour."""
+    return _CLASSES
 
 
 def shade(value: float | None, colouring: Colouring) -> str:
     """The CSS class of a token: its direction and one of SHADES strengths; none for next to nothing."""
     if value is None or not math.isfinite(value) or colouring == "plain":
         return ""
-    full = FULL_RATIO if colouring == "log-ratio" else FULL_SURPRISE
-    strength = min(SHADES, round(abs(value) / full * SHADES))
+    strength = min(SHADES, round(abs(value) / _FULL[colouring] * SHADES))
     direction = "s" if colouring == "log-prob" else "u" if value > 0 else "d"
     return f"{direction}{strength}" if strength else ""
 
 
-def _answer(place: int, row: Row, colouring: Colouring, hidden: int) -> Answer:
+def answer_of(place: int, row: Row, colouring: Colouring, hidden: int = 0) -> Answer:
+    """A logged completion as it is shown; `place` counts from 0."""
     reward, parts = _measure(row.get("reward")), row.get("parts")
     facts = [f"{name} {_number(value)}" for name, value in (parts.items() if isinstance(parts, Mapping) else ())]
-    facts += [f"advantage {_number(row.get('advantage'), '+.3g')}", _stop(row), str(row.get("label") or "")]
+    facts += [f"advantage {_number(row['advantage'], '+.3g')}"] if "advantage" in row else []
+    facts += [_stop(row), str(row.get("label") or "")]
     if reward is None:
         facts.append(f"unscored: {row.get('cause') or 'no verdict'}")
     tokens = _tokens(row, colouring)
@@ -147,7 +155,8 @@ def _tokens(row: Row, colouring: Colouring) -> list[Token]:
     if not isinstance(pieces, list) or colouring == "plain":
         return []
     old, reference = (_measures(row.get(name), len(pieces)) for name in ("logprobs_old", "logprobs_reference"))
-    value = _values(old, reference, colouring)
+    advantage = _measure(row.get("advantage"))
+    value = (lambda n: advantage) if colouring == "advantage" else _values(old, reference, colouring)
     return [
         Token(str(piece).replace("\n", "↵\n"), shade(value(n), colouring), _title(old, reference, n))
         for n, piece in enumerate(pieces)
@@ -170,7 +179,7 @@ def _title(old: Sequence[float] | None, reference: Sequence[float] | None, n: in
     return f"{old[n]:.3g}" + (f", ratio {old[n] - reference[n]:+.2g}" if reference is not None else "")
 
 
-def _key(colouring: Colouring) -> dict[str, Any] | None:
+def key_of(colouring: Colouring) -> dict[str, Any] | None:
     """What the colours mean, from one end to the other."""
     if colouring == "plain":
         return None
@@ -179,6 +188,8 @@ def _key(colouring: Colouring) -> dict[str, Any] | None:
         return {"shades": shades, "ends": ("expected", f"surprising, −{FULL_SURPRISE:g} nats")}
     down, up = [f"d{n}" for n in range(SHADES, 0, -1)], [f"u{n}" for n in range(1, SHADES + 1)]
     ends = (f"less likely than under the reference, −{FULL_RATIO:g} nat", f"more likely, +{FULL_RATIO:g}")
+    if colouring == "advantage":
+        ends = (f"advantage −{FULL_ADVANTAGE:g}: made less likely", f"+{FULL_ADVANTAGE:g}: made more likely")
     return {"shades": [*down, "", *up], "ends": ends}
 
 
@@ -191,11 +202,13 @@ def _rank(row: Row) -> tuple[bool, float, int]:
     return reward is None, -(reward or 0.0), index if isinstance(index, int) else 0
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """At most LONGEST characters, and how many more there are."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
 
 
-def _plain(prompt: object) -> str:
+def prompt_text(prompt: object) -> str:
+    """A logged prompt as text, chat turns with their roles."""
     if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
         return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in prompt)
     return str(prompt or "")

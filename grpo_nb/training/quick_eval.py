@@ -18,9 +18,10 @@ from grpo_nb.evaluation.evaluate import (
     cluster_of,
     examples_of,
     fewer_rows,
-    measured,
+    measured_by,
     ordered,
     quick_clusters,
+    scored,
 )
 from grpo_nb.metrics import keys
 from grpo_nb.preflight import dependencies
@@ -33,12 +34,15 @@ from grpo_nb.tasks import DataError, read_examples
 from grpo_nb.training import memory_ladder, metrics
 from grpo_nb.training.guards import log_and_raise
 from grpo_nb.training.objectives import Objective
+from grpo_nb.training.samples import answer_rows
 from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example
 
 logger = clean_logger(__name__)
 
 MODE: Logged = "quick"
+ANSWERS_LOGGED = 4
+"""Prompts of each objective whose answers are logged in full, the same ones each time."""
 
 
 def due(config: Config, step: int) -> bool:
@@ -160,9 +164,11 @@ def _pool(state: TrainState, name: str) -> list[Example]:
 def _measured(state: TrainState, objective: Objective, step: int) -> Row:
     run, task, examples = state.run, objective.rubric.task, _pool(state, objective.name)
     watch = Watch(fewer=fewer_rows(run, step, objective.name))
-    texts = ask(state.policy, examples, run.config.sampling, state.engine, watch=watch).scored_texts
+    drawn = ask(state.policy, examples, run.config.sampling, state.engine, watch=watch)
+    scores = scored(objective.name, task, examples, drawn.scored_texts)
     row = {"stage": f"step {step}", "step": step, "split": "test", "mode": MODE, APART: True}
-    return row | measured(run, objective.name, task, examples, texts)
+    answers = {"answers": answer_rows(state.policy, examples[:ANSWERS_LOGGED], drawn, scores)}
+    return row | measured_by(run, objective.name, task, examples, scores) | answers
 
 
 def _logged(state: TrainState, objective: str, step: int) -> Row | None:

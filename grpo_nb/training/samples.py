@@ -1,11 +1,13 @@
-"""Rows of samples.jsonl: some answers of each step, with what they earned."""
+"""Rows of samples.jsonl: some answers of each step, with what they earned; and a few of each quick evaluation."""
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from grpo_nb.losses.tokens import FAR
 from grpo_nb.policy.model import Policy
 from grpo_nb.training.state import TrainState
-from grpo_nb.types import Experience
+from grpo_nb.types import Example, Experience, Rollouts, Score
 
 TOKENS_LOGGED = 128
 """Tokens of a logged completion that samples.jsonl tells one by one: some 25 bytes each."""
@@ -16,6 +18,31 @@ def sample_rows(state: TrainState, step: int, batch: Experience) -> list[dict[st
     each = state.config.run.samples_per_step // len(state.objectives)
     rows = [batch.rollouts.rows_of(name)[: min(each, batch.rollouts.group_size)] for name in state.objectives]
     return [_row(state, step, batch, i, place) for own in rows for place, i in enumerate(own)]
+
+
+def answer_rows(
+    policy: Policy, examples: Sequence[Example], drawn: Rollouts, scores: Sequence[Score]
+) -> list[dict[str, object]]:
+    """The first answers of an evaluation, one a prompt, as rows like those of samples.jsonl without a step."""
+    return [_answer(policy, example, drawn, i, scores[i]) for i, example in enumerate(examples)]
+
+
+def _answer(policy: Policy, example: Example, drawn: Rollouts, i: int, score: Score) -> dict[str, object]:
+    ids = drawn.completion_ids[i][:TOKENS_LOGGED]
+    return {
+        "example": example.id,
+        "prompt": policy.decode(list(drawn.prompt_ids[i])),
+        "completion": drawn.texts[i],
+        "target": example.target,
+        "reward": score.value,
+        "label": score.label,
+        "parts": dict(score.parts),
+        "cause": score.cause,
+        "stop_reason": drawn.stop_reasons[i],
+        "tokens": len(drawn.completion_ids[i]),
+        "token_texts": policy.token_texts(ids),
+        "logprobs_old": [round(max(value, -FAR), 4) for value in drawn.logprobs[i][: len(ids)]],
+    }
 
 
 def _row(state: TrainState, step: int, batch: Experience, i: int, place: int) -> dict[str, object]:

@@ -77,6 +77,20 @@ def test_each_measure_is_a_row_of_the_evaluations_and_its_values_are_in_the_metr
     assert steps[3]["time/eval"] > 0 and "time/eval" not in steps[2].metrics  # type: ignore[operator]
 
 
+def test_the_first_answers_are_logged_with_their_tokens(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, **ON)
+    list(grpo(run))
+    found: dict[Any, list[Any]] = {}
+    for row in run.rows("evaluations"):
+        assert len(row["answers"]) == quick_eval.ANSWERS_LOGGED < row["n"]
+        for answer in row["answers"]:
+            found.setdefault((row["objective"], answer["example"]), []).append(row["step"])
+            assert (answer["label"], answer["reward"]) == tuple(row[k][answer["example"]] for k in ("labels", "values"))
+            assert len(answer["token_texts"]) == len(answer["logprobs_old"]) == answer["tokens"]
+            assert max(answer["logprobs_old"]) <= 0 and answer["prompt"]
+    assert len(found) == 2 * quick_eval.ANSWERS_LOGGED and all(steps == [0, 2, 4] for steps in found.values())
+
+
 def test_what_is_measured_is_the_policy_after_the_step(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, **ON)
     list(grpo(run))
