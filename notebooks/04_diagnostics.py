@@ -130,8 +130,8 @@ for name in run.config.objectives:
 
 # %% [markdown]
 # ## One prompt over time
-# The answers to one prompt from the first step to the newest, with what they earned; a surprising token is shaded. *Look
-# at* when the answer turned, and whether its wording went with it. Filter by label, length and reward.
+# The answers to one prompt from the first step to the newest, with what they earned; a surprising token is shaded.
+# *Look at* when the answer turned, and whether its wording went with it. Filter by label, length and reward.
 
 # %%
 over_time.OverTime(run)

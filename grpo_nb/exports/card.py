@@ -92,8 +92,8 @@ def card(run: Run, contents: Contents) -> str:
 def escaped(value: object) -> str:
     r"""A value as text of Markdown, on one line: no mark of it, and no tag of HTML, is one.
 
-    >>> escaped("a|b <i>_c_</i>")
-    'a\\|b \\<i\\>\\_c\\_\\<\\/i\\>'
+    >>> escaped("a|b *c* [d](e) <f>")
+    'a\\|b \\*c\\* \\[d\\](e) \\<f\\>'
     """
     return _MARKS.sub(r"\\\g<0>", one_line(value))
 
@@ -191,15 +191,18 @@ def _digests(run: Run) -> dict[str, str]:
 
 def _evaluation(run: Run, stage: Stage) -> Iterator[str]:
     """Held-out measures of base, SFT and what was exported, in the modes that they were measured in."""
-    stages: dict[str, Stage] = {"base": "base", "SFT": "sft"}
+    stages: dict[str, Stage] = {"base": "base"}
+    if run.config.sft.steps:
+        stages["SFT"] = "sft"
     if stage != "sft":
         stages["this model"] = stage
-    lines = []
+    lines, start = [], "SFT" if run.config.sft.steps else "base"
     for mode in ("greedy", "sample", "quick"):
         rows = logged(run, "test", mode)
         for objective in dict.fromkeys(row["objective"] for row in rows):
             own = [row for row in rows if row["objective"] == objective]
-            newest = {name: next((r for r in reversed(own) if is_of(r, s)), None) for name, s in stages.items()}
+            known = stages | {start: 0} if mode == "quick" else stages  # which begins by measuring what SFT left
+            newest = {name: next((r for r in reversed(own) if is_of(r, s)), None) for name, s in known.items()}
             metrics = dict.fromkeys(name for row in newest.values() if row is not None for name in row["metrics"])
             lines += [
                 (objective, metric, mode, *(_measured(row, metric) for row in newest.values())) for metric in metrics
