@@ -336,8 +336,8 @@ def _report(commands: Any) -> None:
         "report",
         "write what a run's files say as one page",
         "Curves, findings, before and after, the front, answers, events and settings as one HTML file that needs "
-        "nothing else. The run may be training meanwhile.",
-        "grpo-nb report runs/demo\ngrpo-nb report runs/demo --out demo.html",
+        "nothing else. With --out FILE.csv or FILE.parquet: its metrics as a table. The run may be training meanwhile.",
+        "grpo-nb report runs/demo\ngrpo-nb report runs/demo --out demo.html\ngrpo-nb report runs/demo --out demo.csv",
     )
     run_argument(command)
     out_argument(command, "report.html")

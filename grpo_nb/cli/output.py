@@ -23,6 +23,7 @@ BEGINNING = 1 << 16
 OF_KIND: Mapping[str, Callable[[bytes], bool]] = {
     "answers": lambda head: _are_answers(head.partition(b"\n")[0]),
     "report": lambda head: b"<!doctype html" in head.lower(),
+    "table": lambda head: head.startswith((b"step", b"PAR1")),
     "bundle": lambda head: head.startswith(b"PK"),
     "trace": lambda head: head.startswith(b"\x1f\x8b") or b"schemaVersion" in head,
 }

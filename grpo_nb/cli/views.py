@@ -124,13 +124,15 @@ def diagnose_command(arguments: Namespace) -> int:
 
 
 def report_command(arguments: Namespace) -> int:
-    """The run as one HTML page."""
-    check_out(arguments.out, "report")
+    """The run as one HTML page; or its metrics as a table, where the file to write ends as one."""
+    from grpo_nb.report.table_files import is_table, table
+
+    check_out(arguments.out, "table" if is_table(arguments.out) else "report")
     run = existing_run(arguments.run)
     from grpo_nb.report.report import page  # after the check of the path: this import takes seconds
 
     file = Path(arguments.out or run.path / "report.html")
-    write_atomically(file, page(run).encode())
+    write_atomically(file, table(run, file.suffix) if is_table(arguments.out) else page(run).encode())
     if arguments.json:
         show_json({"run": str(run.path), "file": str(file)})
     else:
