@@ -194,7 +194,7 @@ def test_the_peer_is_installed_for_the_slow_tests_alone(tmp_path: Path) -> None:
 def test_browser_tests_are_all_run_by_their_target_and_the_core_by_test(tmp_path: Path) -> None:
     assert "pytest -m browser tests" in make("--dry-run", "test-browser", f"VENV={tmp_path}/venv")
     slow = {path.name for path in (ROOT / "tests").rglob("test_browser*.py") if "pytest.mark.slow" in path.read_text()}
-    assert slow == {"test_browser_markup.py", "test_browser_panel.py", "test_browser_runs.py"}, (
+    assert slow == {f"test_browser_{part}.py" for part in ("markup", "panel", "runs", "views")}, (
         "test_browser.py is the core"
     )
 

@@ -67,6 +67,7 @@ class Talk:
         self.temperature = w.FloatSlider(
             value=0.0, min=0.0, max=2.0, step=0.1, description="temperature", tooltip="0: the likeliest token"
         )
+        self.temperature.style.description_width = "90px"
         cap = self.run.config.sampling.max_completion_length
         self.tokens = w.BoundedIntText(value=cap, min=1, max=100_000, description="tokens", tooltip="most of an answer")
         self.ask = w.Button(description="Ask", icon="comment", tooltip="ask each stage")

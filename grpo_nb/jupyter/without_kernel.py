@@ -12,7 +12,7 @@ from grpo_nb.printable import printable
 from grpo_nb.report.markup import html
 
 OWN = "grpo-nb-words"
-"""Class of the words in the page."""
+"""Class of the words in the page; with the class of their widget behind it, those of one kind of widget."""
 
 
 class Words:
