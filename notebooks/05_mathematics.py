@@ -28,119 +28,325 @@
 # | needs | nothing, not even a run |
 
 # %%
+import inspect
+
 import torch
+from IPython.display import Code
 
 import grpo_nb as g
-from grpo_nb import plots
+from grpo_nb import combine_gradients, losses, plots
+from grpo_nb.algorithms import ALGORITHMS
 from grpo_nb.jupyter import kernel
 from grpo_nb.report import tables, toy_math
 
 print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
-CAP = 512  # tokens an answer may have, in "What a long answer weighs"
+CAP = 512  # max_completion_length, in "Reductions"
 
 # %% [markdown]
-# ## An algorithm is four choices
-# How rewards become advantages; what each token contributes and what holds it; what the contributions are averaged
-# over; how the KL to the reference is estimated. `sapo` has temperatures in place of a clip. One more choice is in no
-# row: `algorithm.advantage` = `batch_std` divides by the spread of the whole batch.
+# ## 1. Advantages
+# A completion is compared with the other completions of its prompt:
+#
+# $$A_i = \frac{R_i - \bar R}{s + 10^{-4}} \qquad
+# \bar R = \frac{1}{K} \sum_j R_j \qquad s^2 = \frac{1}{K-1} \sum_j (R_j - \bar R)^2$$
+#
+# One prompt, four completions, two of them right:
 
 # %%
-toy_math.algorithms()
+torch.set_printoptions(precision=4, sci_mode=False)
+R = torch.tensor([1.0, 0.0, 0.0, 1.0])
+(R - R.mean()) / (R.std() + 1e-4)
 
 # %% [markdown]
-# ## Advantages
-# Four prompts, four answers each. *Look at* the third, whose answers are equally good: nothing to compare, so exactly
-# 0 for all but `reinforce_pp`, which compares with the whole batch. In the last, one answer could not be scored: it
-# gets 0, and the others are compared as if it were not there.
+# The same by the function that trains, with three more prompts. It takes rewards `[prompt, group]` and lengths.
 
 # %%
-nan = float("nan")
-rewards = torch.tensor([[1, 0, 0, 1], [2, 2, 2, 5], [0.5, 0.5, 0.5, 0.5], [nan, 0, 1, 1]])
-toy_math.advantages(rewards)
+print(inspect.signature(losses.advantages))
+rewards = torch.tensor([[1, 0, 0, 1], [2, 2, 2, 5], [0.5, 0.5, 0.5, 0.5], [torch.nan, 0, 1, 1]])
+lengths = torch.full((4, 4), 9)
+groups = losses.GroupRewards(rewards, lengths)
+losses.advantages(groups, "group_std")[..., 0]
 
 # %% [markdown]
-# `opo` weighs its baseline by length: make the best answer of the second prompt long, and it becomes the baseline.
-# `reinforce_pp` and `reinforce_pp_baseline` move as well, for every prompt: they take mean and spread over all tokens
-# of the batch, of which that answer now has most.
+# Row 3 has equal rewards, so no signal: exactly 0. In row 4 one completion could not be scored: it gets 0, and the
+# others are compared without it.
 
 # %%
-lengths = torch.tensor([[9, 9, 9, 9], [9, 9, 9, 900], [9, 9, 9, 9], [9, 9, 9, 9]])
-toy_math.advantages(rewards, lengths)
+losses.has_signal(rewards)
 
 # %% [markdown]
-# ## KL: the value and the gradient are two questions
-# A policy and a reference over five tokens. `k1` and `k3` have the right mean; as a *loss*, `k1` has no gradient at
-# all (it may go into the reward), `k3` pulls in another direction, and `k2`'s direction is exact though its mean is
-# not. `k3_k2` takes each from where it is right. *Look at* the last line: it reads a tenth of the truth.
+# Other estimators of the same four rewards, 2, 2, 2 and 5. Dr. GRPO (`mean_only`) does not divide; RLOO leaves
+# $R_i$ out of its own baseline.
+
+# %%
+for name in losses.ADVANTAGES:
+    print(f"{name:22}", losses.advantages(groups, name)[1, :, 0])
+
+# %% [markdown]
+# `opo` weighs the baseline by length. Let the best completion have 900 tokens, and it becomes the baseline;
+# `reinforce_pp` and `reinforce_pp_baseline`, which average over tokens, move as well.
+
+# %%
+lengths[1, 3] = 900
+long = losses.GroupRewards(rewards, lengths)
+for name in ("group_std", "opo", "reinforce_pp", "reinforce_pp_baseline"):
+    print(f"{name:22}", losses.advantages(long, name)[1, :, 0])
+
+# %% [markdown]
+# ## 2. Ratio and clip
+# After the first update the policy is no longer the one that sampled. PPO weighs a token by the ratio and clips:
+#
+# $$r_t = \frac{\pi(t)}{\pi_{old}(t)} \qquad
+# L_t = -\min\left(r_t A,\ clip(r_t,\ 1 - \epsilon_{low},\ 1 + \epsilon_{high})\, A\right)$$
+#
+# Five tokens of a good completion, $A = 1$, by hand:
+
+# %%
+ratio = torch.tensor([[0.5, 0.9, 1.0, 1.1, 2.0]])
+A = torch.tensor([[1.0]])
+-torch.min(ratio * A, ratio.clamp(0.8, 1.2) * A)
+
+# %% [markdown]
+# The function that trains takes log-probs:
+
+# %%
+Code(inspect.getsource(losses.ppo_clip), language="python")
+
+# %%
+logp_old = torch.full((1, 5), -2.0)
+logp = (logp_old + ratio.log()).requires_grad_()
+clip = losses.ClipConfig(low=0.2, high=0.2)
+good = losses.ppo_clip(logp, logp_old, A, clip)
+good.detach()
+
+# %% [markdown]
+# The value matters less than the gradient, $-\partial L / \partial \log \pi$: how hard each token is still pulled up.
+# At ratio 2 it is 0.
+
+# %%
+torch.autograd.grad(-good.sum(), logp)[0]
+
+# %% [markdown]
+# A bad completion, $A = -1$: pushed down until the ratio falls below 0.8.
+
+# %%
+bad = losses.ppo_clip(logp, logp_old, -A, clip)
+torch.autograd.grad(-bad.sum(), logp)[0]
+
+# %% [markdown]
+# A bad token that became 8 times likelier pulls 8 times as hard. The dual clip ends that.
+
+# %%
+far = (torch.full((1, 1), -4.0) + torch.tensor(8.0).log()).requires_grad_()
+for dual in (None, 3.0):
+    loss = losses.ppo_clip(far, torch.full((1, 1), -4.0), -A, losses.ClipConfig(dual=dual))
+    print(dual, torch.autograd.grad(-loss.sum(), far)[0])
+
+# %% [markdown]
+# Every surrogate with a ratio per token, over the ratio. CISPO caps the weight (at 5 for `cispo_cap`) and keeps the
+# token; SAPO fades; CPGD's pull never grows.
+
+# %%
+pulls = {f"A = {a:+d}": toy_math.pulls(float(a)) for a in (1, -1)}
+plots.curves(pulls, "−dL / dlog p", mark=1.0, log=True)
+
+# %% [markdown]
+# GSPO and GMPO have one ratio for the completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$. Log-ratios of 0.3 and −0.1:
+
+# %%
+delta = torch.tensor([[0.3, -0.1]])
+wide = losses.ClipConfig(low=0.5, high=0.5)
+for name in ("ppo_clip", "gspo", "gmpo"):
+    print(f"{name:10}", -losses.SURROGATES[name](delta, torch.zeros(1, 2), A, wide, None))
+
+# %% [markdown]
+# ## 3. KL to the reference
+# Estimated from the sampled token alone, with $d = \log \pi_{ref} - \log \pi$:
+#
+# $$k_1 = -d \qquad k_2 = \frac{d^2}{2} \qquad k_3 = e^d - d - 1$$
+#
+# A policy and a reference over five tokens, and the exact KL:
 
 # %%
 policy = torch.tensor([2.5, 1.0, -1.0, 0.0, -1.0], dtype=torch.float64)
 reference = torch.tensor([-0.5, 1.0, 2.0, 0.0, 0.0], dtype=torch.float64)
-toy_math.kl_estimators(policy, reference)
+logp, logp_ref = policy.log_softmax(-1)[None], reference.log_softmax(-1)[None]
+p = logp.exp()
+(p * (logp - logp_ref)).sum()
 
 # %% [markdown]
-# One token at a time. Left of 0 the policy likes the token better than the reference does: that is where training
-# takes it, and where `clamp(ref − new, 0, 10)` sees nothing. `k3_k2` has the value of `k3`, so no
-# line of its own.
+# Each estimator per token, and its mean. `k1` and `k3` meet the exact value; `k2` does not.
+
+# %%
+for name, estimate in losses.KL.items():
+    values = estimate(logp, logp_ref, 20.0, None)
+    print(f"{name:6}", values, "mean", (p * values).sum())
+
+# %% [markdown]
+# As a *loss*, the gradient counts. `k1` has none, so the settings refuse it; `k3` points elsewhere; `k2` is exact.
+# `k3_k2` has the value of `k3` and the gradient of `k2`.
+
+# %%
+theta = policy.clone().requires_grad_()
+new = theta.log_softmax(-1)[None]
+(exact,) = torch.autograd.grad((new.exp() * (new - logp_ref)).sum(), theta, retain_graph=True)
+print(f"{'exact':6}", exact)
+for name, estimate in losses.KL.items():
+    loss = (p * estimate(new, logp_ref, 20.0, None)).sum()
+    print(f"{name:6}", torch.autograd.grad(loss, theta, retain_graph=True)[0])
+
+# %% [markdown]
+# `clamp(ref − new, 0, 10)` once replaced `k3` in a real run, whose KL then read 0. It misses nine tenths of the
+# truth, and every token left of 0, where training goes.
+
+# %%
+(p * losses.kl_clamped_exhibit(logp, logp_ref)).sum()
 
 # %%
 plots.curves({"Estimators of one token": toy_math.kl_curves()}, "nats", mark=0.0, top=10)
 
 # %% [markdown]
-# ## Clipping
-# After the first update the policy is no longer the one that sampled. Each line is how hard a token is still pulled,
-# by its ratio. PPO lets go on one side of each picture only: above 1.2 where the answer was good, below 0.8 where it
-# was bad. CISPO weighs instead of letting go, and its weight ends at a cap (5 for `cispo_cap`); SAPO fades; CPGD's pull
-# never grows.
+# ## 4. Reductions
+# What the per-token losses $l_{it}$ are averaged over, for $N$ completions of $T_i$ tokens:
+#
+# $$\frac{1}{N} \sum_i \frac{1}{T_i} \sum_t l_{it} \qquad
+# \frac{\sum_{it} l_{it}}{\sum_i T_i} \qquad \frac{\sum_{it} l_{it}}{N\, T_{max}}$$
+#
+# Three completions of 8, 64 and `CAP` tokens with equal losses:
 
 # %%
-good, bad = (toy_math.pulls(advantage) for advantage in (1.0, -1.0))
-plots.curves({"A = +1": good, "A = −1": bad}, "−dL / dlog p", mark=1.0, log=True)
+mask = torch.arange(CAP) < torch.tensor([[8], [64], [CAP]])
+normalizer = losses.LossNormalizer(sequences=3, tokens=int(mask.sum()), max_completion_length=CAP)
+per_token = torch.ones(3, CAP, requires_grad=True)
+for name, reduce in losses.REDUCTIONS.items():
+    (weight,) = torch.autograd.grad(reduce(per_token, mask, normalizer), per_token)
+    print(f"{name:16} a token: {weight[:, 0]}   a completion: {weight.sum(1)}")
 
 # %% [markdown]
-# A bad answer that became likely pulls without end under PPO: at ratio 8, eight times as hard. The dual clip ends it.
+# Under `sequence_mean` a token of the longest counts 64 times less than one of the shortest: long wrong answers are
+# hardly punished.
+#
+# ## 5. The loss
+#
+# $$L = reduce(L_t) + \beta \cdot reduce(k_t)$$
+#
+# An algorithm is one row: advantage, surrogate, reduction, KL, clip.
 
 # %%
-dual = toy_math.pulls(-1.0, ["ppo_clip"], dual=3.0).rename(columns={"ppo_clip": "dual clip 3"})
-plots.curves({"A = −1": dual.join(bad["ppo_clip"])}, "−dL / dlog p", mark=1.0, log=True)
-
-# %% [markdown]
-# GSPO and GMPO have one ratio for the whole answer: log-ratios of +0.3 and −0.1 make a ratio of e^0.1 = 1.105 for both
-# tokens, where PPO has 1.35 and 0.905.
+ALGORITHMS["grpo"]
 
 # %%
-toy_math.per_token(["ppo_clip", "gspo", "gmpo"], [0.3, -0.1], clip=0.5)
+logp_old = torch.tensor([[-0.5, -1.0], [-0.7, -2.0]])
+logp = logp_old + torch.tensor([[0.1, 0.3], [0.0, -0.1]])
+inputs = losses.LossInputs(logp, logp_old, logp_old - 0.2, torch.tensor([[1.0], [-1.0]]), torch.ones(2, 2, dtype=bool))
+config = losses.LossConfig(ALGORITHMS["grpo"], clip)
+losses.loss_terms(inputs, config, beta=0.05, normalizer=losses.LossNormalizer(2, 4, 2))
 
 # %% [markdown]
-# ## What a long answer weighs
-# Three answers with the same advantage. `sequence_mean` gives each the same weight, so a token of a long one counts
-# for little: long wrong answers are hardly punished. `token_mean` and `constant_length` weigh every token alike.
+# Every algorithm of the package:
 
 # %%
-toy_math.long_answers([8, 64, CAP], CAP)
+toy_math.algorithms()
 
 # %% [markdown]
-# ## When objectives disagree
-# Fairness pulls one way, groundedness another. *Look at* the progress: under `sum` the larger gradient wins and the
-# other objective gets worse (below 0). The others settle it, each in its own way; `cagrad` and `upgrad` are here where
-# their solvers are installed (`pip install "grpo_nb[combine]"`). With two objectives that disagree,
-# `pcgrad` and `upgrad` take the same step.
+# ## 6. When objectives disagree
+# Two objectives, two gradients, and $g_1 \cdot g_2 < 0$. Under `sum` the larger one wins; PCGrad removes from each
+# what works against the other.
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
+gram = combine_gradients.gram([{"w": one} for one in gradients])
+for name in ("sum", "pcgrad", "mgda"):
+    share = combine_gradients.COMBINERS[name](gram, torch.ones(2, dtype=torch.float64), torch.Generator())
+    step = combine_gradients.combine([{"w": one} for one in gradients], share)["w"]
+    print(f"{name:8} step {step}   progress of 1 and 2: {torch.stack(gradients) @ step}")
+
+# %% [markdown]
+# With the solvers (`pip install "grpo_nb[combine]"`), `cagrad` and `upgrad` as well:
+
+# %%
 answers = toy_math.conflict(gradients, weights=[1.0, 1.0])
 tables.Table(answers)
 
 # %%
 plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"], answers["step"], strict=True)))
 
+# %% [markdown]
+# ## Exercises
+# Answer first, then open. Each answer is code that holds.
+#
+# **1.** All rewards of a group are doubled and raised by 3. What happens to its `group_std` advantages?
+#
+# <details><summary>Answer</summary>
+#
+# Nothing: the mean takes the 3 and the std takes the 2 (but for the 1e-4).
+#
+# ```python
+# one = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
+# nine = torch.full((1, 4), 9)
+# before = losses.advantages(losses.GroupRewards(one, nine), "group_std")
+# after = losses.advantages(losses.GroupRewards(2 * one + 3, nine), "group_std")
+# torch.testing.assert_close(before, after, atol=1e-3, rtol=0)
+# ```
+# </details>
+#
+# **2.** One of eight completions is right. Which advantage does it get, and which do the seven others get?
+#
+# <details><summary>Answer</summary>
+#
+# 2.4742 against −0.3535: a rare success pulls hard, and the eight sum to 0.
+#
+# ```python
+# eight = losses.GroupRewards(torch.eye(8)[:1], torch.full((1, 8), 9))
+# found = losses.advantages(eight, "group_std")[0, :, 0]
+# torch.testing.assert_close(found, torch.tensor([2.4742] + [-0.3535] * 7), atol=1e-4, rtol=0)
+# ```
+# </details>
+#
+# **3.** A token of a bad completion, $A = -1$, has ratio 0.7; another has 1.5; the clip is 0.2. Which of them still
+# has a gradient?
+#
+# <details><summary>Answer</summary>
+#
+# Only the second: 0.7 is below 0.8, so it has been pushed far enough.
+#
+# ```python
+# x = torch.tensor([[0.7, 1.5]]).log().requires_grad_()
+# loss = losses.ppo_clip(x, torch.zeros(1, 2), torch.tensor([[-1.0]]), losses.ClipConfig(low=0.2, high=0.2))
+# torch.testing.assert_close(torch.autograd.grad(loss.sum(), x)[0], torch.tensor([[0.0, 1.5]]))
+# ```
+# </details>
+#
+# **4.** The policy finds a token $e$ times as likely as the reference does. What do `k1`, `k2` and `k3` say?
+#
+# <details><summary>Answer</summary>
+#
+# $d = -1$: 1, 0.5 and $e^{-1} = 0.3679$ nats.
+#
+# ```python
+# found = [float(losses.KL[k](torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), 20.0, None)) for k in ("k1", "k2", "k3")]
+# torch.testing.assert_close(found, [1.0, 0.5, 0.3679], atol=1e-4, rtol=0)
+# ```
+# </details>
+#
+# **5.** β goes from 0.05 to 0.1. Which of the two numbers of the loss in section 5 changes, and how?
+#
+# <details><summary>Answer</summary>
+#
+# `kl` doubles; `policy` stays.
+#
+# ```python
+# low, high = (losses.loss_terms(inputs, config, beta, losses.LossNormalizer(2, 4, 2)) for beta in (0.05, 0.1))
+# torch.testing.assert_close(high["kl"], 2 * low["kl"])
+# torch.testing.assert_close(high["policy"], low["policy"])
+# ```
+# </details>
+
 # %%
 print(kernel.memory_held())
 
 # %% [markdown]
 # ## Next
-# This was the last. Back to the start with another algorithm: in the settings cell of [01_load](01_load.ipynb),
-# `CHANGES = {"algorithm.name": "gspo"}` trains with any of these, and `"algorithm.gradient_report_every": 10` logs each
-# objective's and each term's gradient as it trains.
+# This was the last. In the settings cell of [01_load](01_load.ipynb), `CHANGES = {"algorithm.name": "gspo"}` trains
+# with another row, and `"algorithm.gradient_report_every": 10` logs each objective's gradient.
