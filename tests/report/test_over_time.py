@@ -63,6 +63,12 @@ def test_answers_stand_by_step_with_reward_parts_and_tokens(run: Run) -> None:
     assert names(text, "task 1", "correct") and 'class="s5"' in text and "advantage" not in text
 
 
+def test_an_answer_of_more_tokens_than_are_logged_can_be_read_in_full(run: Run) -> None:
+    for step in (0, 10):
+        measured(run, step, held("long", tokens=300, completion="in full"))
+    assert page(answers(run, "fairness", "long")).count("<pre>in full</pre>") == 2
+
+
 def test_filters(run: Run) -> None:
     assert shown(run) == [0, 10, 20]
     assert shown(run, Wanted(labels=frozenset({"wrong", "correct"}))) == [0, 20]
