@@ -61,6 +61,12 @@ class SFTConfig(Settings):
     """JSON lines of `messages`, or of `prompt` and `completion`; `demo`; null: the tasks' gold answers."""
 
     # advanced
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of each task's training templates or texts whose gold answers SFT learns; GRPO is asked all of them, and
+    learns little from prompts whose answers SFT has memorized. Without effect on `sft.data`."""
+    mix: Literal["examples", "objectives"] = "examples"
+    """What a batch has in equal parts: `examples`, so that the objective with the most has most of it, or `objectives`.
+    Without effect on `sft.data`."""
     micro_batch: Count = 8
     """Examples per forward and backward pass; changes memory, never the gradient."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
@@ -71,6 +77,11 @@ class SFTConfig(Settings):
     """Gradients are scaled down to this global norm."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 100
     """Steps between checkpoints of SFT itself; 0: only at the end."""
+
+    def unused_settings(self) -> list[str]:
+        """A sentence for each changed setting that needs the tasks' gold answers where others are learnt."""
+        needs = [("sft.data=null", self.data is None), ("sft.steps above 0", self.steps > 0)]
+        return self._unused("sft", dict.fromkeys(("share", "mix"), needs))
 
 
 class RunConfig(Settings):
@@ -143,6 +154,15 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _batches_of_sft_hold_each_objective(self) -> Self:
+        if self.sft.mix == "objectives" and self.sft.batch < len(self.objectives):
+            raise ValueError(
+                f"sft.batch={self.sft.batch} is fewer than {len(self.objectives)} objectives, and sft.mix='objectives' "
+                "needs a pair of each in every batch; raise it, or set sft.mix to 'examples'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _objectives_share_the_prompts(self) -> Self:
         n = len(self.objectives)
         if n > MOST_OBJECTIVES:
@@ -184,6 +204,7 @@ class Config(Settings):
             )
         return [
             *notes,
+            *self.sft.unused_settings(),
             *self.rollout.unused_settings(),
             *self.algorithm.unused_settings(self.batch.on_policy),
             *self.shaping.unused_settings(self.algorithm.row),

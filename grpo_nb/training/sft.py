@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +25,26 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.run.settings import plain
 from grpo_nb.storage import file_stamps
 from grpo_nb.storage.vocabulary import Command
-from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
-from grpo_nb.training import follower, guards, loop, memory_ladder, metrics, numerics, parts, resume, sharded, spread
+from grpo_nb.tasks import Task
+from grpo_nb.training import (
+    follower,
+    gold,
+    guards,
+    loop,
+    memory_ladder,
+    metrics,
+    numerics,
+    parts,
+    resume,
+    sharded,
+    spread,
+)
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.pairs import Pair, Share, logprobs
 from grpo_nb.training.state import draw, environment_info, forget_gradients, load_state_dict, state_dict
 from grpo_nb.training.switches import deterministic
-from grpo_nb.types import Prompt, Steps, StepStats
+from grpo_nb.types import Steps, StepStats
 
 HELD_OUT = 64
 """Pairs kept apart to measure the loss before and after, at most (and never more than a tenth)."""
@@ -83,18 +94,22 @@ def sft(
         policy.settle()
         policy.set_date(run.started)
         run.doing("checking the model, the tasks and their prompts")
-        _in_use = requirements.check_ahead(config, run.path, policy, tasks)  # so that gold answers are not parsed again
+        known = requirements.check_ahead(config, run.path, policy, tasks)
         run.doing("reading the pairs to learn")
         with file_stamps.recorded() as files:
-            texts = load_pairs(config, run.path, tasks)
+            learnt = gold.load_gold(config, run.path, tasks)
+        texts = [text for own in learnt.values() for text in own]
         run.doing("comparing data and weights with those that the run was made with")
         found = dependencies.of_policy(policy) | dependencies.of_sft(texts, files)
         dependencies.check(run, found, accept_changed, "sft")
+        origins = [name for name, own in learnt.items() for _ in own]
         pairs = [Pair(policy.encode(prompt), policy.encode_completion(target, prompt)) for prompt, target in texts]
         _check_lengths(pairs, policy.context)
         guards.check_ends_with_stop([pair.completion_ids for pair in pairs], policy.stop_token_ids)
         with deterministic(config, policy.device):
-            stage = Sft(run, policy, pairs, newest)
+            if newest is None:
+                guards.log_and_raise(run, list(gold.leaks(texts, known)))
+            stage = Sft(run, policy, (pairs, origins), newest)
             stage.share_among(ranks)
             with numerics.computing(stage.numerics), closing(loop.walk(stage, lock)) as steps_taken:
                 yield from steps_taken
@@ -104,34 +119,6 @@ def finished(run: Run) -> bool:
     """Whether nothing is left of SFT: it has reached its steps, or none were asked for."""
     newest, _ = run.sft_checkpoints.latest()
     return run.config.sft.steps == 0 or (newest is not None and newest.step >= run.config.sft.steps)
-
-
-def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = None) -> list[tuple[Prompt, str]]:
-    """Prompts with the completions to learn: from `sft.data`, or the tasks' gold answers where it is null.
-
-    Raises:
-        DataError: a file that is missing, empty or broken, with the line and what is wrong with it.
-        ConfigError: a task without gold answers and no `sft.data`.
-    """
-    if config.sft.data == "demo":
-        return read_pairs(demo.ensure(folder / "data", config.run.seed).sft)
-    if config.sft.data:
-        try:
-            return read_pairs(Path(config.sft.data))
-        except DataError as error:
-            raise DataError(f"sft.data: {error}") from error
-    pairs = []
-    for name, task in load_tasks(config, folder, tasks).items():
-        gold = [(e.prompt, e.target) for e in read_examples(task, "train") if e.target is not None]
-        if not gold:
-            raise ConfigError(f"the task of objective '{name}' has no gold answers; set sft.data, or sft.steps=0")
-        pairs += gold
-    return pairs
-
-
-def read_pairs(path: Path) -> list[tuple[Prompt, str]]:
-    """JSON lines of `{"messages": [..., assistant]}` or `{"prompt": ..., "completion": ...}`."""
-    return [_pair(row) for row in records.read_rows(records.find_files(path, ("*.jsonl",)), {})]
 
 
 def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int, numerics: Numerics | None = None) -> float:
@@ -159,11 +146,15 @@ class Sft(loop.Stage):
 
     prefix = "sft_"
 
-    def __init__(self, run: Run, policy: Policy, pairs: Sequence[Pair], newest: Checkpoint | None) -> None:
-        settings, seed = run.config.sft, run.config.run.seed
+    def __init__(
+        self, run: Run, policy: Policy, learnt: tuple[Sequence[Pair], Sequence[str]], newest: Checkpoint | None
+    ) -> None:
+        """`learnt`: pairs, and the objective of each."""
+        (pairs, origins), settings, seed = learnt, run.config.sft, run.config.run.seed
         order = seeding.permutation(len(pairs), seed, 0, "sft/held-out")
         held = min(HELD_OUT, len(pairs) // 10)
-        self.held_out, self.train = [pairs[i] for i in order[:held]], [pairs[i] for i in order[held:]]
+        self.held_out = [pairs[i] for i in order[:held]]
+        self.pools = gold.pools(settings, [pairs[i] for i in order[held:]], [origins[i] for i in order[held:]])
         self._policy, self.newest = policy, newest
         self.optimizer = optim.adamw(policy.parameters_by_name(), settings.learning_rate, settings.weight_decay)
         forget_gradients(policy)
@@ -218,7 +209,7 @@ class Sft(loop.Stage):
 
     def _step(self, step: int) -> StepStats:
         while True:
-            plan = plan_sft_step(self.progress.run.config, self.train, step, self.numerics)
+            plan = plan_sft_step(self.progress.run.config, self.pools, step, self.numerics)
             plan = replace(plan, ranks=self.ranks)
             try:
                 with full_memory():
@@ -296,12 +287,13 @@ class SftPlan:
     ranks: Ranks = ALONE
 
 
-def plan_sft_step(config: Config, pairs: Sequence[Pair], step: int, numerics: Numerics) -> SftPlan:
-    """The plan of a step: which of the pairs it learns, and how fast."""
+def plan_sft_step(config: Config, pools: Mapping[str, Sequence[Pair]], step: int, numerics: Numerics) -> SftPlan:
+    """The plan of a step: which pairs of each pool it learns, and how fast."""
     settings = config.sft
+    each = zip(pools.items(), gold.counts(settings.batch, len(pools)), strict=True)
     return SftPlan(
         step=step,
-        pairs=[pairs[i] for i in draw(len(pairs), settings.batch, step, config.run.seed, "sft/batch")],
+        pairs=[own[i] for (name, own), count in each for i in draw(len(own), count, step, config.run.seed, name)],
         learning_rate=settings.learning_rate * schedule(step, settings.warmup_steps, settings.steps),
         max_grad_norm=settings.max_grad_norm,
         micro_batch=numerics.micro_batch_of(settings.micro_batch),
@@ -361,25 +353,3 @@ def _check_lengths(pairs: Sequence[Pair], context: int) -> None:
             f"the longest SFT example has {longest} tokens, the model's context is {context}; "
             "shorten the data (examples are never cut) or take a model with a longer context"
         )
-
-
-def _pair(row: records.Row) -> tuple[Prompt, str]:
-    match row.data:
-        case {"messages": [*prompt, {"role": "assistant", "content": str(completion)}]} if prompt and _chat(prompt):
-            return prompt, completion
-        case {"prompt": str() as prompt, "completion": str(completion)} if prompt:
-            return prompt, completion
-        case {"prompt": [*prompt], "completion": str(completion)} if prompt and _chat(prompt):
-            return prompt, completion
-        case {"prompt": [*prompt], "completion": [{"role": "assistant", "content": str(completion)}]} if _chat(prompt):
-            return prompt, completion
-    raise DataError(
-        f"{row.where}: found fields {', '.join(row.data) or 'none'}; needs 'messages' that end with the assistant's "
-        "turn, or 'prompt' and 'completion'"
-    )
-
-
-def _chat(messages: Sequence[Any]) -> bool:
-    return all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
-    )

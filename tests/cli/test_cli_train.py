@@ -20,8 +20,9 @@ from grpo_nb.metrics.pace import duration
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, load_tasks
+from grpo_nb.training.gold import load_pairs
 from grpo_nb.training.grpo import grpo
-from grpo_nb.training.sft import load_pairs, sft
+from grpo_nb.training.sft import sft
 from grpo_nb.types import StepStats
 from tests.conftest import ROOT
 from tests.support import forked

@@ -12,8 +12,9 @@ from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
 from grpo_nb.training import numerics
+from grpo_nb.training.gold import load_pairs, read_pairs
 from grpo_nb.training.guards import TrainingError
-from grpo_nb.training.sft import Pair, evaluate_loss, finished, load_pairs, read_pairs, schedule, sft
+from grpo_nb.training.sft import Pair, evaluate_loss, finished, schedule, sft
 from grpo_nb.types import Example, Score, Steps
 from tests.support.tiny import edited, rows, small_tasks, tiny_config, tiny_run
 from tests.support.tokens import pattern
