@@ -17,9 +17,9 @@
 # %% [markdown]
 # # 3. GRPO: train on two objectives, and steer while it trains
 #
-# For every prompt the model writes a group of answers; each is judged against the others of its group, and what did
-# better becomes likelier. A KL penalty, weighted by β, holds the model near the policy that SFT gave, one β per
-# objective. **The goal**: the flaws that SFT taught are gone, and you have had your hands on the knobs.
+# The model writes a group of completions for every prompt; those that score above their group become likelier. A KL
+# penalty, weighted by one β per objective, holds the policy near the SFT model. **The goal**: the flaws that SFT taught
+# are gone, and you have steered a run and followed one step through the code.
 #
 # | | demo |
 # |---|---|
@@ -28,13 +28,20 @@
 # | memory | 0.69 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 #
-# Everything shown is read from the run's folder. You may close the browser, restart the kernel or lose the machine:
-# run the notebook again, and it goes on from the newest checkpoint.
+# Close the browser, restart the kernel or lose the machine: run the notebook again, and training continues from the
+# newest checkpoint.
 
 # %%
+import inspect
+
+import torch
+from IPython.display import Code
+
 import grpo_nb as g
+from grpo_nb import losses
 from grpo_nb.jupyter import kernel, project
 from grpo_nb.report import report
+from grpo_nb.training import grpo, replay
 
 print("grpo_nb", g.__version__)
 
@@ -48,11 +55,8 @@ print(config.batch.describe())
 
 # %% [markdown]
 # ## Start
-# The first third of the steps. The cell returns at once, and the kernel stays free while a thread trains; what comes
-# up below it is the control room, which shows the same again in any cell that says `training`. *Run All* scrolls to the
-# last cell, above which the control room stands once more, with more steps to steer. To keep it in view, right-click it
-# and choose *Create New View for Cell Output* (JupyterLab): it moves to a tab of its own. In the curves,
-# point for values, drag to zoom, double-click for all steps, and click an objective to hide it.
+# The first third of the steps. The cell returns at once while a thread trains; below it appears the dashboard. To keep
+# it in view, right-click it and choose *Create New View for Cell Output*.
 
 # %%
 part = max(config.run.steps // 3, 1)
@@ -61,26 +65,21 @@ training
 
 # %% [markdown]
 # ## How to read it
-# *Look at* reward first. The loss hovers around 0 by construction and says little.
+# Reward first; the loss stays near 0 by construction.
 #
 # | curve | healthy | a warning |
 # |---|---|---|
 # | reward | rises, then levels off | flat from the start: see the dead groups |
 # | KL | inside its band, or drifting up slowly | it jumps: β is too low or the learning rate too high |
-# | length | far under the cap | at the cap: answers are cut, and their reward is that of an unfinished text |
-# | dead groups | some | nearly all: every answer of a group scores the same, so nothing is learnt |
-# | gradient norm | the same size throughout | spikes; marks show where a guard stepped in |
-#
-# The pages beside *overview* have the reward functions, where the time goes, and the answers themselves, token by
-# token.
+# | length | far under the cap | at the cap: completions are truncated |
+# | dead groups | some | nearly all: equal rewards, nothing to learn |
+# | gradient norm | the same size throughout | spikes; marks show where a guard acted |
 
 # %% [markdown]
 # ## Now turn something
-# A knob you move is **requested** until the next step begins, and then **in use**. `auto` leaves β to its controller,
-# which holds the KL in the band; moving the slider, or typing into the box, takes β over by hand. *Pause* holds
-# before the next step, *Step* does one, *Resume* goes on.
-# What follows is what the demo did: both objectives' knobs turned after step 10, in five runs from the same SFT.
-# Fairness reads so in steps 11 to 15, and in steps 36 to 40 (`grpo(run, steps=40)`, two CPU cores, seed 0):
+# A change is **requested** until the next step begins, then **active**. `auto` leaves β to its controller, which holds
+# KL in the band; the slider or the box takes β over. Measured on the demo: both objectives' knobs changed after step
+# 10, fairness shown (`grpo(run, steps=40)`, two CPU cores, seed 0):
 #
 # | turn | steps 11 to 15 | steps 36 to 40 |
 # |---|---|---|
@@ -90,29 +89,96 @@ training
 # | temperature to 0.3 | reward 0.96, KL 0.07, **dead groups 100%** | reward 1.00, KL 0.10, dead groups 100% |
 # | temperature to 2 | **reward 0.20**, KL 0.01, dead groups 5% | reward 0.44, KL 0.07, dead groups 0% |
 #
-# - **β up**: the penalty holds the model nearer to SFT, and reward pays for it. **β to 0**: the demo's own, about 0.03,
-#   is a light hand; 30 steps do not tell it from none.
-# - **Temperature down**: the answers of a group become alike. A better reward at once, and nothing left to compare.
-#   **Up**: most answers are noise; it still learns, from much lower down.
+# β acts slowly, through what is learned; temperature at once, through what is sampled: a low one makes the completions
+# of a group alike, a high one makes them noise. The demo's own β, about 0.03, is too light to tell from 0 in 30 steps.
 #
-# So β acts slowly, through what is learnt, and temperature at once, through what is written: the reward curve jumps
-# where it is turned, though the model is the same.
+# Every change is a mark in its curve and a line in the log; `auto` or the old number undoes it.
 #
-# Every turn is a mark in the curve of that knob and a line in the log, with who made it. Go back with `auto`, or by
-# typing the old number: nothing that you can do here breaks the run. The demo's third is over in seconds; the last
-# section trains on, with time to try.
-#
-# The next cell waits, and cells below it wait for it. To run one of your own meanwhile, press the notebook's stop
-# button (■): it ends the waiting and not the training. ■ once more, when no cell runs, or *Stop* in the control room
-# ends the training after its step, saved.
+# The next cell waits. The notebook's stop button (■) ends the waiting; pressed again, it ends training after the
+# current step and saves, as *Stop* in the dashboard does.
 
 # %%
 await training.wait()
 
 # %% [markdown]
+# ## One step, inside
+# ```
+#  prompt ──► K completions ──► rewards ──► advantages ──► loss = policy + β·KL ──► gradient ──► weights
+#              sampled           task        within the     ratio, clip,             clipped       Adam
+#                                            group          log-probs of reference
+# ```
+# The function that trains is one screen long:
+
+# %%
+Code(inspect.getsource(grpo.grpo_step), language="python")
+
+# %% [markdown]
+# A checkpoint and the seed decide every token, so `replay` can compute the newest step after a checkpoint again, up to
+# its loss:
+
+# %%
+step = replay.replay(run, tasks=own.tasks, rewards=own.rewards)
+objective = next(iter(config.objectives))
+logged = run.metrics().set_index("step").loc[step.plan.step]
+print("step", step.plan.step, "KL", step.batch.kl[objective], "logged", logged[f"kl/{objective}"])
+
+# %% [markdown]
+# **1, 2. Completions and rewards** of one prompt, the first whose rewards differ:
+
+# %%
+rows, rollouts = step.group(objective), step.batch.rollouts
+print(rollouts.example(rows[0]).prompt)
+for i in rows:
+    print(f"{step.batch.scores[i].value:6.3f}  {rollouts.texts[i]}")
+
+# %% [markdown]
+# **4. Advantages**: each reward less the mean of the group, over its standard deviation.
+
+# %%
+R = torch.tensor([[step.batch.scores[i].value for i in rows]])
+lengths = step.batch.lengths[rows][None]
+print("by hand", (R - R.mean()) / (R.std() + 1e-4))
+print("library", losses.advantages(losses.GroupRewards(R, lengths), "group_std")[..., 0])
+print("step   ", step.batch.advantages[rows, 0])
+
+# %% [markdown]
+# **3, 5. Log-probs and ratio**: the same tokens under the policy that sampled, the policy now and the reference. Before
+# the first update, old and now are equal: the ratio is 1, and nothing is clipped.
+
+# %%
+inputs = step.inputs(rows)
+logp, old, ref, mask = inputs.logp, inputs.logp_old, inputs.logp_ref, inputs.mask
+ratio, A, d = (logp - old).exp(), inputs.advantage, ref - logp
+best = int(A[:, 0].argmax())
+columns = {"old": old, "now": logp, "reference": ref, "ratio": ratio, "k3": d.exp() - d - 1}
+print(f"{'token':14}", *(f"{name:>9}" for name in columns))
+for t, token in enumerate(step.policy.token_texts(rollouts.completion_ids[rows[best]])):
+    print(f"{token!r:14}", *(f"{table[best, t].item():9.4f}" for table in columns.values()))
+
+# %% [markdown]
+# **The loss**: for each token $-\min(rA, clip(r)A) + \beta\, k_3$; the mean of each completion, then of the group.
+
+# %%
+clip, beta = step.plan.loss.clip, step.plan.betas[objective]
+gain = torch.min(ratio * A, ratio.clamp(1 - clip.low, 1 + clip.high) * A)
+per_token = (-gain + beta * (d.exp() - d - 1)) * mask
+by_hand = (per_token.sum(1) / mask.sum(1)).mean()
+terms = losses.loss_terms(inputs, step.plan.loss, beta, step.normalizer(rows))
+print(f"by hand {by_hand.item():.6f}, library {sum(terms.values()).item():.6f}:")
+print(*(f"{name} {value.item():.6f}" for name, value in terms.items()))
+
+# %% [markdown]
+# (They agree for the demo's `grpo`; another `algorithm.name` has another surrogate, reduction or KL.) The policy term
+# is near 0 by construction, as a group's advantages sum to 0. Its gradient is not:
+
+# %%
+sum(terms.values()).backward()
+print("gradient norm", torch.cat([p.grad.flatten() for p in step.policy.parameters_by_name().values()]).norm().item())
+del step, inputs, logp, ratio, d, columns, gain, per_token, by_hand, terms
+
+# %% [markdown]
 # ## The same knob from code
-# What a slider does, a line does: twice the last β, or 0.1 where that is 0 or cannot be doubled. The two rows after
-# the turn carry the new β, and who turned it is in the log.
+# Twice the last β, or 0.1 where that is 0 or cannot be doubled. The next two rows carry it.
 
 # %%
 objective = next(iter(config.objectives))
@@ -130,12 +196,9 @@ beta.set_auto(by="notebook 03")
 
 # %% [markdown]
 # ## A restart loses nothing
-# The run has stopped twice by now, and each start went on from where it was. *Try it*: restart the kernel while the
-# next cell trains, then *Run All*. The first import lists what can be resumed; steps already done are not done again,
-# rows past the newest checkpoint are set aside and redone to the same bits, and the curves join.
-#
-# A run that should outlive the kernel trains in a process of its own: `g.start(run, where="process")`, and
-# `g.attach(run)` from any kernel shows and steers it. A second start of a run that trains is refused, with the choices.
+# *Try it*: restart the kernel while the next cell trains, then *Run All*. Steps past the newest checkpoint are computed
+# again to the same bits, and the curves join. `g.start(run, where="process")` outlives the kernel; `g.attach(run)`
+# shows and steers it from any other.
 
 # %%
 training = g.start(run, tasks=own.tasks, rewards=own.rewards)
@@ -145,34 +208,86 @@ training
 await training.wait()
 
 # %% [markdown]
-# When a wait ends it leaves the curves and the numbers of the run, which need no kernel to be read; dotted lines mark
-# where each start took over. What was logged at those moments:
+# Dotted lines mark where each start took over. The log of those moments:
 
 # %%
 report.starts(run)
 
 # %% [markdown]
 # ## After
-# The held-out examples again. *Look at* bias and the hallucinated share, and whether the answers that were right
-# before still are.
+# The held-out examples again: bias, the hallucinated share, and accuracy.
 
 # %%
 report.evaluation(g.evaluate(run, stage="latest", tasks=own.tasks))
 
 # %% [markdown]
 # ## Steer it yourself
-# Twice as many steps again, beyond those that the settings ask for, so that there is time to drag β and temperature:
-# the control room, and below it the line of the cell that waits. What you turn is a mark in the curves, here and in 04.
-# The numbers above are measured already; another `report.evaluation` cell measures what you made of the model.
+# Twice as many steps again: time to move β and temperature.
 
 # %%
 training = g.start(run, steps=3 * config.run.steps, tasks=own.tasks, rewards=own.rewards)
 display(training)
 await training.wait()
 
+# %% [markdown]
+# ## Exercises
+# Answer first, then open. Each answer is code that holds.
+#
+# **1.** A group of 8 has the rewards 1, 1, 1, 1, 1, 1, 1, 1. What does it teach?
+#
+# <details><summary>Answer</summary>
+#
+# Nothing: no signal, and every advantage is 0. The curve "dead groups" counts these.
+#
+# ```python
+# same = losses.GroupRewards(torch.ones(1, 8), torch.full((1, 8), 9))
+# assert not same.has_signal().any() and not losses.advantages(same, "group_std").any()
+# ```
+# </details>
+#
+# **2.** The first update of a step has ratio 1 everywhere. What would change with a clip of 0.01 in place of 0.2?
+#
+# <details><summary>Answer</summary>
+#
+# Nothing: clipping acts from the second update on (`batch.num_iterations` or `batch.mini_batch`).
+#
+# ```python
+# x, A = torch.zeros(1, 3), torch.tensor([[0.7]])
+# narrow, wide = (losses.ppo_clip(x, x, A, losses.ClipConfig(low=c, high=c)) for c in (0.01, 0.2))
+# assert torch.equal(narrow, wide)
+# ```
+# </details>
+#
+# **3.** At the very first step the policy is the reference. How large is the KL term, and its gradient?
+#
+# <details><summary>Answer</summary>
+#
+# Both are 0, whatever β: the penalty acts once the policy has moved.
+#
+# ```python
+# x = torch.tensor([[-0.5, -2.0]], requires_grad=True)
+# kl = losses.kl_k3(x, x.detach(), 20.0)
+# assert not kl.any() and not torch.autograd.grad(kl.sum(), x)[0].any()
+# ```
+# </details>
+#
+# **4.** A token has advantage 1 and is 1.5 nats likelier than under the reference. From which β on does the penalty
+# (`k3`) undo the pull of the advantage?
+#
+# <details><summary>Answer</summary>
+#
+# The gradient of `k3` is $1 - e^{-1.5} = 0.777$ per unit of β, so from β = 1.29 on. The demo's 0.03 is a light hand.
+#
+# ```python
+# x = torch.tensor([[-1.0]], requires_grad=True)
+# (pull,) = torch.autograd.grad(losses.kl_k3(x, torch.tensor([[-2.5]]), 20.0).sum(), x)
+# assert abs(1 / pull.item() - 1.29) < 0.005
+# ```
+# </details>
+
 # %%
 print(kernel.memory_held())
 
 # %% [markdown]
-# Whether this is better than chance, and what went wrong on the way, is what [04_diagnostics](04_diagnostics.ipynb)
-# reads from the log.
+# Next: [04_diagnostics](04_diagnostics.ipynb) reads from the log whether this is better than chance, and what went
+# wrong on the way.
