@@ -24,7 +24,7 @@
 # |---|---|
 # | hardware | anything |
 # | time | 7 s (`make run`, two CPU cores) |
-# | memory | 0.47 GiB at the peak (`make run`) |
+# | memory | 0.59 GiB at the peak (`make run`) |
 # | needs | nothing, not even a run |
 
 # %%
