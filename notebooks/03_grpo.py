@@ -47,6 +47,7 @@ print("grpo_nb", g.__version__)
 
 # %% tags=["parameters"]
 RUN = None  # the run that 01_load opened last; a name or a path opens another one
+STEER_STEPS = 200  # that the last section trains, for you to steer; 0 leaves it out
 
 # %%
 run = project.open_run(RUN, needs="sft")
@@ -222,10 +223,10 @@ report.evaluation(g.evaluate(run, stage="latest", tasks=own.tasks))
 
 # %% [markdown]
 # ## Steer it yourself
-# Twice as many steps again: time to move β and temperature.
+# `STEER_STEPS` more: time to move β and temperature.
 
 # %%
-training = g.start(run, steps=3 * config.run.steps, tasks=own.tasks, rewards=own.rewards)
+training = g.start(run, steps=config.run.steps + STEER_STEPS, tasks=own.tasks, rewards=own.rewards)
 display(training)
 await training.wait()
 

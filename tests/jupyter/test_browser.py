@@ -18,7 +18,8 @@ from tests.support.tiny import REWARDS, tiny_run
 pytestmark = pytest.mark.browser
 
 STEPS = 36
-ALL = 3 * STEPS
+STEER = 4
+ALL = STEPS + STEER
 """With those that the notebook's last section trains, to be steered."""
 
 
@@ -37,7 +38,7 @@ def rows(run: Run) -> list[dict[str, Any]]:
 
 @pytest.mark.ux(1, 3, 4, 5, 9, 20, 22, at="browser")
 def test_run_all_steer_reload_restart_and_the_curve_joins(desk: Desk, run: Run) -> None:
-    desk.open(desk.lab.copy("03_grpo.ipynb", RUN=str(run.path)))
+    desk.open(desk.lab.copy("03_grpo.ipynb", RUN=str(run.path), STEER_STEPS=STEER))
     desk.run_all()
     until(lambda: rows(run) or desk.errors(), "the first step")
     assert not desk.errors()

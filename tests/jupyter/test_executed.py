@@ -22,13 +22,15 @@ pytestmark = pytest.mark.usefixtures("this_checkout")
 NOTEBOOKS = ROOT / "notebooks"
 NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab")
 CHANGES = SMALL | {"run.steps": 6}
-STEPS = 3 * CHANGES["run.steps"]
-"""That 03 trains: those of the settings, and twice as many to steer."""
+STEER = 2
+STEPS = CHANGES["run.steps"] + STEER
+"""That 03 trains: those of the settings, and those to steer."""
 
 
 def execute(name: str, out: Path, **settings: Any) -> str:
     """Run one notebook; its page."""
-    render.render(NOTEBOOKS / f"{name}.ipynb", out, settings)
+    steered = {"STEER_STEPS": STEER} if name == "03_grpo" else {}
+    render.render(NOTEBOOKS / f"{name}.ipynb", out, settings | steered)
     return (out / f"{name}.html").read_text(encoding="utf-8")
 
 

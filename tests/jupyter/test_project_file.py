@@ -212,7 +212,8 @@ def test_an_own_task_goes_through_the_notebooks(at: Path, monkeypatch: pytest.Mo
     for name in ("01_load", "02_sft", "03_grpo", "04_diagnostics"):
         book = at / "notebooks" / f"{name}.ipynb"
         book.write_bytes((ROOT / "notebooks" / book.name).read_bytes())
-        render.render(book, at / "pages", settings if name == "01_load" else {})
+        given = {"01_load": settings, "03_grpo": {"STEER_STEPS": 2}}.get(name, {})
+        render.render(book, at / "pages", given)
     run = Run.open(at / "runs" / "capitals")
     assert run.status().state == "done"
     assert run.metric_rows()[-1]["reward/geography/part/length"] is not None
