@@ -14,8 +14,8 @@ from grpo_nb.run.run import Run, RunError
 from grpo_nb.training import numerics, samples, switches
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.numerics import STREAM, Numerics
-from grpo_nb.training.resume import loaded
 from grpo_nb.training.sft import sft
+from grpo_nb.training.spread import loaded
 from tests.support.tiny import given, rows, small_tasks, tiny_config, tiny_run, weights
 from tests.support.tokens import pattern
 
