@@ -107,12 +107,12 @@ def compare(a: Run | str | Path, b: Run | str | Path) -> RunComparison:
         RunError: one of them cannot be opened.
     """
     runs = Run.of(a), Run.of(b)
-    rows = [_read(partial(run.stored, "metrics"), None) for run in runs]
+    rows = [read_or(partial(run.stored, "metrics"), None) for run in runs]
     shared, places = _shared(rows)
     return RunComparison(
         names=_names(runs),
-        settings=_read(lambda: _settings(runs), _differences({}, {})),
-        versions=_read(lambda: _differences(*map(_ran_with, runs)), _differences({}, {})),
+        settings=read_or(lambda: _settings(runs), _differences({}, {})),
+        versions=read_or(lambda: _differences(*map(_ran_with, runs)), _differences({}, {})),
         metrics=_metrics(rows, places, shared),
         findings=pd.DataFrame(
             [finding for name, run in zip("ab", runs, strict=True) for finding in _findings(name, run)],
@@ -122,8 +122,8 @@ def compare(a: Run | str | Path, b: Run | str | Path) -> RunComparison:
     )
 
 
-def _read(make: Callable[[], Any], otherwise: Any) -> Any:
-    """What `make` gives; `otherwise` where the files of a run do not allow it."""
+def read_or(make: Callable[[], Any], otherwise: Any) -> Any:
+    """The value that `make` reads from a run; `otherwise`, with a warning, where the run's files are damaged."""
     try:
         return make()
     except Exception:  # whatever lies in one file, the rest is compared
@@ -164,7 +164,7 @@ def _ran_with(run: Run) -> dict[str, str]:
     starts = events.places("kind", {"start", "resume"})
     newest = events[int(starts[-1])] if len(starts) else {}
     said = {str(key): value for key, value in newest.items() if key not in _WHEN and not isinstance(value, dict)}
-    ledger = _read(lambda: dependencies_file.read(run.path), None)
+    ledger = read_or(lambda: dependencies_file.read(run.path), None)
     entries = {} if ledger is None else ledger.entries
     return {key: _text(value) for key, value in said.items()} | {
         f"content of {name}": entry.digest[:12] for name, entry in entries.items()
@@ -221,7 +221,7 @@ def _summary(log: Columns | None, key: str, places: Places, steps: Floats) -> di
 
 
 def _findings(name: str, run: Run) -> Iterator[tuple[str, str, int | None, str, str]]:
-    for finding in _read(lambda: diagnose(run, quick=True), []):
+    for finding in read_or(lambda: diagnose(run, quick=True), []):
         yield name, finding.severity, finding.step, finding.rule, finding.message
 
 

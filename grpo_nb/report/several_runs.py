@@ -1,7 +1,7 @@
 """Several runs on one set of plots, with the settings that differ and where each run has come to."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -14,15 +14,13 @@ from grpo_nb.evaluation.compare import is_of, logged
 from grpo_nb.metrics import keys, limits
 from grpo_nb.plots.canvas import Picture
 from grpo_nb.plots.overlay import MOST_RUNS, Look, overlay
-from grpo_nb.printable import clean_logger, printable
+from grpo_nb.printable import printable
 from grpo_nb.report import aloud
 from grpo_nb.report.markup import Markup, html
 from grpo_nb.report.report import shown_as_html
-from grpo_nb.report.run_comparison import compare
+from grpo_nb.report.run_comparison import compare, read_or
 from grpo_nb.report.tables import Table, interval
 from grpo_nb.run.run import Run, RunError
-
-logger = clean_logger(__name__)
 
 WINDOW = 5
 """Newest steps whose mean stands for where a run has come to."""
@@ -46,7 +44,7 @@ class SeveralRuns:
     def figure(self) -> Picture:
         """The curves, drawn from the logs as they are now."""
         objectives = [*dict.fromkeys(name for run in self.runs.values() for name in run.config.objectives)]
-        rows = {name: _read(partial(run.stored, "metrics"), pd.DataFrame()) for name, run in self.runs.items()}
+        rows = {name: read_or(partial(run.stored, "metrics"), pd.DataFrame()) for name, run in self.runs.items()}
         return overlay(rows, objectives, self.looks)
 
     def tables(self) -> Iterator[Table]:
@@ -126,7 +124,7 @@ def _settings(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def _standing(runs: Mapping[str, Run]) -> pd.DataFrame:
-    return pd.DataFrame([{"run": name} | _read(partial(_line, run), {}) for name, run in runs.items()])
+    return pd.DataFrame([{"run": name} | read_or(partial(_line, run), {}) for name, run in runs.items()])
 
 
 def _line(run: Run) -> dict[str, Any]:
@@ -163,12 +161,3 @@ def _held_out(run: Run, objective: str) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _read(make: Callable[[], Any], otherwise: Any) -> Any:
-    """What `make` gives; `otherwise` where the files of a run do not allow it."""
-    try:
-        return make()
-    except Exception:  # whatever lies in one run, the others are shown
-        logger.warning("a part of a run is left out of the comparison", exc_info=True)
-        return otherwise
