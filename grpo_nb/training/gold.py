@@ -40,11 +40,6 @@ def load_gold(config: Config, folder: Path, tasks: Mapping[str, Task] | None = N
     return found
 
 
-def load_pairs(config: Config, folder: Path, tasks: Mapping[str, Task] | None = None) -> list[Text]:
-    """The same in one list, objective by objective."""
-    return [text for own in load_gold(config, folder, tasks).values() for text in own]
-
-
 def shared_out(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
     """The examples of so many of their templates or texts, at least one; which ones is a function of the seed."""
     if share == 1:

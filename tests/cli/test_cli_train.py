@@ -20,7 +20,7 @@ from grpo_nb.metrics.pace import duration
 from grpo_nb.run.lock import RunLock
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError, load_tasks
-from grpo_nb.training.gold import load_pairs
+from grpo_nb.training.gold import load_gold
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
 from grpo_nb.types import StepStats
@@ -109,7 +109,7 @@ def test_a_missing_data_file_is_reported_with_its_setting(
 ) -> None:
     config = tiny_config().replace(**{key: str(tmp_path / "absent.jsonl")})
     with pytest.raises(DataError, match=pattern(key.removesuffix(".data") if "fair" in key else key, "absent.jsonl")):
-        load_pairs(config, tmp_path) if key == "sft.data" else load_tasks(config, tmp_path, names=["fairness"])
+        load_gold(config, tmp_path) if key == "sft.data" else load_tasks(config, tmp_path, names=["fairness"])
 
 
 def test_steps_is_the_total_to_reach(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

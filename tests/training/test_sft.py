@@ -12,7 +12,7 @@ from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import DataError
 from grpo_nb.training import numerics
-from grpo_nb.training.gold import load_pairs, read_pairs
+from grpo_nb.training.gold import load_gold, read_pairs
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import Pair, evaluate_loss, finished, schedule, sft
 from grpo_nb.types import Example, Score, Steps
@@ -123,7 +123,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_without_data_the_tasks_gold_answers_are_learnt(tmp_path: Path) -> None:
     config = tiny_config(sft__data=None)
-    pairs = load_pairs(config, tmp_path)
+    learnt = load_gold(config, tmp_path)
+    assert learnt.keys() == config.objectives.keys()
+    pairs = [text for own in learnt.values() for text in own]
     assert len(pairs) > 100 and all(completion.startswith("Answer:") for _, completion in pairs)
 
 
@@ -138,7 +140,7 @@ def test_a_task_without_gold_answers_needs_data(tmp_path: Path) -> None:
             return Score(value=0.0)
 
     with pytest.raises(ConfigError, match=r"sft\.data"):
-        load_pairs(tiny_config(sft__data=None), tmp_path, {"fairness": Bare(), "hallucination": Bare()})
+        load_gold(tiny_config(sft__data=None), tmp_path, {"fairness": Bare(), "hallucination": Bare()})
 
 
 def test_the_learning_rate_rises_then_falls_to_a_tenth() -> None:
