@@ -94,6 +94,16 @@ def test_held_out_prompts_in_a_file_to_learn_are_found(tmp_path: Path, split: An
         assert [(e["rule"], e["evidence"]) for e in found] == [(expected.rule, expected.evidence)]
 
 
+@pytest.mark.parametrize(("data", "searches"), [("demo", 1), (None, 0)])
+def test_only_data_of_a_file_is_searched_for_held_out_prompts(
+    data: str | None, searches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(gold, "leaks", lambda *given: made.append(given) or ())
+    list(sft(tiny_run(tmp_path, sft__data=data, sft__steps=1), tasks=small_tasks()))
+    assert len(made) == searches
+
+
 def test_a_batch_too_small_for_each_objective_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sft\.mix"):
         tiny_config(**GOLD, sft__mix="objectives", sft__batch=1)
