@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_nb import losses, optim
-from grpo_nb.beta_control import BetaState
 from grpo_nb.metrics import keys
 from grpo_nb.policy.model import Policy
 from grpo_nb.rollout import opened
@@ -15,11 +14,10 @@ from grpo_nb.run.dependencies_file import OPTIMIZER
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import Task, load_tasks
-from grpo_nb.training import gradients, metrics, numerics
+from grpo_nb.training import gradients, metrics, numerics, resume
 from grpo_nb.training.experience import complete, compute_advantages
 from grpo_nb.training.objectives import Rewards, load_objectives
 from grpo_nb.training.plan import StepPlan, plan_step
-from grpo_nb.training.recovery import Recovery
 from grpo_nb.training.sampling import sampled, score, verdicts
 from grpo_nb.training.state import TrainState
 from grpo_nb.training.switches import deterministic
@@ -90,16 +88,12 @@ def _state(run: Run, checkpoint: Checkpoint, tasks: Mapping[str, Task] | None, r
     policy, stored = load_alike(run.config.model, run.config.run.seed), checkpoint.state("step", "betas")
     policy.settle()
     policy.set_date(run.started)
-    policy.load_state(run.checkpoints.load(0, dispensable={OPTIMIZER}).tensors("policy"))
-    policy.freeze_reference()
+    resume.load_reference(run, policy)
     policy.load_state(checkpoint.tensors("policy"))
     objectives = load_objectives(run, load_tasks(run.config, run.path, tasks), rewards)
-    for name, objective in objectives.items():
-        objective.beta = BetaState.from_dict(stored["betas"][name])
-        objective.moments = losses.Moments.from_dict(stored.get("reward_moments", {}).get(name, {}))
     chosen, drawer = numerics.resume(run, policy, numerics.stored(run, stored), None)
     optimizer = optim.adamw(policy.parameters_by_name(), 0.0, 0.0)
     knobs = run.knobs.snapshot()
     state = TrainState(run, policy, optimizer, drawer, objectives, knobs, checkpoint.step, numerics=chosen)
-    state.step, state.recovery = checkpoint.step, Recovery.from_dict(stored.get("recovery", {}))
+    resume.load_controllers(state, checkpoint, stored)
     return state

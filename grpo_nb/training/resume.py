@@ -176,27 +176,47 @@ def _saved(run: Run, accept_changed: Collection[str]) -> tuple[Checkpoint | None
 def _restore(state: TrainState, newest: Checkpoint) -> None:
     """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
     run, policy = state.run, state.policy
-    start = _reference(run)
-    policy.load_state(parts.saved(policy, start, "policy"))
+    start = load_reference(run, policy)
     state.origin = start.state()
-    policy.freeze_reference()
     load_state_dict(policy, state.optimizer, newest)
     parts.others_take_up(policy, state.optimizer, state.ranks, run, parts.Places(newest, start))
     stored = newest.state("step", "betas", "knobs", "judged_by")
-    state.step = state.saved = stored["step"]
     state.knobs = _knobs_of(newest, stored, state.knobs)
-    state.recovery = Recovery.from_dict(stored.get("recovery", {}))
-    for name, objective in state.objectives.items():
-        if name not in stored["betas"]:
-            raise RunError(f"{newest.path} has no beta of '{name}'; restore the checkpoint from a copy")
-        objective.beta = BetaState.from_dict(stored["betas"][name])
-        objective.moments = Moments.from_dict(stored.get("reward_moments", {}).get(name, {}))
+    load_controllers(state, newest, stored)
+    state.saved = state.step
     _note_other_judges(state, stored["judged_by"])
     numerics.log_changes(run, state.step, numerics.stored(run, stored), state.numerics, state.drawer.reason)
     run.rewind(state.step)
     _restore_rollouts(state, newest, stored)
     _look_back(state)
     run.log_event("resume", step=state.step, goal=state.goal, **environment_info(policy) | _computes(state))
+
+
+def load_reference(run: Run, policy: Policy) -> Checkpoint:
+    """Give the policy the weights of checkpoint 0, which is returned, and freeze them as its reference.
+
+    Raises:
+        RunError: the checkpoint is missing or damaged.
+    """
+    start = _reference(run)
+    policy.load_state(parts.saved(policy, start, "policy"))
+    policy.freeze_reference()
+    return start
+
+
+def load_controllers(state: TrainState, checkpoint: Checkpoint, stored: State) -> None:
+    """Step, beta and reward moments of each objective, and recovery from rollbacks, from the checkpoint's JSON state.
+
+    Raises:
+        RunError: an objective has no beta there.
+    """
+    state.step = stored["step"]
+    state.recovery = Recovery.from_dict(stored.get("recovery", {}))
+    for name, objective in state.objectives.items():
+        if name not in stored["betas"]:
+            raise RunError(f"{checkpoint.path} has no beta of '{name}'; restore the checkpoint from a copy")
+        objective.beta = BetaState.from_dict(stored["betas"][name])
+        objective.moments = Moments.from_dict(stored.get("reward_moments", {}).get(name, {}))
 
 
 def _restore_rollouts(state: TrainState, newest: Checkpoint, stored: State) -> None:
