@@ -119,8 +119,13 @@ def warmup(step: int, steps: int) -> float:
 
 def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's memory as flat tensors, `parameter.name/exp_avg` and so on."""
+    return {key: value.detach().cpu().contiguous() for key, value in moments(parameters, optimizer).items()}
+
+
+def moments(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The same tensors, not copied: where and as the optimizer has them."""
     return {
-        f"{name}/{key}": value.detach().cpu().contiguous()
+        f"{name}/{key}": value
         for name, parameter in parameters.items()
         for key, value in optimizer.state.get(parameter, {}).items()
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo_nb import optim
 from grpo_nb.policy.model import Policy
-from grpo_nb.ranks.leader import Leader, Ranks
+from grpo_nb.ranks.leader import ALONE, Leader, Ranks
 from grpo_nb.ranks.messages import Message
 from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.dependencies_file import OPTIMIZER
@@ -55,7 +55,7 @@ def apply(policy: Policy, optimizer: torch.optim.Optimizer, settings: Mapping[st
     return done
 
 
-def stored(policy: Policy, optimizer: torch.optim.Optimizer, ranks: Ranks) -> dict[str, dict[str, Tensor]]:
+def state_dict(policy: Policy, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> dict[str, dict[str, Tensor]]:
     """The tensors of a checkpoint, whole: what the policy has learnt, and the optimizer's memory of it."""
     if policy.parts is None or not isinstance(ranks, Leader):
         return {"policy": policy.state(), OPTIMIZER: optim.state_tensors(policy.parameters_by_name(), optimizer)}
@@ -74,11 +74,7 @@ def gathered(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict
     assert policy.parts is not None
     policy.settle()
     parameters = policy.parameters_by_name()
-    moments = {
-        f"{name}/{key}": value
-        for name, parameter in parameters.items()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
+    moments = optim.moments(parameters, optimizer)
     return {"policy": policy.parts.whole(parameters), OPTIMIZER: policy.parts.whole(moments)}
 
 
@@ -98,8 +94,11 @@ def saved(policy: Policy, checkpoint: Checkpoint, name: str) -> dict[str, Tensor
         return {key: one[rows(key)] if one.get_shape() else file.get_tensor(key) for key, one in found.items()}
 
 
-def load_training(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Restore what `stored` gave, bit for bit; without a file of its moments, the optimizer begins them anew."""
+def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
+    """Restore what `state_dict` returned, bit for bit: all of it, or this rank's rows.
+
+    Without a file of its moments, the optimizer begins them anew.
+    """
     policy.load_state(saved(policy, checkpoint, "policy"))
     if OPTIMIZER in checkpoint.names():
         memory = policy.trained_of(saved(policy, checkpoint, OPTIMIZER))
@@ -147,7 +146,7 @@ def take_up(policy: Policy, run: Run, data: Mapping[str, Any]) -> Rows:
     if data["refers"]:
         policy.freeze_reference()
     if newest is not None:
-        load_training(policy, optimizer, newest)
+        load_state_dict(policy, optimizer, newest)
     return Rows(policy, optimizer, Snapshot(run.config.guards.snapshot == "host"))
 
 

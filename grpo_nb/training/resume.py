@@ -33,7 +33,6 @@ from grpo_nb.training.state import (
     environment_info,
     forget_gradients,
     judged_by,
-    load_state_dict,
     save,
 )
 
@@ -178,7 +177,7 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     run, policy = state.run, state.policy
     start = load_reference(run, policy)
     state.origin = start.state()
-    load_state_dict(policy, state.optimizer, newest)
+    parts.load_state_dict(policy, state.optimizer, newest)
     parts.others_take_up(policy, state.optimizer, state.ranks, run, parts.Places(newest, start))
     stored = newest.state("step", "betas", "knobs", "judged_by")
     state.knobs = _knobs_of(newest, stored, state.knobs)

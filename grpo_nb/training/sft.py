@@ -42,7 +42,7 @@ from grpo_nb.training import (
 from grpo_nb.training.gradients import chunks
 from grpo_nb.training.numerics import Numerics
 from grpo_nb.training.pairs import Pair, Share, logprobs
-from grpo_nb.training.state import draw, environment_info, forget_gradients, load_state_dict, state_dict
+from grpo_nb.training.state import draw, environment_info, forget_gradients
 from grpo_nb.training.switches import deterministic
 from grpo_nb.types import Steps, StepStats
 
@@ -242,7 +242,7 @@ class Sft(loop.Stage):
         run, step = self.progress.run, self.progress.step
         stored = {"step": step, "config": plain(run.config), "fingerprint": fingerprint.fingerprint()}
         stored["numerics"] = self.numerics.model_dump()
-        run.sft_checkpoints.save(step, state_dict(self.policy, self.optimizer, self.ranks), stored)
+        run.sft_checkpoints.save(step, parts.state_dict(self.policy, self.optimizer, self.ranks), stored)
         run.sft_checkpoints.prune(1)
         self.progress.saved = step
 
@@ -339,7 +339,7 @@ def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: 
         policy.refuse_moved(run.path)
         run.rewind_sft(0)
         return 0
-    load_state_dict(policy, optimizer, newest)
+    parts.load_state_dict(policy, optimizer, newest)
     run.rewind_sft(newest.step)
     if newest.step < run.config.sft.steps:
         run.log_event("sft_resume", step=newest.step, **environment_info(policy))

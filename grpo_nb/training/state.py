@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from grpo_nb import fingerprint, seeding
 from grpo_nb.config import Config
@@ -21,7 +20,6 @@ from grpo_nb.rollout import Drawer, Engine
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
 from grpo_nb.run import settings
-from grpo_nb.run.checkpoints import Checkpoint
 from grpo_nb.run.knob_file import KnobSnapshot
 from grpo_nb.run.run import Run
 from grpo_nb.training import ahead, parts
@@ -126,7 +124,7 @@ def save(state: TrainState) -> Path:
         state.origin = stored
     elif not checkpoints.holds(0):
         _save_origin(state)
-    tensors = state_dict(state.policy, state.optimizer, state.ranks)
+    tensors = parts.state_dict(state.policy, state.optimizer, state.ranks)
     if (pending := state.ahead.stored(state.step + 1)) is not None:
         stored["rollouts"], tensors[ahead.FILE] = pending
     path = checkpoints.save(state.step, tensors, stored)
@@ -146,19 +144,9 @@ def _save_origin(state: TrainState) -> None:
     logger.warning("%s was removed while the run trained; it is written again from memory", path)
 
 
-def state_dict(policy: Policy, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint, whole: what the policy has learnt, and the optimizer's memory of it."""
-    return parts.stored(policy, optimizer, ranks)
-
-
 def forget_gradients(policy: Policy) -> None:
     """Drop what a step that was broken off left in a policy that is handed over."""
     policy.drop_gradients()
-
-
-def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint) -> None:
-    """Restore what `state_dict` gave, as far as this rank has it; see `parts.load_training`."""
-    parts.load_training(policy, optimizer, checkpoint)
 
 
 def environment_info(policy: Policy) -> dict[str, object]:

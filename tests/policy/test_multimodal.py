@@ -12,7 +12,7 @@ from grpo_nb.policy import adapters
 from grpo_nb.policy.model import Policy, load_policy
 from grpo_nb.policy.shapes import shape_of
 from grpo_nb.rollout import EagerEngine, Request
-from grpo_nb.training import state
+from grpo_nb.training import parts
 from tests.support import multimodal, tiny
 from tests.support import tiny_models as models
 from tests.support.tokens import names
@@ -88,10 +88,10 @@ def test_a_run_made_with_adapters_on_the_tower_goes_on(tmp_path: Path, monkeypat
         for parameter in old.parameters_by_name().values():
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         optimizer.step()
-        run.checkpoints.save(1, state.state_dict(old, optimizer), {"step": 1})
+        run.checkpoints.save(1, parts.state_dict(old, optimizer), {"step": 1})
     newest, _ = run.checkpoints.latest()
     policy = load_policy(run.config.model)
     assert newest is not None and len(old.state()) == len(policy.state()) + 18
-    state.load_state_dict(policy, optim.adamw(policy.parameters_by_name(), 0.1, 0.0), newest)
+    parts.load_state_dict(policy, optim.adamw(policy.parameters_by_name(), 0.1, 0.0), newest)
     policy.load_reference_state(newest.tensors("policy"))
     assert torch.equal(models.score(policy), models.score(old))

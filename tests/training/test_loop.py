@@ -26,8 +26,7 @@ from grpo_nb.run import checkpoints
 from grpo_nb.run.checkpoints import NotFinite
 from grpo_nb.run.lock import RunLocked
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.training import rollback, state
-from grpo_nb.training import sft as sft_module
+from grpo_nb.training import parts, rollback
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.guards import TrainingError
 from grpo_nb.training.sft import sft
@@ -575,7 +574,7 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
     run = tiny_run(tmp_path, **EVERY | {"run__keep_checkpoints": 1})
     saved: dict[str, Any] = {}
 
-    whole = state.state_dict
+    whole = parts.state_dict
 
     def state_dict(*given: Any) -> Any:
         tensors = whole(*given)
@@ -586,8 +585,7 @@ def test_weights_that_are_not_finite_end_the_training_unsaved(stage: str, slot: 
         return tensors
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (state, sft_module):  # each has its own name for it
-            patch.setattr(module, "state_dict", state_dict)
+        patch.setattr(parts, "state_dict", state_dict)
         with pytest.raises(TrainingError, check=lambda error: isinstance(error.__cause__, NotFinite)):
             list(trained(run, stage))
     (refused, *more) = events(run, "checkpoint_refused", "sft_checkpoint_refused")

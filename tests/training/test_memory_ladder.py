@@ -422,7 +422,7 @@ def test_what_a_step_counts_before_it_is_settled_is_counted_once(
 
 def test_a_checkpoint_is_written_once_the_memory_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = begun(tmp_path, "full")
-    failing(monkeypatch, "training.state.state_dict", {2})  # the first is step 0's
+    failing(monkeypatch, "training.parts.state_dict", {2})  # the first is step 0's
     assert len(list(grpo(run, **given()))) == 2 and run.checkpoints.steps() == [0, 1, 2]
     assert [e["step"] for e in events(run, "out_of_memory")] == [1]
 
