@@ -8,6 +8,7 @@ A widget has no kernel on a page: each is replaced by the texts and the picture 
 import argparse
 import ast
 import copy
+import html as entities
 import logging
 import re
 import sys
@@ -18,11 +19,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import nbformat
+from jinja2 import pass_context
+from jinja2.runtime import Context
+from latex2mathml.converter import convert_to_element
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from traitlets.config import Config
@@ -37,6 +43,8 @@ logger = clean_logger(__name__)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 CELL_SECONDS = 3600
+WITHOUT_MATHJAX = "{% extends 'index.html.j2' %}{% block html_head_js_mathjax %}{% endblock %}"
+"""Template of a page: nbconvert's own without its script for formulas, which would come from the network."""
 
 
 @dataclass
@@ -135,11 +143,47 @@ def page(notebook: Any, title: str) -> str:
     for cell in still.cells:
         if cell.cell_type == "markdown":  # links to the other notebooks become links to their pages
             cell.source = re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.html)", cell.source)
-    exporter = HTMLExporter(template_name="lab", embed_images=True)  # type: ignore[no-untyped-call]
-    for url in ("mathjax_url", "require_js_url", "jquery_url", "widget_renderer_url", "mermaid_js_url"):
+    exporter = HTMLExporter(template_name="lab", raw_template=WITHOUT_MATHJAX, embed_images=True)  # type: ignore[no-untyped-call]
+    exporter.register_filter("markdown2html", _markdown)  # type: ignore[no-untyped-call]
+    for url in ("require_js_url", "jquery_url", "widget_renderer_url", "mermaid_js_url"):
         setattr(exporter, url, "")
     body, _ = exporter.from_notebook_node(still, resources={"metadata": {"name": title}})
     return str(body)
+
+
+class _WithFormulas(IPythonRenderer):
+    """Markdown as HTML, its formulas as MathML."""
+
+    def block_math(self, body: str) -> str:
+        return mathml(body, "block")
+
+    def inline_math(self, body: str) -> str:
+        return mathml(body, "inline")
+
+    def latex_environment(self, name: str, body: str) -> str:
+        return mathml(rf"\begin{{{name}}}{body}\end{{{name}}}", "block")
+
+
+@pass_context
+def _markdown(context: Context, source: str) -> str:
+    attachments = context.get("cell", {}).get("attachments", {})
+    return MarkdownWithMath(_WithFormulas(escape=False, embed_images=True, attachments=attachments)).render(source)
+
+
+def mathml(tex: str, display: str) -> str:
+    """A formula as MathML, `inline` or as a `block`; as its TeX, escaped, where the library cannot read it.
+
+    >>> mathml("k", "inline")
+    '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>k</mi></mrow></math>'
+    """
+    try:
+        formula = convert_to_element(tex, display=display)
+    except Exception:  # the library's errors have no common class
+        logger.warning("a formula stays TeX, it cannot be converted: %s", tex)
+        return f"<code>{entities.escape(tex)}</code>"
+    for part in formula.iter():  # the library writes symbols as entities, in text that it does not escape
+        part.text = entities.unescape(part.text or "")
+    return ElementTree.tostring(formula, encoding="unicode")
 
 
 def without_widgets(notebook: Any) -> Any:

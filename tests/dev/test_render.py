@@ -45,6 +45,24 @@ def test_widgets_become_their_last_picture_and_text() -> None:
     assert 'src="http' not in page, "a page needs no network"
 
 
+def test_formulas_need_no_script() -> None:
+    lesson = Path(__file__).parents[2] / "notebooks" / "05_mathematics.ipynb"
+    notebook = nbformat.read(lesson, as_version=4)
+    written = sum(cell.source.count("$$") for cell in notebook.cells if cell.cell_type == "markdown") // 2
+    page = render.page(notebook, "title")
+    assert written and len(re.findall(r'<math [^>]*display="block"', page)) == written
+    assert re.search(r'<math [^>]*display="inline"', page)
+    assert "$$" not in page and "mathjax" not in page.lower() and "\\frac" not in page
+
+
+@pytest.mark.parametrize("tex", ["a_b_c", "", r"\left( <b>", r"\text{</math><script>x</script>} < 1"])
+def test_a_formula_that_is_wrong_breaks_no_page(tex: str) -> None:
+    cell = nbformat.v4.new_markdown_cell(f"$${tex}$$ and `$x$`, $5")
+    page = render.page(nbformat.v4.new_notebook(cells=[cell]), "title")
+    assert "<script>x" not in page and "<b>" not in page
+    assert "<code>$x$</code>, $5" in page
+
+
 def test_progress_that_was_cleared_leaves_nothing() -> None:
     notebook = book("x = 1")
     label = {"model_name": "HTMLModel", "state": {"value": "100%", "layout": "IPY_MODEL_l"}}
