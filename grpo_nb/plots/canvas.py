@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-from PIL import Image
+from PIL import Image, ImageColor
 
 from grpo_nb.metrics import keys, limits
 from grpo_nb.plots.thinning import extremes
@@ -30,7 +30,9 @@ INK, MUTED, FAINT, GRID, PAPER, ALARM = "#1F2328", "#656D76", "#AEB5BD", "#E7EAE
 DOTS, DASHES, SHORT_DASHES = (0, (1, 2)), (0, (4, 3)), (0, (4, 2))
 PAGE, STRIP = (12.6, 7.1), (12.6, 3.4)
 """Inches of a page of panels, and of a single row of them."""
+OWN = (*PALETTE, INK, MUTED, FAINT, GRID, PAPER, ALARM)
 KEPT_DPI, KEPT_COLOURS = 72, 32
+"""Of a picture that a notebook keeps; to so many colours come those of `OWN`."""
 DECADES = 20
 """Powers of ten that a logarithmic axis has at most: what is smaller than its highest value by more is nothing."""
 LONG = 30
@@ -75,8 +77,24 @@ def to_kept_png(figure: Figure) -> bytes:
             drawn = Image.frombytes("RGBA", canvas.get_width_height(), pixels)
         finally:
             figure.set_dpi(before)
-    drawn.convert("RGB").quantize(KEPT_COLOURS).save(buffer, "PNG", optimize=True)
+    in_few_colours(drawn.convert("RGB")).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
+
+
+def in_few_colours(drawn: Image.Image) -> Image.Image:
+    """The picture in `KEPT_COLOURS` of its shades, and every pixel of a colour of `OWN` exactly as it is."""
+    few, pixels = drawn.quantize(KEPT_COLOURS), np.asarray(drawn)
+    places, shades = np.array(few), few.getpalette("RGB") or []
+    shades = shades[: 3 * (int(places.max()) + 1)]
+    for colour in OWN:
+        red_green_blue = ImageColor.getrgb(colour)
+        same = (pixels == red_green_blue).all(-1)
+        if same.any():
+            places[same] = len(shades) // 3
+            shades += red_green_blue
+    kept = Image.fromarray(places)
+    kept.putpalette(shades)
+    return kept
 
 
 def _without_math(figure: Figure) -> None:

@@ -1,6 +1,7 @@
 """Pictures show what the rows say, from nothing to thousands of steps, without pyplot, mathtext or overlaps."""
 
 import functools
+import io
 import math
 import struct
 import subprocess
@@ -19,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from PIL import Image
 
 from grpo_nb import plots, presets
 from grpo_nb.config import Config
@@ -208,6 +210,21 @@ def test_what_a_notebook_keeps_of_a_picture_is_small(name: str) -> None:
     width, height = struct.unpack(">II", kept[16:24])
     assert (width, height) == pytest.approx(figure.get_size_inches() * 72, abs=1)
     assert len(kept) * 4 / 3 < KEPT_BYTES and figure.dpi == 100, "as base64; and the picture is as it was"
+
+
+def test_colours_of_the_palette_stay_apart_in_few_colours() -> None:
+    shades = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)  # more than can be kept
+    own = [tuple(bytes.fromhex(colour[1:])) for colour in canvas.OWN]
+    shades[0, : len(own)] = own
+    kept = canvas.in_few_colours(Image.fromarray(shades))
+    assert [tuple(pixel) for pixel in np.asarray(kept.convert("RGB"))[0, : len(own)].tolist()] == own
+    assert len(np.unique(kept)) <= canvas.KEPT_COLOURS + len(own)
+
+
+def test_a_kept_dashboard_has_the_colours_of_its_objectives() -> None:
+    kept = Image.open(io.BytesIO(plots.to_kept_png(dashboard(frame())))).convert("RGB")
+    seen = {colour for _, colour in kept.getcolors(2**16) or []}
+    assert {tuple(bytes.fromhex(colour[1:])) for colour in canvas.PALETTE[:2]} <= seen
 
 
 @pytest.mark.ux(34, at="unit")
