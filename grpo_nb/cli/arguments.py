@@ -146,6 +146,9 @@ def _sweep(commands: Any) -> None:
     command.add_argument(
         "--devices", type=values.seeds, default=(), metavar="N,N,...", help="GPUs that share the runs, by number"
     )
+    command.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="train this arm alone; may be repeated"
+    )
     command.add_argument("--show", action="store_true", help="show what is done and what came of it; train nothing")
     yes_argument(command)
     json_argument(command)

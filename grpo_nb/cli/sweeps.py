@@ -30,12 +30,13 @@ def sweep_command(arguments: Namespace) -> int:
         show_json({"folder": str(study.folder), "runs": rows_of(status.frame), "results": rows_of(study.results())})
     else:
         say(f"{status}\n\n{study.table()}")
-    return DONE if arguments.show or not any(status.frame["left"]) else FAILED
+    asked = status.frame["arm"].isin(arguments.only or study.plan.arms)
+    return DONE if arguments.show or not any(status.frame["left"][asked]) else FAILED
 
 
 def _trained(study: Study, arguments: Namespace) -> Table:
     with followed(study.trials):
-        return study.train(arguments.jobs, arguments.devices)
+        return study.train(arguments.jobs, arguments.devices, arguments.only)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ The folder holds `sweep.json`, what the study is, and a run `<arm>-<seed>` of ea
 was trained and measured is read from them, so a study goes on after any interruption, on any number of GPUs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from grpo_nb.run.settings import plain
 from grpo_nb.storage import safe_open, schema
 from grpo_nb.storage.files import clear_errors, to_json, write_atomically
 from grpo_nb.storage.lock import exclusive
+from grpo_nb.suggest import did_you_mean
 from grpo_nb.sweeps import results, work
 from grpo_nb.sweeps.plan import Arm, Plan, Trial, trials
 
@@ -57,7 +58,7 @@ class Study:
                 raise
             raise RunError(f"{path / FILE} is no JSON: {error}; restore it from a copy") from None
 
-    def train(self, jobs: int = 1, gpus: Sequence[int] = ()) -> Table:
+    def train(self, jobs: int = 1, gpus: Sequence[int] = (), arms: Collection[str] = ()) -> Table:
         """Train and evaluate what is not done yet, each run in a process of its own; `status()` once all have ended.
 
         A run that fails leaves the others to go on; its `sweep.log` says why. An interrupt stops those that train,
@@ -66,8 +67,17 @@ class Study:
         Args:
             jobs: runs at a time, on each of `gpus` where these are given.
             gpus: numbers of the GPUs that runs are shared out among.
+            arms: only these, e.g. those that matter most before the machine is taken; none named: all.
+
+        Raises:
+            ConfigError: no arm has that name.
         """
-        work.train(self.trials, jobs, gpus)
+        if unknown := [name for name in arms if name not in self.plan.arms]:
+            raise ConfigError(
+                f"the study has no arm {unknown[0]!r}{did_you_mean(unknown[0], self.plan.arms)}; it has "
+                f"{', '.join(self.plan.arms)}"
+            )
+        work.train(self.trials, jobs, gpus, arms or self.plan.arms)
         return self.status()
 
     def status(self) -> Table:

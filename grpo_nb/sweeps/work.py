@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,11 @@ def left(trial: Trial) -> list[Command]:
     """What is still to be done for a trial, in order."""
     run = trial.run()
     path = str(trial.path)
+    asked = [stage for stage in stages(trial) if run is None or not measured(run, trial, stage)]
+    if not asked:  # its checkpoints may be deleted by now
+        return []
     warm = bool(trial.config.sft.steps) and (run is None or not finished(run))
     learn = trial.grpo and (run is None or max(run.checkpoints.steps(), default=0) < trial.config.run.steps)
-    asked = [stage for stage in stages(trial) if run is None or not measured(run, trial, stage)]
     evaluations = [["eval", path, "--stage", str(stage)] for stage in asked]
     return [*([["sft", path]] if warm else []), *([["train", path]] if learn else []), *evaluations]
 
@@ -77,17 +79,18 @@ def standing(trial: Trial) -> dict[str, Any]:
     return {"arm": trial.arm, "seed": trial.seed, **known, "of": goal, "left": ", ".join(words)}
 
 
-def train(trials: Sequence[Trial], jobs: int, gpus: Sequence[int]) -> None:
-    """Do what is left of all trials; of those that share an SFT one trains it, and the others wait and take it over.
+def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collection[str]) -> None:
+    """Do what is left of some arms; of trials that share an SFT one trains it, and the others wait and take it over.
 
     Raises:
         ConfigError: fewer than one run at a time, a GPU is named twice, or a server was never confirmed here.
         RunError: a trial's folder holds another run; before any work.
     """
-    slots = Slots(places(jobs, gpus))
+    slots, trials = Slots(places(jobs, gpus)), [trial for trial in study if trial.arm in arms]
     for trial in trials:  # making its run would confirm them
         host_trust.check(f"arm {trial.arm}", host_trust.servers_of(trial.config))
     runs = [trial.made() for trial in trials]
+    runs += [run for trial in study if trial.arm not in arms and (run := trial.run())]  # their SFT may serve
     shared = [next(i for i, one in enumerate(trials) if same_sft(trial.config, one.config)) for trial in trials]
     turns = {first: threading.Lock() for first in shared}
     order = sorted(range(len(trials)), key=lambda i: shared[:i].count(shared[i]))  # nobody waits while one could train
@@ -115,7 +118,7 @@ def _work(
     def work() -> None:
         with turn:
             run = trial.made()
-            if trial.config.sft.steps and not finished(run):
+            if left(trial) and trial.config.sft.steps and not finished(run):
                 if not adopt(run, runs) and not slots.call(trial, ["sft", str(trial.path)]):
                     return
                 done()

@@ -1,5 +1,6 @@
 """A study trains what is left, shares SFT where it is the same, and compares arms over seeds."""
 
+import shutil
 import signal
 import subprocess
 import threading
@@ -105,6 +106,30 @@ def test_each_sft_is_trained_and_measured_once(tmp_path: Path, pretended: list[P
     assert sorted(name for verb, name, *_ in done if verb == "sft") == ["alone-3", "longer-3", "usual-3"]
 
 
+def test_some_arms_are_trained_before_others_and_share_their_sft(tmp_path: Path, pretended: list[Pretended]) -> None:
+    study = sweep(tmp_path / "kl", tiny(), ARMS, seeds=[3])
+    left = study.train(arms=["no-kl"]).frame.set_index("arm")["left"]
+    assert not left["no-kl"] and left["usual"]
+    assert not any(study.train().frame["left"])
+    assert [Path(p.command[1]).name for p in pretended if p.command[0] == "sft"] == ["no-kl-3"]
+    with pytest.raises(ConfigError) as refused:
+        study.train(arms=["no_kl"])
+    assert names(str(refused.value), "no_kl", "no-kl")
+
+
+def test_what_is_measured_is_not_trained_again_without_its_checkpoints(
+    tmp_path: Path, pretended: list[Pretended]
+) -> None:
+    study = sweep(tmp_path / "kl", tiny(), ARMS, seeds=[3])
+    study.train()
+    began = len(pretended)
+    for run in (trial.run() for trial in study.trials):
+        assert run is not None
+        for name in ("checkpoints", "sft"):
+            shutil.rmtree(run.path / name, ignore_errors=True)
+    assert not any(study.train().frame["left"]) and len(pretended) == began
+
+
 def test_one_trains_the_sft_that_others_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, both = [], threading.Event()
 
@@ -183,7 +208,7 @@ def test_an_interrupt_stops_what_trains_and_starts_no_more(tmp_path: Path, monke
 
     monkeypatch.setattr(work, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        work.train(trials, 1, ())
+        work.train(trials, 1, (), {trial.arm for trial in trials})
     assert [process.signals for process in STARTED] == [[signal.SIGINT]]
 
 

@@ -1,0 +1,142 @@
+"""The measured result of `presets.gpu_result`: arms, seeds, and every answer.
+
+    python -m grpo_nb.dev.result sweeps/result --devices 0 --jobs 8 --take notebooks/result
+
+Trains and evaluates what is left of the study, has the end of each run answer what evaluations leave out (a category
+that no run learns from, HaluEval's yes-or-no recognition, the general probe), and with `--take` writes what notebook
+07 reads: results.csv, beyond.csv, curves.csv, and the answers as predictions that `grpo-nb score` measures.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from grpo_nb import presets
+from grpo_nb.cli import values
+from grpo_nb.dev.result_answers import KINDS, Sources, answer_file, measures
+from grpo_nb.evaluation.compare import Stage
+from grpo_nb.metrics import keys
+from grpo_nb.sweeps import Arm, Study, sweep
+from grpo_nb.sweeps.plan import Trial
+from grpo_nb.sweeps.results import curves
+from grpo_nb.sweeps.work import measured, stages
+
+_OBJECTIVES = ("fairness", "hallucination")
+_NEXT_TO_NOTHING = 1e-6
+"""An objective's weight has to be above 0."""
+SECONDS = 760
+"""Steps of SFT that take as long as 300 and then 100 steps of GRPO, at 4.6 a step on the same GPU."""
+ARMS = {
+    "sft": Arm(grpo=False),
+    "grpo": Arm(changes={"run.quick_eval_every": 25, "run.quick_eval_examples": 200}),
+    "sft-same-seconds": Arm(changes={"sft.steps": SECONDS}, grpo=False),
+    "sft-same-examples": Arm(changes={"sft.steps": 400, "sft.share": 1.0}, grpo=False),
+    "no-kl": Arm(changes={f"objectives.{o}.{k}": v for o in _OBJECTIVES for k, v in (("beta", 0), ("kl_band", None))}),
+    "fairness-alone": Arm(changes={"objectives.hallucination.weight": _NEXT_TO_NOTHING}),
+    "hallucination-alone": Arm(changes={"objectives.fairness.weight": _NEXT_TO_NOTHING}),
+    "pcgrad": Arm(changes={"algorithm.combine": "pcgrad"}),
+    "upgrad": Arm(changes={"algorithm.combine": "upgrad"}),
+}
+"""The first is what the others are compared with."""
+CURVES = [key.of(name) for key in (keys.REWARD, keys.KL, keys.BETA) for name in _OBJECTIVES]
+
+
+def study(folder: Path, model: str, bbq: str, halueval: str, seeds: Sequence[int]) -> Study:
+    """The study in a folder, made where there is none."""
+    return sweep(folder, presets.gpu_result(model, bbq, halueval), ARMS, seeds)
+
+
+def ends(study: Study) -> Iterator[tuple[Trial, Stage]]:
+    """The trials and stages that were evaluated."""
+    for trial in study.trials:
+        if run := trial.run():
+            yield from ((trial, stage) for stage in stages(trial) if measured(run, trial, stage))
+
+
+def answer(study: Study, sources: Sources, jobs: int, devices: Sequence[int]) -> list[str]:
+    """Have every end answer what it has not yet, each in a process of its own; the commands that failed."""
+    left = [
+        [sys.executable, "-m", "grpo_nb.dev.result_answers", str(trial.path), str(stage), sources.unseen, sources.qa]
+        for trial, stage in ends(study)
+        if not all(answer_file(trial.path, str(stage), kind).exists() for kind in KINDS)
+    ]
+    places = cycle([{"CUDA_VISIBLE_DEVICES": str(device)} for device in devices] or [{}])
+
+    def call(command: list[str], place: dict[str, str]) -> bool:
+        return subprocess.run(command, env={**environ, **place}, check=False).returncode == 0
+
+    with ThreadPoolExecutor(jobs * max(1, len(devices))) as pool:
+        done = list(pool.map(call, left, places))
+    return [" ".join(command[2:5]) for command, well in zip(left, done, strict=True) if not well]
+
+
+def take(study: Study, sources: Sources, out: Path) -> None:
+    """Write what notebook 07 reads."""
+    out.mkdir(parents=True, exist_ok=True)
+    study.results().round(6).to_csv(out / "results.csv", index=False)
+    beyond = [
+        {"arm": trial.arm, "seed": trial.seed, "stage": stage} | row
+        for trial, stage in ends(study)
+        for row in measures(trial.path, stage, sources)
+    ]
+    pd.DataFrame(beyond).round(6).to_csv(out / "beyond.csv", index=False)
+    pd.DataFrame([row for trial in study.trials for row in _curves(trial)]).to_csv(out / "curves.csv", index=False)
+    for trial, stage in ends(study):
+        for kind in KINDS:
+            if (made := answer_file(trial.path, str(stage), kind)).exists():
+                (out / "predictions").mkdir(exist_ok=True)
+                (out / "predictions" / made.name).write_bytes(made.read_bytes())
+
+
+def _curves(trial: Trial) -> Iterator[dict[str, Any]]:
+    """A row for each step of a run's GRPO."""
+    drawn = {key: arms[trial.arm][0] for key, arms in curves([trial], CURVES).items() if trial.arm in arms}
+    if drawn:
+        steps = next(iter(drawn.values()))[0]
+        for place, step in enumerate(steps):
+            values = {key: round(float(numbers[place]), 5) for key, (_, numbers) in drawn.items()}
+            yield {"arm": trial.arm, "seed": trial.seed, "step": int(step)} | values
+
+
+def main() -> int:
+    """Do what is left, and show the table."""
+    usual = presets.gpu_result()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="STUDY")
+    parser.add_argument("--model", default=usual.model.name, help="a hub id or a folder")
+    parser.add_argument("--bbq", default=usual.objectives["fairness"].data)
+    parser.add_argument("--qa", default=usual.objectives["hallucination"].data)
+    parser.add_argument("--unseen", default="data/bbq_more", help="BBQ's categories that no run learns from")
+    parser.add_argument("--seeds", type=values.seeds, default=(0, 1, 2))
+    parser.add_argument("--only", action="append", default=[], metavar="ARM")
+    parser.add_argument("--jobs", type=values.count, default=1, help="runs at a time, on each GPU")
+    parser.add_argument("--devices", type=values.seeds, default=())
+    parser.add_argument("--take", type=Path, metavar="FOLDER", help="where to write what notebook 07 reads")
+    parser.add_argument("--ask", action="store_true", help="train nothing; have what has ended answer")
+    parser.add_argument("--show", action="store_true", help="neither train nor ask")
+    given = parser.parse_args()
+    made = study(given.folder, given.model, given.bbq, given.qa, given.seeds)
+    sources, console, failed = Sources(given.bbq, given.qa, given.unseen), Console(), []
+    if not given.show and not given.ask:
+        console.print(str(made.train(given.jobs, given.devices, given.only)))
+    if not given.show:
+        failed = answer(made, sources, given.jobs, given.devices)
+    if given.take:
+        take(made, sources, given.take)
+    console.print(str(made.table()))
+    for command in failed:
+        console.print(f"failed: {command}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
