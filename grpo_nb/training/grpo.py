@@ -1,6 +1,6 @@
-"""GRPO, one step a screen: sample, score, compare, refer, differentiate, combine, guard, apply.
+"""GRPO: each step samples, scores, computes advantages, combines the objectives' gradients, guards and applies them.
 
-`for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here knows of a notebook.
+`for step in grpo(run): ...` trains; breaking out of the loop saves. Nothing here needs a notebook.
 """
 
 from collections.abc import Collection, Mapping
@@ -110,33 +110,33 @@ def grpo(
 def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
     """One step of GRPO (Shao et al. 2024, section 4.1), for one objective or several."""
     policy, plan, clock = state.policy, plan_step(state, knobs), metrics.Clock()
-    with sampled(state, plan, clock) as drawn:  # 1. K answers per prompt by the policy that learns; judges get each
+    with sampled(state, plan, clock) as drawn:  # 1. K completions per prompt, sampled from the policy
         rollouts = drawn.rollouts
-        with clock("score"):  # 2. a reward for each, None where there is no verdict
+        with clock("score"):  # 2. a reward per completion, but for the judges'
             score(state, drawn)
-        with clock("reference"):  # 3. the same tokens under the old and the starting policy
+        with clock("reference"):  # 3. log-probs under the old policy, which sampled, and the reference policy
             measured = measure(policy, rollouts, plan)
         with clock("score"):
-            scores = verdicts(state, drawn)
-        state.mid_update = True  # from here on the state changes: reward moments, weights, betas
-        batch = compute_advantages(state, plan, rollouts, measured, scores)  # 4. each against its group
+            scores = verdicts(state, drawn)  # with the judges'; None where there is no score
+        state.mid_update = True  # the training state changes from here on: reward moments, weights, β
+        batch = compute_advantages(state, plan, rollouts, measured, scores)  # 4. within each group
         updates: metrics.Updates = []
         with clock("train"):
             report = gradient_report(policy, batch, plan)
-            expected = gradient_check.expected_gradient(policy, batch, plan)  # of step 1
-            for k, rows in enumerate(plan.updates(batch)):  # 5. gradients by objective, conflicts settled
+            expected = gradient_check.expected_gradient(policy, batch, plan)  # in step 1 alone
+            for k, rows in enumerate(plan.updates(batch)):  # 5. a gradient per objective and mini-batch, combined
                 gradient = objective_gradients(policy, batch, rows, plan, plan.generator(f"combine/{k}"))
                 report |= gradient_check.compared(policy, batch, plan, expected) if k == 0 and not gradient.bad else {}
                 batch = batch.without(gradient.bad)
-                updates.append((gradient, apply(state, plan)))  # 6. guard, clip, step, measure
+                updates.append((gradient, apply(state, plan)))  # 6. clip or skip, optimizer step
     batch = complete(batch, plan, updates[0][0].seen if updates else None)
     row = step_row(state, plan, batch, updates) | report | conditions(state, batch) | drawn.row()
-    with clock("guard"):  # 7. where that broke the policy, back to the state before the step
+    with clock("guard"):  # 7. rollback of updates that broke the policy
         row |= rollback.settle(state, plan, batch, row) | overflow_row(state, plan, batch, row)
     if quick_eval.due(state.config, plan.step):
-        with clock("eval"):  # 8. now and then, a few held-out prompts
+        with clock("eval"):  # 8. quick evaluation on held-out prompts
             row |= quick_eval.measure(state, plan.step)
-    return finish(state, plan, batch, row | clock.row() | metrics.rank_row(state.ranks))  # 9. move the betas, log
+    return finish(state, plan, batch, row | clock.row() | metrics.rank_row(state.ranks))  # 9. β controllers, log
 
 
 class Grpo(loop.Stage):
@@ -274,11 +274,11 @@ def conditions(state: TrainState, batch: Experience) -> metrics.Row:
     return row
 
 
-def _tell_dropped(state: TrainState, step: int) -> None:
+def _log_dropped(state: TrainState, step: int) -> None:
     """An event the first time that reward functions note more metrics than a row holds."""
     dropped = {name: objective.notes.dropped for name, objective in state.objectives.items() if objective.notes.dropped}
-    if dropped and not state.told_dropped:
-        state.told_dropped = True
+    if dropped and not state.logged_dropped:
+        state.logged_dropped = True
         state.run.log_event("metrics_dropped", step=step, dropped=dropped, most=MOST_METRICS)
 
 
@@ -292,7 +292,7 @@ def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Ro
     )
     state.run.log_samples(drawn or [])
     state.run.log_metrics(row)
-    _tell_dropped(state, plan.step)
+    _log_dropped(state, plan.step)
     guards.watch(state, row)
     state.step, state.mid_update, state.weights_moved, state.settled = plan.step, False, False, False
     state.policy.torn = ""

@@ -69,7 +69,7 @@ class TrainState:
     """Files of the package edited since they were loaded, as last seen."""
     replaced: set[str] = field(default_factory=set)
     """Files that the run was loaded from and that others have replaced since, once logged."""
-    told_dropped: bool = False
+    logged_dropped: bool = False
     """Whether it was logged that metrics of reward functions were left out."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """The JSON state of checkpoint 0."""
