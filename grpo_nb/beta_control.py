@@ -47,7 +47,7 @@ class BetaState:
 
 @dataclass(frozen=True)
 class KLTarget:
-    """What a controller is told; each one uses what it needs."""
+    """Inputs of a controller; each one uses what it needs."""
 
     band: tuple[float, float]
     """KLs, nats per token, between which beta rests, ends included."""

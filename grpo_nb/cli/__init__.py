@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     try:
         arguments = parser().parse_args(argv)
-    except SystemExit as end:  # argparse has said why
+    except SystemExit as end:  # argparse has printed the reason
         return end.code if isinstance(end.code, int) else USAGE
     handler = logging.StreamHandler()
     handler.setFormatter(Formatter("%(levelname)s: %(message)s"))

@@ -19,7 +19,7 @@ UNWRAPPED = 10_000
 """Columns: whoever cuts them or greps must find a row on one line."""
 
 BEGINNING = 1 << 16
-"""Bytes of a file by which its kind is told."""
+"""Bytes of a file that show its kind."""
 OF_KIND: Mapping[str, Callable[[bytes], bool]] = {
     "answers": lambda head: _are_answers(head.partition(b"\n")[0]),
     "report": lambda head: b"<!doctype html" in head.lower(),

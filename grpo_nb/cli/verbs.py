@@ -124,7 +124,7 @@ def _warm_up(run: Run, arguments: Namespace, advice: str = "", *, own: "Own") ->
 
 
 def _announced(steps: Steps, line: str) -> Steps:
-    """The steps; the line is said once the first of them shows that the training was not refused."""
+    """The steps; the line is printed once the first of them shows that the training was not refused."""
     with closing(steps):
         for count, stats in enumerate(steps):
             if count == 0:

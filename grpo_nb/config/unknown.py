@@ -1,4 +1,4 @@
-"""What is said of a setting that does not exist: the known name that is most like it, or the names that are known."""
+"""The hint for a setting that does not exist: the known name that is most like it, or the names that are known."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin

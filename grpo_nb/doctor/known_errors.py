@@ -40,7 +40,7 @@ _MEMORY = (
     Known(
         "engine-start",
         r"Failed to initialize vLLM|Engine core initialization failed|EngineCore failed to start|EngineDeadError",
-        "The vLLM engine did not start. The message above it says why; mostly the GPU's memory is full.",
+        "The vLLM engine did not start. The message above it has the reason; mostly the GPU's memory is full.",
         "Look with nvidia-smi for what holds the memory, then start it with --gpu-memory-utilization 0.5 and "
         "--tensor-parallel-size 1, then look whether this version of vLLM serves the model. rollout.engine='eager' "
         "needs no server and trains meanwhile",
@@ -177,7 +177,7 @@ _ROLLOUT = (
         "Each token waits for the launches of every layer, or so few rows are drawn together that the weights are read "
         "for little.",
         "Set rollout.engine='auto', which takes the graph engine on CUDA where it serves the model; `engine_reason` in "
-        "events.jsonl says why it does not. `grpo-nb profile` shows how far the rollout is from its floor. Then lower "
+        "events.jsonl has the reason. `grpo-nb profile` shows how far the rollout is from its floor. Then lower "
         "sampling.max_completion_length; batch.group_size last, since a smaller group has a noisier baseline",
     ),
     Known(
@@ -275,7 +275,7 @@ _DISTRIBUTED = (
         "newest step where it lives.",
         "Read that rank's own output above torchrun's table (exit status -9 is mostly the system, for want of memory), "
         "then start the run again: it resumes, also with fewer GPUs (--gpus). A rank that was only slow, in a step "
-        "that takes long, needs a higher run.rank_timeout, in seconds; `rank_late` in events.jsonl says where it was",
+        "that takes long, needs a higher run.rank_timeout, in seconds; `rank_late` in events.jsonl shows where it was",
     ),
     Known(
         "ranks-never-met",
@@ -299,7 +299,8 @@ _DISTRIBUTED = (
         r"NCCL error|nccl\w*Error|DistBackendError",
         "The processes cannot reach each other over NCCL.",
         "Set NCCL_DEBUG=INFO to see which step fails, NCCL_SOCKET_IFNAME to the network's name (ip addr), and "
-        "NCCL_IB_DISABLE=1 where InfiniBand is broken; init_process_group('gloo') tells a network from a GPU fault",
+        "NCCL_IB_DISABLE=1 where InfiniBand is broken; init_process_group('gloo') separates a network fault from "
+        "a GPU fault",
     ),
     Known(
         "process-group",

@@ -1,6 +1,6 @@
 """The reward at work before any training: right, wrong and the model's own answers to a few prompts, ranked.
 
-What a run will learn from is how its answers are told apart. A reward that tells none apart, that pays for length, or
+A run learns from differences of reward. A reward that is the same for all answers, that pays for length, or
 that pays a wrong answer like the right one is seen here in seconds, and in a curve after hours.
 """
 

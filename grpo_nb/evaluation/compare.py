@@ -129,14 +129,14 @@ def compare_stages(
 def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
     """The rows of one split and mode, oldest first; one that lacks what a comparison needs is left out.
 
-    Rows of earlier versions say of their questions the ids alone, which tells nothing once other ones were accepted.
+    Rows of earlier versions have only the ids of their questions, which are ambiguous once other ones were accepted.
     """
     found = filter(comparable, run.rows("evaluations"))
     return _asked(run, [row for row in found if row.get("split") == split and row.get("mode") == mode])
 
 
 def _asked(run: Run, rows: list[Row]) -> list[Row]:
-    """The rows, with what they asked where they do not say it and it can be told."""
+    """The rows, with what they asked where they lack it and the log shows it."""
     if all("asked" in row for row in rows) or not _questions_changed(run):
         return rows
     return [{"asked": f"before {row['pool']}", **row} for row in rows]

@@ -128,7 +128,7 @@ def _measured_task(group: str, task: Task, texts: Mapping[str, str], part: bool)
     drawn = bootstrap(measure, clusters, SEED)
     if aside := getattr(task, "set_aside", ()):
         share = f"{len(aside)} of {len(aside) + len(everything)} rows"
-        notes.append(f"{share} are not in: the score cannot tell their two texts apart, the first is {aside[0]}")
+        notes.append(f"{share} are not in: the score gives both of their texts the same value; the first is {aside[0]}")
     measures = with_intervals(values, drawn, clusters, supported(task, examples, scores))
     return Scored({group: Measured(len(examples), len(set(clusters)), measures)}, notes)
 
@@ -180,10 +180,10 @@ def _joined(items: Collection[str], rows: Sequence[Row], keys: Sequence[str], na
 
 
 def _gaps(items: Sequence[str], answers: Collection[str], part: bool) -> list[str]:
-    """What is to be said of items without an answer.
+    """Notes on items without an answer.
 
     Raises:
-        DataError: there are some, and the answers are not said to be a part.
+        DataError: there are some, and `part` does not allow it.
     """
     absent = [item for item in items if item not in answers]
     if absent and not part:
@@ -197,7 +197,7 @@ def _gaps(items: Sequence[str], answers: Collection[str], part: bool) -> list[st
 def _text(row: Row, name: str) -> str:
     value = row.data[name]
     if not isinstance(value, str):
-        raise DataError(f"{row.where}: field '{name}' is {value!r:.60}, needs a text, '' where the model said nothing")
+        raise DataError(f"{row.where}: field '{name}' is {value!r:.60}, needs a text, '' for a missing answer")
     return value
 
 

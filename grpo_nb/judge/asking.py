@@ -29,7 +29,7 @@ _LATE = "not done within the step's deadline_s"
 
 
 class Asking:
-    """What one provider says to the questions of one step; leaving the block gives up what is not answered.
+    """One provider's replies to the questions of one step; leaving the block gives up what is not answered.
 
     A verdict that the ledger had before the step counts as known and is not asked for.
     """
@@ -42,7 +42,7 @@ class Asking:
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
         self._client: Any = None
         self._refusal = ""
-        """What the newest 429 of the step said."""
+        """The text of the step's newest 429."""
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

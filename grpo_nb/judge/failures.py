@@ -23,7 +23,7 @@ Kind = Literal[
     "budget",
     "request",
 ]
-"""`request` is of runs made before its causes were told apart."""
+"""`request` is of runs made before its causes had names of their own."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def pairs_of(config: Config) -> set[Pair]:
 
 
 def check(where: str, providers: Collection[JudgeProvider]) -> None:
-    """Refuse a server that would be sent a key, or anything, where this user has not said so.
+    """Refuse a server that would be sent a key, or anything, without this user's confirmation.
 
     Raises:
         ConfigError: a key would go over plain http, or a pair is not confirmed; says how to confirm it.

@@ -1,4 +1,4 @@
-"""What a judge said and what it cost, line by line in the run's judge.jsonl: cache, account and record in one file."""
+"""Verdicts of a judge and their cost, line by line in the run's judge.jsonl: cache, account and record in one file."""
 
 import hashlib
 import json

@@ -9,7 +9,7 @@ STRUCK = "***"
 SHORTEST_PIECE = 8
 """Characters of a key, in a row, that are struck out wherever they stand: a key may be cut anywhere."""
 FEWEST_LETTERS = 5
-"""Letters and digits of a piece: fewer are not told from other text."""
+"""Letters and digits of a piece: fewer cannot be distinguished from other text."""
 
 _ENCODINGS = {"utf-8": SHORTEST_PIECE, "utf-16-le": 2 * SHORTEST_PIECE, "utf-16-be": 2 * SHORTEST_PIECE}
 """Of what is written in base64 or hex, and how many characters of that are a piece."""

@@ -60,7 +60,7 @@ class Throttle:
 
         Args:
             sent: when the refused request was, as `turn` gave it.
-            retry_after: what the server asks for; None: it says nothing.
+            retry_after: what the server asks for; None: it gives no time.
         """
         now = asyncio.get_running_loop().time()
         if sent >= self._halved:

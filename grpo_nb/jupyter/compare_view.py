@@ -77,7 +77,7 @@ class RunsView:
         found = several(chosen)
         own = {name: self._looks[str(run.path.resolve())] for name, run in found.runs.items()}
         figure = replace(found, looks=own).figure
-        self.picture.value = plots.to_png(figure)  # in full: a few colours would not tell the runs apart
+        self.picture.value = plots.to_png(figure)  # in full: few colours would blur shades of the runs
         self.picture.alt = repr(figure)
         self.tables.value = str(html("still", text=None, inside=[table._repr_html_() for table in found.tables()]))
 

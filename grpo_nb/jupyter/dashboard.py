@@ -39,7 +39,7 @@ SAMPLES = "samples"
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
     "advantages of a group add up to nothing.",
-    "rewards": "A function whose band is flat tells no answers of a group apart, so nothing is learnt from it.",
+    "rewards": "A function whose band is flat gives all of a group the same reward, so nothing is learnt from it.",
     "machinery": "The black line over the phases is the whole step. Norms and cosines need "
     "algorithm.gradient_report_every.",
     SAMPLES: "What the reward sees. Point at a token for its log-prob in nats.",

@@ -52,7 +52,7 @@ def limits() -> str | None:
 
 
 def usual_place() -> Literal["thread", "foreground"]:
-    """Where a session trains unless told otherwise; says so where it is the foreground."""
+    """Where a session trains by default; shows a notice where that is the foreground."""
     if (why := limits()) is None:
         return "thread"
     notify(

@@ -49,7 +49,7 @@ def notice_html(notices: Sequence[Notice], rest: str = "") -> str:
 
 
 def notices(session: Any, state: RunState, step: int) -> list[Notice]:
-    """What is to be said of the run in this state; the worst first."""
+    """Notices about the run in this state, the worst first."""
     disk, about = _disk(session.run, state, step), _about(session, state, step)
     ended = disk is not None and disk.severity == "error" and state.has_crashed  # the disk is why
     return [notice for notice in (disk, None if ended else about) if notice]

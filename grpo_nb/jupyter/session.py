@@ -185,7 +185,7 @@ class Session:
         self._request_once(Command.EVALUATE)
 
     def stop(self) -> None:
-        """Finish this step, save, end. Where nothing trains, it says so and does nothing.
+        """Finish this step, save, end. Where nothing trains, it shows a notice and does nothing.
 
         Raises:
             RunError: it trains in another process, and the request cannot be written.
@@ -198,13 +198,13 @@ class Session:
         try:
             self.run.knobs.request(Command.STOP)
         except RunError:
-            if not self.live:  # in this kernel the worker has been told already
+            if not self.live:  # in this kernel the worker has the request already
                 raise
 
     def resume(self, *, accept_changed: Collection[str] = ()) -> None:
         """Go on: after a pause where it holds, after a stop or a restart from the newest checkpoint.
 
-        A run that has all its steps is left as it is, which is said. `accept_changed` names what may have other
+        A run that has all its steps is left as it is, with a notice. `accept_changed` names what may have other
         content than the run was made with, e.g. `{"data"}`, at this one start.
 
         Raises:
@@ -416,7 +416,7 @@ class Session:
         self.stop_aloud()
 
     def stop_aloud(self) -> None:
-        """`stop` at an interrupt, which says so."""
+        """`stop` at an interrupt, with a notice."""
         kernel.notify(f"stopping {self.run.name} after this step, then saving")
         self.stop()
 

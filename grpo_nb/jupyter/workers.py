@@ -39,7 +39,7 @@ Where = Literal["thread", "process", "foreground", "torchrun"]
 Rewards = Mapping[str, Sequence["RewardFunction | tuple[RewardFunction, float]"]]
 
 LOG = "worker.log"
-"""What the newest process said, in the run's folder."""
+"""Output of the newest process, in the run's folder."""
 POLL_SECONDS = 0.1
 TAIL_LINES, TAIL_BYTES = 20, 8192
 LAST_WORDS = "; the end of "
@@ -404,7 +404,7 @@ def _sentence(run: Run, status: int) -> str:
 
 
 def _last_words(run: Run, since: float = 0.0) -> str:
-    """The end of the process's log; nothing where it says nothing after `since`."""
+    """The end of the process's log; empty where it has nothing after `since`."""
     path = run.path / LOG
     try:
         if path.stat().st_mtime < since:

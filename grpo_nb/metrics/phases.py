@@ -26,7 +26,7 @@ def watched() -> bool:
 
 @contextmanager
 def timed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show `what` and the time passed while the block runs in a notebook; what the block says comes between them."""
+    """Show `what` and the time passed while the block runs in a notebook; output of the block comes between them."""
     told = [what]
 
     def say(progress: str) -> None:
@@ -56,7 +56,7 @@ def timed(what: str) -> Iterator[Callable[[str], None]]:
 
 
 _parts: list[list[str]] = []
-"""Those that run, each with what it says; the innermost is shown."""
+"""Those that run, each with its text; the innermost is shown."""
 _line: dict[int, Any] = {}
 """The output of the newest cell that had one, by the cell's number."""
 

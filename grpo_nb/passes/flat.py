@@ -1,7 +1,7 @@
 """One line of tokens without padding: prompts first, each once, and the completions behind them.
 
 A batch of rows as long as its longest wastes what the shorter ones lack, and repeats a prompt for each completion. In
-a line every token is computed once, whatever the lengths are; attention is told where each sequence begins.
+a line every token is computed once, whatever the lengths are; attention gets the places where sequences begin.
 """
 
 from collections.abc import Sequence

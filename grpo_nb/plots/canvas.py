@@ -25,7 +25,7 @@ RENDER_LOCK = threading.RLock()
 T = TypeVar("T")
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C6D31")
-"""Okabe & Ito's colours, told apart with any colour vision; objectives take them in the order of the config."""
+"""Okabe & Ito's colours, distinct with any colour vision; objectives take them in the order of the config."""
 INK, MUTED, FAINT, GRID, PAPER, ALARM = "#1F2328", "#656D76", "#AEB5BD", "#E7EAED", "#FFFFFF", "#B3261E"
 DOTS, DASHES, SHORT_DASHES = (0, (1, 2)), (0, (4, 3)), (0, (4, 2))
 PAGE, STRIP = (12.6, 7.1), (12.6, 3.4)

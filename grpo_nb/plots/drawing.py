@@ -23,7 +23,7 @@ def draw(axis: Axes, panel: Panel, rows: pd.DataFrame, events: pd.DataFrame | No
 
     Args:
         rows: points by step, as `thinning.ordered` gives them.
-        events: rows of events.jsonl, for the marks of knob turns; None: those are told from the rows.
+        events: rows of events.jsonl, for the marks of knob turns; None: found in the rows.
     """
     canvas.title(axis, panel.title, panel.unit)
     shown: list[float] = []

@@ -19,7 +19,7 @@ Names = Literal["", "above", "inside"]
 BOLD, THIN = 2.0, 1.3
 """Widths of a curve and of its companion, in points."""
 MOST_NAMES = 40
-"""Of one family of keys in a panel: nobody tells more curves apart."""
+"""Of one family of keys in a panel: more curves cannot be distinguished."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ MOST_OBJECTIVES = 4
 """That have panels of their own; of more objectives the first."""
 LOOKS = ("-", SHORT_DASHES, DOTS)
 MOST_RUNS = len(PALETTE) * len(LOOKS)
-"""Runs that can be told apart, by colour and dashes."""
+"""Runs that colour and dashes distinguish."""
 LONGEST_NAME = 40
 Look = tuple[str, Any]
 """Colour and dashes."""

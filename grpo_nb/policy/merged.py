@@ -36,5 +36,5 @@ def merged(policy: Policy) -> Policy:
         raise ModelError(f"the adapter cannot be merged into '{policy.name}': {error}. Export another stage") from error
     whole.requires_grad_(True)
     made = Policy(whole, policy.tokenizer, policy.name, policy.tokenization.switches, policy.origin)
-    made._silenced = policy._silenced  # what the base model's configuration said, for saving it
+    made._silenced = policy._silenced  # the base model's own configuration, for saving it
     return made

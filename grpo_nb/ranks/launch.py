@@ -1,4 +1,4 @@
-"""The processes of a training on several cards: their command line, and what torchrun tells each of them."""
+"""The processes of a training on several cards: their command line, and what torchrun passes to each of them."""
 
 import os
 import shlex

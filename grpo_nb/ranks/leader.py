@@ -26,7 +26,7 @@ LATE_SECONDS = 60.0
 """After rank 0 and all others have done their part, a rank that is still at it is logged."""
 GONE_SECONDS = 5.0
 FAILED, MEMORY_FULL = "failed", "memory full"
-"""What a reply says of work that was not done."""
+"""Status in a reply whose work was not done."""
 
 
 class Ranks:
@@ -227,7 +227,7 @@ class Leader(Ranks):
         self._log("rank_failed", rank=rank, ranks=self.size, work=work, reason=how)
         who = "a transfer" if rank is None else f"rank {rank} of {self.size}"
         raise RankError(
-            f"{who} {how}, at '{work}'. All ranks end; the output of each says why. Start the run again, with any "
+            f"{who} {how}, at '{work}'. All ranks end; each one's output has the reason. Start the run again, with any "
             "number of ranks: it resumes from its newest checkpoint",
             rank,
         )

@@ -40,7 +40,7 @@ _c10d: Any = dist
 
 
 class RankError(Clean, RuntimeError):
-    """A rank died, raised, is silent or never came; `rank` says which, None where that is unknown."""
+    """A rank died, raised, is silent or never came; `rank` is which, None where that is unknown."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Link:
         peers = range(1, place.size) if place.leads else (0,)
         self._sending, self._parting = threading.Lock(), threading.Lock()
         self._said: set[int] = set()
-        """Ranks that were told the last."""
+        """Ranks that were sent the last message."""
         self._readers = {peer: threading.Thread(target=self._read, args=(peer,), daemon=True) for peer in peers}
         for reader in self._readers.values():
             reader.start()
@@ -222,7 +222,7 @@ def _meet(store: Any, place: launch.Place) -> None:
         raise RankError(
             f"rank {place.rank} of {place.size} waited {JOIN_SECONDS:.0f} s at {place.address} and "
             f"{f'rank {missing} never came' if missing else 'lost the connection'}. Look into its log; start as many "
-            f"processes as WORLD_SIZE={place.size} says, all with torchrun",
+            f"processes as WORLD_SIZE={place.size} requires, all with torchrun",
             missing[0] if missing else None,
         ) from error
 

@@ -3,8 +3,8 @@
 A pass gathers such weights layer by layer, and a gathering takes every rank. So before each pass the ranks agree that
 there is one (`begin`), and a rank that has no work left makes passes over one token until no other has any: at the end
 of a `section`, which every rank enters with each message of rank 0. Outside of sections rank 0 alone makes passes, e.g.
-to measure a loss; it tells the others, and they take part in that one pass. Numbers of passes are never counted ahead,
-so that rows of any length, an exception or a smaller micro-batch need no plan of their own.
+to measure a loss; a message has the others take part in that one pass. Numbers of passes are never counted ahead, so
+that rows of any length, an exception or a smaller micro-batch need no plan of their own.
 
 A forward pass with gradients is followed by exactly one backward pass. Where an error comes between them, `Lockstep`
 makes the backward pass up, with a gradient of zero.
@@ -26,9 +26,9 @@ from grpo_nb.ranks.link import RankError, first_line
 ATTEND, JOIN, LOAD = "attend", "join", "load"
 """Messages: take part in one pass of rank 0; in a section without work of your own; load the policy."""
 _PLAIN, _LEARNS, _SUM, _PRESENT = 100, 101, 102, 103
-"""What a rank says in a round: a pass without gradients; one with them, and its backward pass; a number to add up; that
-it takes its part of the weights. Less: it has left all sections but so many, as an error may leave one that others are
-still in."""
+"""What a rank sends in a round: a pass without gradients; one with them, and its backward pass; a number to add up;
+that it takes its part of the weights. Less: it has left all sections but so many, as an error may leave one that
+others are still in."""
 
 Fill = Callable[[bool], None]
 """Makes a pass over one token, with gradients and a backward pass or without."""
@@ -71,7 +71,7 @@ class Lockstep:
             self._meet(_PRESENT, 0.0)
             return
         if well and not all(value for _, value in self._meet(_PRESENT, float(well))):
-            raise LockstepError("another rank cannot load the policy; its own output says why")
+            raise LockstepError("another rank cannot load the policy; its own output has the reason")
 
     def serve(self, fill: Fill, referring: Callable[[], bool] = lambda: False) -> None:
         """Make passes of this policy from now on; `referring`: whether its parts are those of its reference."""
@@ -79,7 +79,7 @@ class Lockstep:
         self._referring = referring
 
     def lead(self, alone: Callable[[bool, bool], None], lost: Callable[[Exception], None]) -> None:
-        """On rank 0: `alone` tells the others of one pass outside of sections; `lost` raises whose absence broke it."""
+        """On rank 0: `alone` announces a pass outside of sections; `lost` raises whose absence broke it."""
         self._alone, self._lost = alone, lost
 
     def rest(self) -> None:
@@ -176,11 +176,11 @@ class Lockstep:
             raise LockstepError(f"this rank begins a pass of kind {own}, another one of kind {found}")
 
     def _round(self, own: int) -> int:
-        """The most that any rank says."""
+        """The highest kind that any rank sends."""
         return max(kind for kind, _ in self._meet(own))
 
     def _meet(self, kind: int, value: float = 0.0) -> list[tuple[int, float]]:
-        """What every rank says, in their order."""
+        """What every rank sends, in their order."""
         said = torch.tensor([kind, value], dtype=torch.float64)
         found = [torch.empty_like(said) for _ in range(dist.get_world_size(self._rounds))]
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Logged rollouts for reading: groups with their completions ranked, and each token coloured by what the policy says.
+"""Logged rollouts for reading: groups with ranked completions, each token coloured by its probability.
 
 All text comes from data and models, and rows may come from anybody: the template escapes every value, and a value of
 another type than its field has is shown as text or as missing. What is long is folded or cut, so that a view stays

@@ -132,7 +132,7 @@ def read_or(make: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def _names(runs: Sequence[Run]) -> tuple[str, str]:
-    """Names that tell the two apart."""
+    """Names that distinguish the two."""
     a, b = (run.name for run in runs)
     if a == b:
         a, b = (run.shown for run in runs)

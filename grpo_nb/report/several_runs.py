@@ -76,10 +76,10 @@ def several(runs: Sequence[Run | str | Path], looks: Mapping[str, Look] | None =
         looks: colour and dashes by name of the run, where not all of a set are shown.
 
     Raises:
-        RunError: one of them cannot be opened, or there are none, or too many to be told apart.
+        RunError: one of them cannot be opened, or there are none, or more than colours and dashes distinguish.
     """
     if not 1 <= len(runs) <= MOST_RUNS:
-        raise RunError(f"{len(runs)} runs to compare; needs 1 to {MOST_RUNS}, which colours and dashes tell apart")
+        raise RunError(f"{len(runs)} runs to compare; needs 1 to {MOST_RUNS}, which colours and dashes distinguish")
     named = _named([Run.of(run) for run in runs])
     return SeveralRuns(named, _settings(named), _standing(named), looks)
 
@@ -101,7 +101,7 @@ def page(runs: Sequence[Run | str | Path]) -> str:
 
 
 def _named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Each by a name that tells it from the others."""
+    """Each by a name of its own."""
     names = [run.name for run in runs]
     if len({*names}) < len(names):
         names = [run.shown for run in runs]

@@ -67,7 +67,7 @@ class VLLMEngine:
         """Name of the adapter that the server was given last."""
         self._checked: WeakSet[Policy] = WeakSet()
         self.about: dict[str, Any] = {}
-        """What the server said of itself, once it was checked; for the log."""
+        """What the server reported about itself when it was checked, for the log."""
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:
         """K completions per prompt in one request each, with log-probs after all of `sampling`.

@@ -184,7 +184,7 @@ def unscored(rows: Rows, config: Config, objective: str) -> Finding | None:
         newest(rows),
         f"{1 - scored:.0%} of {objective} answers got no score; a group with one such answer is left out whole.",
         {"objective": objective, "scored": scored, "groups": level(rows, keys.UNSCORED_GROUPS.of(objective))},
-        "read `cause` in samples.jsonl: it says which reward function or judge gave none, and why",
+        "read `cause` in samples.jsonl: it names the reward function or judge that gave none, and the reason",
     )
 
 
@@ -225,7 +225,7 @@ def gradient_conflict(rows: History, config: Config) -> Finding | None:
 
 
 def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
-    """The loss reads about 0, as it must on-policy: said before anybody asks."""
+    """The loss reads about 0, as it must on-policy: a note, since many ask about it."""
     losses, norms = series(rows[-WINDOW:], keys.LOSS), series(rows[-WINDOW:], keys.GRAD_NORM)
     if not config.batch.on_policy or len(losses) < ENOUGH or max(map(abs, losses)) > NEAR_ZERO_LOSS or not any(norms):
         return None

@@ -31,7 +31,7 @@ def beyond_rounding(row: Row, of: keys.Difference) -> dict[str, tuple[float, flo
 
 
 def sampler_broken(rows: Rows, config: Config) -> Finding | None:
-    """The engine does not draw from the policy that is scored: by nats it stops the run, by less at step 1 it is told.
+    """The engine does not draw from the policy that is scored: by nats it stops the run, by less at step 1 it warns.
 
     Settings of `sampling` that shape the sampler, and a correction that expects another one, are left to
     `sampler_mismatch`.

@@ -101,7 +101,7 @@ def hedging(rows: Rows, config: Config, objective: str) -> Finding | None:
         newest(rows),
         f"{found.now:.0%} of {objective} answers {what}{began}"
         + ("; hardly any other answer is left" if found.always else "; right answers did not rise by as much")
-        + ". A policy that cannot tell the two kinds of items apart earns most that way.",
+        + ". A policy that cannot distinguish the two kinds of items earns most that way.",
         {
             "objective": objective,
             "share": found.now,

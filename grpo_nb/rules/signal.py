@@ -22,9 +22,9 @@ SOLVED, FAILED = 0.9, 0.1
 UNREADABLE = 0.5
 """Share of answers that cannot be read from which the parser is the cause: they all earn the same."""
 CONSTANT = 0.3
-"""Dead groups beyond those that right and wrong answers give by chance: the reward does not tell the two apart."""
+"""Dead groups beyond those that right and wrong answers give by chance: the reward does not separate the two."""
 TEMPLATES, TEMPLATES_RISEN = 0.5, 0.2
-"""Share of template or evasive answers that is most of what is said; and its rise since the start."""
+"""Share of template or evasive answers that is most of what a policy answers; and its rise since the start."""
 
 
 @dataclass(frozen=True)

@@ -437,9 +437,9 @@ def _mismatch(folder: Path, name: str, size: int, digest: str, hashes: bool) -> 
         safe_open.refuse_linked(folder / between)
     safe_open.refuse_irregular(file)
     if (found := file.stat().st_size) != size:
-        return f"{file.name} has {found} bytes, its manifest says {size}"
+        return f"{file.name} has {found} bytes, its manifest has {size}"
     if hashes and _sha256(file) != digest:
-        return f"{file.name} has other content than its manifest says"
+        return f"{file.name} has a SHA-256 other than its manifest's"
     return None
 
 

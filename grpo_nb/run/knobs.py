@@ -126,7 +126,7 @@ class Knobs(Mapping[str, Knob]):
 
     @property
     def command(self) -> Command:
-        """What the trainer is asked to do until told otherwise: run, pause or stop."""
+        """The request that the trainer follows until the next one: run, pause or stop."""
         return self.snapshot().command
 
     def request(self, command: str, by: str = "user") -> None:

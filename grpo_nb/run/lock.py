@@ -124,7 +124,7 @@ class RunLock(Lock):
                 f"ended by `grpo_nb.release({str(self.path.parent)!r})`"
             )
         else:
-            who = str(owner) if owner else "a process that has not said who it is"
+            who = str(owner) if owner else "an unknown process"
             choices = "watch it from here, stop it (`run.knobs.request('stop')`), or use another run folder"
         return RunLocked(f"run {self.path.parent} is being trained by {who}; {choices}", owner)
 

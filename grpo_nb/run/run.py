@@ -7,7 +7,7 @@
       samples.jsonl      some completions a step        evaluations.jsonl  held-out results
       events.jsonl       what happened: knob turns, checkpoints, resumes, findings
       checkpoints/ sft/  weights and state by step (see `checkpoints`)
-      judge.jsonl        what an LLM judge said of each text, and what it cost
+      judge.jsonl        an LLM judge's verdict on each text, and its cost
       dependencies.json  content digests of data, weights and more; the run's date (see `dependencies`)
       lock               who trains (see `lock`)
 
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def started(self) -> datetime:
-        """When it was made, which never changes: the date that its chat template is told.
+        """When it was made, which never changes: the date that its chat template gets.
 
         For a run of a version that kept none, the time of its first event, else of its settings.
         """

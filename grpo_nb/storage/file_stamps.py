@@ -22,7 +22,7 @@ class Stamp:
 
     @classmethod
     def of(cls, found: os.stat_result) -> "Stamp":
-        """Of what `stat` said."""
+        """Of the result of `stat`."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 

@@ -206,7 +206,7 @@ class Lock:
             return None, "unsupported"
 
     def _refusal(self, owner: Owner | None) -> RunLocked:
-        return RunLocked(f"{self.path} is held by {owner or 'a process that has not said who it is'}", owner)
+        return RunLocked(f"{self.path} is held by {owner or 'an unknown process'}", owner)
 
     def _take(self) -> tuple[int, Owner | None]:
         """The lock file, locked, and the dead owner it was taken from."""

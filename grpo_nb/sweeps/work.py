@@ -216,4 +216,4 @@ def _last_line(path: Path) -> str:
     with os.fdopen(safe_open.opened(path), "rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

@@ -1,6 +1,6 @@
 """JSON objects out of a data file, whatever its format: JSON lines, a JSON array, pretty-printed JSON, Parquet.
 
-Text may be compressed by gzip, bzip2 or xz. The format is told by the file's first bytes, not by its ending.
+Text may be compressed by gzip, bzip2 or xz. The file's first bytes decide the format, not its ending.
 """
 
 import bz2

@@ -138,7 +138,7 @@ def reward_scale(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt g
 
 
 def sampler_logprobs(rollouts: Rollouts) -> Float[Tensor, "batch token"]:
-    """What the engine said each token's log-prob was when it drew it; 0 beyond a completion."""
+    """The log-prob that the engine reported for each token when it sampled it; 0 beyond a completion."""
     table = blank(rollouts).logprobs
     for i, values in enumerate(rollouts.logprobs):
         table[i, : len(values)] = torch.tensor(values, dtype=table.dtype)

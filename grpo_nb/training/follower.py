@@ -168,7 +168,7 @@ def _lives(run: Run) -> bool:
 
 
 def _answer(replica: Replica, message: Message) -> None:
-    """Do what a message says, and tell rank 0; a full memory is no failure, since less at a time may do."""
+    """Do what a message requests, and reply to rank 0; a full memory is no failure, since less at a time may do."""
     if message.work == wire.ADD_UP:
         _add_up(replica, message)
         return

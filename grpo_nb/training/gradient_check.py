@@ -2,7 +2,7 @@
 
 The gradient of each micro-batch is taken apart from `.grad` and added up here, so code that overwrites, clears or
 applies gradients between two micro-batches shows. An entropy bonus is checked against its own values: along its
-gradient the entropy must rise by what the gradient says.
+gradient the entropy must rise by what the gradient predicts.
 """
 
 import math

@@ -33,7 +33,7 @@ class Objective:
     moments: Moments = field(default_factory=Moments)
     """Of the rewards seen, where they are normalised."""
     judge: Judge | None = None
-    """Also a function of the rubric; kept by itself for what it has to tell of a step."""
+    """Also a function of the rubric; kept by itself for its tally of a step."""
     tally: Tally | None = None
     """What the judge did in the newest step."""
     notes: Notes = field(default_factory=lambda: Notes(0))

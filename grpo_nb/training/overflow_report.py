@@ -55,7 +55,7 @@ def _explain_no_scores(state: TrainState) -> None:
 
 
 def told(state: TrainState, found: Overflow | None) -> Row:
-    """What a row says of it."""
+    """The metrics of an overflow."""
     dtype = str(state.policy.dtype).removeprefix("torch.")
     if found is None:
         return {keys.OVERFLOW_LAYER: "", keys.OVERFLOW_DTYPE: dtype}

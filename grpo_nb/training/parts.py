@@ -131,7 +131,7 @@ def others_take_up(policy: Policy, optimizer: torch.optim.AdamW, ranks: Ranks, r
 
 
 def take_up(policy: Policy, run: Run, data: Mapping[str, Any]) -> Rows:
-    """What `others_take_up` says."""
+    """Load the rows that a message of `others_take_up` names."""
 
     def place(name: str) -> Checkpoint | None:
         return None if data[name] is None else Checkpoint(data[name][0], run.path / Path(data[name][1]))

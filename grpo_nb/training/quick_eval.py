@@ -3,7 +3,7 @@
 Greedy, so nothing is drawn, and in eval mode without gradients: training has the bits that it would have without.
 The pool is taken from templates or texts of the test split that `evaluate` leaves out, where there are enough for
 both: what is chosen by these numbers (the best checkpoint, the knee) can still be measured on questions that had no
-part in the choice. Where they must share, the log says how much.
+part in the choice. Where they must share, the log has how much.
 """
 
 import math

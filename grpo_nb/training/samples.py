@@ -10,7 +10,7 @@ from grpo_nb.training.state import TrainState
 from grpo_nb.types import Example, Experience, Rollouts, Score
 
 TOKENS_LOGGED = 128
-"""Tokens of a logged completion that samples.jsonl tells one by one: some 25 bytes each."""
+"""Tokens of a logged completion that samples.jsonl lists one by one: some 25 bytes each."""
 
 
 def sample_rows(state: TrainState, step: int, batch: Experience) -> list[dict[str, object]]:

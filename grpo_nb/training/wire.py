@@ -1,4 +1,4 @@
-"""What the ranks of a training tell each other, as messages and back: requests, completions, plans, gradients."""
+"""Messages between the ranks of a training, and back: requests, completions, plans, gradients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -57,7 +57,7 @@ def drawing(request: Request, prompts: Sequence[int]) -> Message:
 
 
 def request_of(message: Message, device: torch.device) -> Request:
-    """What `drawing` said."""
+    """The request in a message of `drawing`."""
     data, uniforms = message.data, message.tensors.get("uniforms")
     return Request(
         split(of("prompts", message.tensors)),
@@ -119,7 +119,7 @@ def completions(rollouts: Rollouts) -> tuple[dict[str, Any], Tensors]:
 
 
 def completions_of(message: Message) -> Rollouts:
-    """What `completions` said."""
+    """The completions in a message of `completions`."""
     prompts, ids = (split(of(name, message.tensors)) for name in ("prompts", "ids"))
     asked = [SampledPrompt(name, Example("", "")) for name in message.data["objectives"]]
     return Rollouts(prompts, ids, (), (), (), message.data["group_size"], prompts=asked)
@@ -192,7 +192,7 @@ def training(
 
 
 def batch_of(message: Message) -> Experience:
-    """What `training` said."""
+    """The loss inputs in a message of `training`."""
     tables = message.tensors
     return Experience(
         rollouts=completions_of(message),
@@ -215,7 +215,7 @@ def normalizers(of_update: Mapping[str, losses.LossNormalizer]) -> dict[str, Any
 
 
 def normalizers_of(data: Mapping[str, Any]) -> dict[str, losses.LossNormalizer]:
-    """What `normalizers` said."""
+    """The denominators in the data of `normalizers`."""
     return {name: losses.LossNormalizer(**one) for name, one in data.items()}
 
 
@@ -263,7 +263,7 @@ def share(part: Share) -> Message:
 
 
 def share_of(message: Message) -> Share:
-    """What `share` said."""
+    """The pairs in a message of `share`."""
     prompts, ids = (split(of(name, message.tensors)) for name in ("prompts", "ids"))
     data, pairs = message.data, [Pair(*both) for both in zip(prompts, ids, strict=True)]
     return Share(pairs, data["tokens"], data["micro_batch"], Numerics.model_validate(data["numerics"]))
@@ -278,5 +278,5 @@ def scores(given: Sequence[Score]) -> list[list[Any]]:
 
 
 def scores_of(data: Sequence[Sequence[Any]]) -> list[Score]:
-    """What `scores` said."""
+    """The scores in the data of `scores`."""
     return [Score(value, label, parts, cause, scale) for value, label, parts, cause, scale in data]
