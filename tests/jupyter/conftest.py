@@ -23,8 +23,9 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(grpo_nb.training.sft, "sft", stage.sft)
     yield stage
     stage.release(FOREVER)
-    for thread in workers():
-        thread.join(PATIENCE)
+    for worker in workers():
+        worker.join(PATIENCE)
+        assert not worker.is_alive(), f"{worker.name} has not ended, it waits for {worker.waits_for()}"
 
 
 @pytest.fixture

@@ -69,7 +69,8 @@ def row(run: Run, step: int) -> dict[str, Any]:
     }
 
 
-def workers() -> list[threading.Thread]:
+def workers() -> list[Any]:
+    """The workers of sessions that are alive, in this process."""
     return [thread for thread in threading.enumerate() if hasattr(thread, "grpo_nb_session")]
 
 
