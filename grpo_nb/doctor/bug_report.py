@@ -23,8 +23,8 @@ from grpo_nb.config import Config
 from grpo_nb.doctor import diagnose
 from grpo_nb.doctor.errors import explain
 from grpo_nb.doctor.machine import environment, installed_version
-from grpo_nb.doctor.redaction import SECRET_NAME, known_secrets, redacted
 from grpo_nb.judge.host_trust import pairs_of
+from grpo_nb.judge.redaction import SECRET_NAME, known_secrets, redacted
 from grpo_nb.run.run import Log, Run, RunError
 from grpo_nb.storage.files import write_atomically
 from grpo_nb.storage.safe_open import opened

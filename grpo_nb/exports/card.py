@@ -13,8 +13,8 @@ from typing import Any
 
 from grpo_nb import __version__, presets
 from grpo_nb.config import Config
-from grpo_nb.doctor.redaction import known_secrets, redacted
 from grpo_nb.evaluation.compare import Stage, is_of, logged
+from grpo_nb.judge.redaction import known_secrets, redacted
 from grpo_nb.policy.source import Source
 from grpo_nb.printable import clean_logger, one_line
 from grpo_nb.report.tables import cell, interval

@@ -11,8 +11,8 @@ import pytest
 from grpo_nb.cli import main
 from grpo_nb.config import JudgeConfig, JudgeProvider
 from grpo_nb.doctor.bug_report import LAST_WORDS, bundle, members
-from grpo_nb.doctor.redaction import known_secrets, redacted
 from grpo_nb.judge import host_trust
+from grpo_nb.judge.redaction import known_secrets, redacted
 from grpo_nb.run.run import Run
 from tests.support.made_rows import healthy
 from tests.support.tiny import tiny_run
