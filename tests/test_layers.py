@@ -18,7 +18,7 @@ LAYERS = (
     | {"algorithms", "losses", "combine_gradients", "beta_control", "optim", "storage", "metrics"},
     {"config", "presets", "tasks", "rewards", "judge", "plots"},
     {"policy", "rollout", "passes", "run", "ranks"},
-    {"preflight", "evaluation", "rules", "training", "doctor"},
+    {"preflight", "evaluation", "rules", "training", "doctor", "trackers"},
     {"report", "exports", "sweeps", "jupyter", "cli", "fault_lab", "dev", "__main__"},
 )
 """The tree by layer, lowest first: a name is a file, or a folder with all that is in it."""

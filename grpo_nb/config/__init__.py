@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from grpo_nb.config.algorithm import AlgorithmConfig, ShapingConfig
 from grpo_nb.config.base import ConfigError, Count, Positive, Settings, Steps
@@ -19,6 +19,7 @@ from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.model import ModelConfig
 from grpo_nb.config.objective import ObjectiveConfig
 from grpo_nb.config.sampling import RolloutConfig, SamplingConfig
+from grpo_nb.config.trackers import Tracker
 from grpo_nb.config.unknown import names_at, unknown
 from grpo_nb.printable import LONGEST_VALUE, brief, cut
 from grpo_nb.suggest import did_you_mean
@@ -84,6 +85,13 @@ class SFTConfig(Settings):
         return self._unused("sft", dict.fromkeys(("share", "mix"), needs))
 
 
+def _names(value: Any) -> Any:
+    """Names in a list, each once; also those of one text, with commas between them."""
+    value = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+    texts = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+    return tuple(dict.fromkeys(value)) if texts else value
+
+
 class RunConfig(Settings):
     """How long, how often, and from which seed."""
 
@@ -111,6 +119,8 @@ class RunConfig(Settings):
     """On several GPUs: seconds after which a rank that does not answer ends the training, saved."""
     quick_eval_examples: Count = 32
     """Examples per objective of a quick evaluation: of the test split, others than `eval_examples` if it has enough."""
+    trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_names)] = ()
+    """What the run's numbers are mirrored to: names of `tensorboard`, `wandb`, `trackio`, `mlflow`. Changes no step."""
 
 
 class Config(Settings):
@@ -235,9 +245,13 @@ class Config(Settings):
             _set(tree, dotted.split("."), value, dotted)
         return parse(tree)
 
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its dotted name, as JSON values."""
+        return _flatten(self.model_dump(mode="json"))
+
     def differences(self, other: "Config") -> dict[str, tuple[Any, Any]]:
         """Dotted names whose values differ, with (mine, other's)."""
-        mine, theirs = _flatten(self.model_dump(mode="json")), _flatten(other.model_dump(mode="json"))
+        mine, theirs = self.flat(), other.flat()
         keys = sorted(mine.keys() | theirs.keys())
         return {k: (mine.get(k), theirs.get(k)) for k in keys if mine.get(k) != theirs.get(k)}
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from grpo_nb import seeding
+from grpo_nb import seeding, trackers
 from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.compare import Mode, Split, Stage, count, drawn_from
 from grpo_nb.evaluation.intervals import FEWEST, RESAMPLES, bootstrap, with_intervals
@@ -116,8 +116,9 @@ def evaluate(
         | measured(run, objective, task, pools[objective], texts[objective])
         for objective, task in asked.items()
     ]
-    for row in rows:
-        run.log_evaluation(row)
+    with trackers.mirroring(run):
+        for row in rows:
+            run.log_evaluation(row)
     return pd.concat([tidy(row) for row in rows], ignore_index=True)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import pandas as pd
 
+from grpo_nb import trackers
 from grpo_nb.config import SamplingConfig
 from grpo_nb.evaluation.compare import Logged, Stage, compare_stages, is_of, logged
 from grpo_nb.evaluation.evaluate import ask, measured, placed, restore_policy, stage_checkpoint
@@ -69,5 +70,6 @@ def _ask(run: Run, stage: str, step: int, policy: Policy, engine: Engine) -> Non
     task = Probe()
     examples = task.examples("test")
     texts = ask(policy, examples, SAMPLING, engine).scored_texts
-    row = {"stage": stage, "step": step, "split": "test", "mode": MODE}
-    run.log_evaluation(row | measured(run, NAME, task, examples, texts))
+    row = {"stage": stage, "step": step, "split": "test", "mode": MODE} | measured(run, NAME, task, examples, texts)
+    with trackers.mirroring(run):
+        run.log_evaluation(row)

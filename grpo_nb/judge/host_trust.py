@@ -1,14 +1,16 @@
 """Which environment variable may go to which server: pairs that this user has confirmed, once per machine.
 
-A run's settings may come from anybody, and name both a variable and a host. What a well-known service is usually asked
-with, and a server on this machine, need no word; any other pair of key variable and scheme, host and port is confirmed
-by creating a run with it here, by `trust` in a notebook, or by `--yes` of a command.
+A run's settings may come from anybody, and name both a variable and a host, or a tracker that sends the run's numbers
+to a server. What a well-known judge is usually asked with, and a server on this machine, need no word; any other pair
+of key variable and scheme, host and port is confirmed by creating a run with it here, by `trust` in a notebook, or by
+`--yes` of a command.
 """
 
 import json
 import os
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError, JudgeProvider
+from grpo_nb.config.trackers import PACKAGES, Server
 from grpo_nb.printable import clean_logger
 from grpo_nb.storage.safe_open import is_private
 
@@ -37,6 +40,7 @@ WELL_KNOWN = {
     "TOGETHER_API_KEY": "https://api.together.xyz:443",
 }
 """The variable that each service's own documentation names, and where that service is."""
+NO_KEY = "prompts and answers (no key)"
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -77,7 +81,7 @@ def trust(variable: str | None, url: str) -> None:
         ConfigError: a name that is none, an address that is none, or a key that would go over plain http.
     """
     provider = _provider(variable, url)
-    _refuse_plain("trust", provider)
+    _refuse_plain("trust", provider.label, provider.api_key_env, provider.base_url)
     confirm([Pair.of(provider)])
 
 
@@ -101,8 +105,26 @@ def servers_of(config: Config) -> list[JudgeProvider]:
 
 
 def pairs_of(config: Config) -> set[Pair]:
-    """What the judges and the rollout server of a configuration are sent."""
-    return {Pair.of(provider) for provider in servers_of(config)}
+    """What the judges, the rollout server and the trackers of a configuration are sent."""
+    pairs = {Pair.of(provider) for provider in servers_of(config)}
+    for name in config.run.trackers:
+        with suppress(ConfigError):  # a tracker whose environment is wrong is refused before it sends anything
+            pairs |= {_pair(server) for server in [PACKAGES[name].server()] if server is not None}
+    return pairs
+
+
+def check_tracker(name: str) -> None:
+    """Refuse a tracker that would send anything where this user has not said so.
+
+    Raises:
+        ConfigError: as `check`.
+    """
+    server = PACKAGES[name].server()
+    if server is not None:
+        where = f"run.trackers: {name}"
+        _refuse_plain(where, name, server.variable, server.url)
+        otherwise = ". If not, remove the tracker from run.trackers in config.json"
+        _refuse_unconfirmed(where, {_pair(server)}, ("metrics and settings (no key)", otherwise))
 
 
 def check(where: str, providers: Collection[JudgeProvider]) -> None:
@@ -112,15 +134,8 @@ def check(where: str, providers: Collection[JudgeProvider]) -> None:
         ConfigError: a key would go over plain http, or a pair is not confirmed; says how to confirm it.
     """
     for provider in providers:
-        _refuse_plain(where, provider)
-    open_ones = {pair for pair in map(Pair.of, providers) if pair.needs_word} - confirmed()
-    if open_ones:
-        lines = "; ".join(f"trust({pair.variable or None!r}, {pair.origin!r})" for pair in sorted(open_ones))
-        raise ConfigError(
-            f"{where} would send {_listed(open_ones)}, which was never confirmed on this machine: settings that come "
-            "from elsewhere may not choose who gets a key. If that is what you want, confirm it once: "
-            f"`from grpo_nb.judge import trust; {lines}` in a notebook, or the command again with --yes"
-        )
+        _refuse_plain(where, provider.label, provider.api_key_env, provider.base_url)
+    _refuse_unconfirmed(where, set(map(Pair.of, providers)))
 
 
 def confirmed() -> set[Pair]:
@@ -167,13 +182,30 @@ def in_the_clear(provider: JudgeProvider) -> bool:
     return bool(provider.api_key_env) and urlsplit(provider.base_url).scheme == "http"
 
 
-def _refuse_plain(where: str, provider: JudgeProvider) -> None:
-    if in_the_clear(provider) and not on_this_machine(provider.base_url):
+def _refuse_plain(where: str, label: str, variable: str | None, url: str) -> None:
+    if variable and urlsplit(url).scheme == "http" and not on_this_machine(url):
         raise ConfigError(
-            f"{where}: {provider.label} is asked over plain http, where anybody on the way reads the key in "
-            f"{provider.api_key_env}. A key goes over https, or to this machine; use an https:// address, or "
-            "api_key_env=null for a server that wants none"
+            f"{where}: {label} is asked over plain http, where anybody on the way reads the key in {variable}. A key "
+            "goes over https, or to this machine; use an https:// address, or no key (api_key_env=null) for a server "
+            "that wants none"
         )
+
+
+def _refuse_unconfirmed(where: str, pairs: set[Pair], words: tuple[str, str] = (NO_KEY, "")) -> None:
+    """`words`: what goes to a server that wants no key, and what else to do."""
+    without_key, otherwise = words
+    if unknown := {pair for pair in pairs if pair.needs_word} - confirmed():
+        lines = "; ".join(f"trust({pair.variable or None!r}, {pair.origin!r})" for pair in sorted(unknown))
+        raise ConfigError(
+            f"{where} would send {_listed(unknown, without_key)}, which was never confirmed on this machine: settings "
+            "that come from elsewhere may not choose who gets a key or a run's numbers. If that is what you want, "
+            f"confirm it once: `from grpo_nb.judge import trust; {lines}` in a notebook, or the command again with "
+            f"--yes{otherwise}"
+        )
+
+
+def _pair(server: Server) -> Pair:
+    return Pair(server.variable, origin(server.url))
 
 
 def _provider(variable: str | None, url: str) -> JudgeProvider:
@@ -183,8 +215,8 @@ def _provider(variable: str | None, url: str) -> JudgeProvider:
         raise ConfigError(f"trust: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
-def _listed(pairs: Iterable[Pair]) -> str:
-    return ", ".join(f"{pair.variable or 'prompts and answers (no key)'} to {pair.origin}" for pair in sorted(pairs))
+def _listed(pairs: Iterable[Pair], without_key: str = NO_KEY) -> str:
+    return ", ".join(f"{pair.variable or without_key} to {pair.origin}" for pair in sorted(pairs))
 
 
 def _read() -> set[Pair]:

@@ -407,7 +407,11 @@ class Run:
 
 def _confirm(config: Config, known: Config | None = None) -> None:
     """Whoever gives a run its servers here confirms with it that they may be asked; not for those of `known`."""
-    if config.rollout.url or any(objective.judge is not None for objective in config.objectives.values()):
+    if (
+        config.run.trackers
+        or config.rollout.url
+        or any(objective.judge is not None for objective in config.objectives.values())
+    ):
         from grpo_nb.judge import host_trust
 
         host_trust.confirm(host_trust.pairs_of(config) - (host_trust.pairs_of(known) if known else set()))

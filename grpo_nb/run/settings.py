@@ -13,9 +13,10 @@ from grpo_nb.storage import former_names, safe_open, schema
 from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, write_atomically
 
 _LIMITS = ("budget_tokens", "budget_usd", "concurrency", "timeout_s", "retries", "deadline_s", "max_tokens")
-ADJUSTABLE = (*(f".judge.{limit}" for limit in _LIMITS), "run.checkpoints_gib", "run.keep_checkpoints")
+_OF_RUN = ("run.checkpoints_gib", "run.keep_checkpoints", "run.trackers")
+ADJUSTABLE = (*(f".judge.{limit}" for limit in _LIMITS), *_OF_RUN)
 """Settings that may be edited while a run stands still: what a judge may spend and how long it is waited for, which
-changes no verdict; and how many checkpoints stay, which changes no step."""
+changes no verdict; how many checkpoints stay, and what the numbers are mirrored to, which changes no step."""
 
 FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0, "rollout.engine": "eager"}
 """What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""

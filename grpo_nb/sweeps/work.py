@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from grpo_nb import trackers
 from grpo_nb.config import ConfigError
 from grpo_nb.evaluation.compare import Stage, is_of, logged
 from grpo_nb.judge import host_trust
@@ -89,6 +90,7 @@ def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collecti
     slots, trials = Slots(places(jobs, gpus)), [trial for trial in study if trial.arm in arms]
     for trial in trials:  # making its run would confirm them
         host_trust.check(f"arm {trial.arm}", host_trust.servers_of(trial.config))
+        trackers.check(trial.config)
     runs = [trial.made() for trial in trials]
     runs += [run for trial in study if trial.arm not in arms and (run := trial.run())]  # their SFT may serve
     shared = [next(i for i, one in enumerate(trials) if same_sft(trial.config, one.config)) for trial in trials]

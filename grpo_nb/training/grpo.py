@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from grpo_nb import optim
+from grpo_nb import optim, trackers
 from grpo_nb.losses import rounding
 from grpo_nb.metrics import keys
 from grpo_nb.policy import anatomy
@@ -90,6 +90,7 @@ def grpo(
     given = resume.Given(policy, tasks, rewards, engine, accept_changed)
     if follower.follows(given):
         return
+    trackers.check(run.config)
     with run.lock() as lock, sharded.leading(run, policy) as ranks:
         run.check_settings()
         run.knobs.request(Command.RUN)  # before the model loads: what is asked meanwhile is not forgotten

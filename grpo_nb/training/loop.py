@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from grpo_nb import trackers
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
@@ -100,13 +101,19 @@ class Stage(ABC):
 def walk(stage: Stage, lock: RunLock) -> Steps:
     """Yield step after step up to the goal. However it ends, the newest step boundary is saved, or stays as saved.
 
-    A step that is broken off is undone, where the stage can, so that none of those before it is lost.
+    A step that is broken off is undone, where the stage can, so that none of those before it is lost. Meanwhile the
+    run's trackers mirror what it logs.
 
     Raises:
         RunLocked: another trainer took the run over; nothing was written since.
         PolicyTaken: another training claimed the policy; nothing was written since.
         TrainingError: the weights are not finite at a step boundary; the newest checkpoint stays.
     """
+    with trackers.mirroring(stage.progress.run):
+        yield from _walk(stage, lock)
+
+
+def _walk(stage: Stage, lock: RunLock) -> Steps:
     at = stage.progress
     try:
         stage.begin()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from grpo_nb import fingerprint, optim, seeding
+from grpo_nb import fingerprint, optim, seeding, trackers
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.metrics import keys
 from grpo_nb.policy.full_memory import full_memory
@@ -78,6 +78,7 @@ def sft(
     config = run.config
     dependencies.accepted_kinds(accept_changed)
     requirements.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
+    trackers.check(config)
     if run.checkpoints.latest()[0] is not None:
         if finished(run):
             return

@@ -1,0 +1,89 @@
+"""Trackers by name: the package of each, and the server that the environment sends its rows to."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from grpo_nb.config.base import ConfigError
+
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+LOCAL_STORE = "sqlite:///mlflow.db"
+"""MLflow's own default."""
+SILENT = {
+    "WANDB_ERROR_REPORTING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+}
+"""Environment variables, set where they are not: without them the packages report their use to their makers."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a tracker sends what it is given."""
+
+    url: str
+    variable: str = ""
+    """Environment variable of the key that goes along; empty where none does."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One tracker."""
+
+    distributions: tuple[str, ...]
+    """Any of them brings it."""
+    server: Callable[[], Server | None]
+    """Where it sends; None where all stays on this machine."""
+
+
+def _wandb() -> Server | None:
+    if wandb_mode() != "online":
+        return None
+    return Server(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai", "WANDB_API_KEY")
+
+
+def wandb_mode() -> str:
+    """What WANDB_MODE asks for: online, offline or disabled.
+
+    Raises:
+        ConfigError: something else.
+    """
+    mode = os.environ.get("WANDB_MODE") or "online"
+    mode = {"run": "online", "dryrun": "offline"}.get(mode, mode)
+    if mode not in ("online", "offline", "disabled"):
+        raise ConfigError(f"WANDB_MODE={mode!r}; needs online, offline or disabled. Change or unset the variable")
+    return mode
+
+
+def _trackio() -> Server | None:
+    if os.environ.get("TRACKIO_SPACE_ID"):
+        return Server("https://huggingface.co", "HF_TOKEN")
+    url = os.environ.get("TRACKIO_SERVER_URL")
+    return Server(url, "TRACKIO_WRITE_TOKEN") if url else None
+
+
+def _mlflow() -> Server | None:
+    uri = mlflow_store()
+    if uri.startswith(("sqlite:", "file:", "/", "./")):
+        return None
+    if not uri.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"MLFLOW_TRACKING_URI begins with {uri.partition(':')[0]!r}; needs http://, https://, sqlite:, file: or an "
+            "absolute path. Change or unset the variable"
+        )
+    secret = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
+    return Server(uri, next((name for name in secret if os.environ.get(name)), ""))
+
+
+def mlflow_store() -> str:
+    """Where MLflow keeps its runs."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or LOCAL_STORE
+
+
+PACKAGES: Mapping[str, Package] = {
+    "tensorboard": Package(("tensorboard", "tb-nightly"), lambda: None),
+    "wandb": Package(("wandb",), _wandb),
+    "trackio": Package(("trackio",), _trackio),
+    "mlflow": Package(("mlflow", "mlflow-skinny"), _mlflow),
+}

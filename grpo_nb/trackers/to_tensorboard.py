@@ -1,0 +1,58 @@
+"""TensorBoard: event files in the run folder, `trackers/tensorboard/`; one of its runs for each log."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo_nb.storage import safe_open
+from grpo_nb.trackers.tracker import About, Log, Point, Tracker
+
+FOLDERS: Mapping[Log, str] = {"sft": "sft", "metrics": "grpo", "evaluations": "evaluations"}
+"""A folder each: a new file takes back steps that older ones of its folder have, and SFT and GRPO count from 1."""
+SETTINGS = "settings"
+
+
+class TensorBoard:
+    """Event files; those of a resumed run say from which step on the older ones do not count."""
+
+    newest = None
+
+    def __init__(self, about: About) -> None:
+        for folder in (about.folder, *(about.folder / name for name in (*FOLDERS.values(), SETTINGS))):
+            safe_open.refuse_linked(folder)
+        self.fresh = not about.folder.exists()
+        self._about, self._writers = about, dict[Log, Any]()
+        if not (about.folder / SETTINGS).exists():
+            with _writer(about.folder / SETTINGS) as writer:
+                rows = "\n".join(f"| {name} | {value} |" for name, value in about.settings.items())
+                writer.add_text(SETTINGS, f"| setting | value |\n| --- | --- |\n{rows}", 0)
+
+    def log(self, points: Sequence[Point]) -> None:
+        for point in points:
+            writer = self._of(point.log)
+            for key, value in point.numbers.items():
+                writer.add_scalar(key, value, point.step)
+        for writer in self._writers.values():
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _of(self, log: Log) -> Any:
+        if log not in self._writers:
+            newest = 0 if self.fresh else self._about.newest.get(log, 0)
+            purge = None if log == "evaluations" else newest + 1
+            self._writers[log] = _writer(self._about.folder / FOLDERS[log], purge)
+        return self._writers[log]
+
+
+def _writer(folder: Path, purge: int | None = None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=purge)
+
+
+def opened(about: About) -> Tracker:
+    """TensorBoard for a run."""
+    return TensorBoard(about)
