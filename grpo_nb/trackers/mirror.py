@@ -14,14 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 
 from grpo_nb.config import Config, ConfigError
 from grpo_nb.config.trackers import SILENT
 from grpo_nb.judge.redaction import known_secrets, redacted
 from grpo_nb.printable import clean_logger
-from grpo_nb.run.run import Run
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import safe_open
-from grpo_nb.storage.files import flock, from_json, to_json, write_atomically
+from grpo_nb.storage.files import flock, from_json, separate, to_json, write_atomically
 from grpo_nb.storage.journal import Row
 from grpo_nb.trackers import ready
 from grpo_nb.trackers.tracker import LOGS, About, Log, Tracker, Value, point
@@ -46,8 +47,7 @@ LONGEST_REASON = 300
 @contextmanager
 def mirroring(run: Run) -> Iterator[None]:
     """Mirror what the logs of `run` lack in its trackers, and what they get inside the block. Raises nothing itself."""
-    mirrors = [Mirror(run, name) for name in run.config.run.trackers if _usable(name)]
-    started = [mirror for mirror in mirrors if _started(mirror)]
+    started = [mirror for name in run.config.run.trackers if (mirror := _started(run, name)) is not None]
     try:
         yield
     finally:
@@ -59,25 +59,18 @@ def mirroring(run: Run) -> Iterator[None]:
             mirror.report()
 
 
-def _usable(name: str) -> bool:
-    """Whether a tracker can be written to; trainings have refused before what cannot."""
+def _started(run: Run, name: str) -> "Mirror | None":
+    """The mirror of a tracker; None where it cannot be written to: trainings have refused that before any work."""
     try:
         ready.check_one(name)
-    except ConfigError as error:
-        logger.warning("%s; nothing is mirrored", error)
-        return False
-    for variable, value in SILENT.items():
-        os.environ.setdefault(variable, value)
-    return True
-
-
-def _started(mirror: "Mirror") -> bool:
-    try:
+        mirror = Mirror(run, name)
+        for variable, value in SILENT.items():
+            os.environ.setdefault(variable, value)
         mirror.thread.start()
-    except RuntimeError as error:  # no more threads
-        mirror.warn(error)
-        return False
-    return True
+    except (ConfigError, RunError, RuntimeError) as error:  # a RuntimeError where there can be no more threads
+        logger.warning("%s; nothing is mirrored to %s", error, name)
+        return None
+    return mirror
 
 
 def open_tracker(name: str, about: About) -> Tracker:
@@ -122,6 +115,10 @@ class Mirror:
         self._file = self._folder / f"{name}.json"
         self._warned = False
         self._notes = Notes("")
+        # now, and not when the thread comes to it: a log that was set back may be as long as before by then
+        self._begins = {"sft": run.last_step("sft") or 0, "metrics": run.last_step() or 0}
+        self._set_back = name not in TAKES_BACK
+        """Whether what a resume set aside is no longer noted."""
 
     def report(self) -> None:
         """Log that the thread has not ended, where it has not."""
@@ -157,7 +154,7 @@ class Mirror:
         """Whether no other mirror writes to this tracker of this run; waits for one, up to the end."""
         safe_open.refuse_linked(self._folder)
         self._folder.mkdir(exist_ok=True)
-        fd = safe_open.opened(self._folder / f"{self.name}.lock", os.O_RDWR | os.O_CREAT)
+        fd = _opened_alone(self._folder / f"{self.name}.lock")
         try:
             while (state := flock(fd)) == "busy" and not self.ending.wait(POLL_SECONDS):
                 pass
@@ -191,10 +188,10 @@ class Mirror:
         origin = f"{self.run.name}\n{self.run.started.isoformat()}\n{config.run.seed}"
         identity = hashlib.sha256(origin.encode("utf-8", "replace")).hexdigest()[:16]
         self._notes = Notes.read(self._noted(), identity)
-        if self.name in TAKES_BACK:
-            newest = {"sft": self.run.last_step("sft") or 0, "metrics": self.run.last_step() or 0}
-            self._notes.steps = {log: min(step, newest[log]) for log, step in self._notes.steps.items()}
+        if not self._set_back:
+            self._notes.steps = {log: min(step, self._begins[log]) for log, step in self._notes.steps.items()}
         self._note()
+        self._set_back = True
         settings, steps = plain_settings(config), config.sft.steps
         return About(identity, self.run.name, self._folder / self.name, settings, steps, dict(self._notes.steps))
 
@@ -205,7 +202,6 @@ class Mirror:
             return b""
 
     def _note(self) -> None:
-        safe_open.refuse_for_writing(self._file)
         notes, steps = self._notes, self._notes.steps
         kept = notes.evaluations[-MOST_EVALUATIONS:]
         write_atomically(self._file, to_json({"id": notes.id, "steps": steps, "evaluations": kept}) + b"\n")
@@ -232,6 +228,16 @@ class Mirror:
     def _new_evaluations(self, rows: Sequence[Row]) -> list[Row]:
         known, own = {*self._notes.evaluations}, [row for row in rows if row.get("mode") != QUICK]
         return list({digest: row for row in own if (digest := _digest(row)) not in known}.values())
+
+
+def _opened_alone(path: Path) -> int:
+    """A file of this run only: a snapshot by hard links shares it with its copy, which may be trained, too."""
+    try:
+        return safe_open.opened(path, os.O_RDWR | os.O_CREAT)
+    except safe_open.Irregular:
+        if not separate(path):
+            raise
+        return safe_open.opened(path, os.O_RDWR)
 
 
 def _digest(row: Row) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from grpo_nb import presets
 from grpo_nb.run import settings
 from grpo_nb.run.run import Run
+from grpo_nb.storage.files import flock
 from grpo_nb.trackers import mirror, mirroring
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
@@ -89,16 +92,16 @@ def test_a_row_that_arrived_right_before_a_kill_is_not_sent_again(
 
 @pytest.mark.parametrize(("name", "newest", "steps"), [("tensorboard", 4, [5, 6, 7, 8]), ("mlflow", 7, [8])])
 def test_steps_trained_again_replace_those_set_aside_where_a_tracker_can(
-    tmp_path: Path, store: Store, name: str, newest: int, steps: list[int]
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, name: str, newest: int, steps: list[int]
 ) -> None:
     run = made(tmp_path, name)
     log(run, *range(1, 8))
     mirrored(run)
     with run.lock():
         run.rewind(4)
-    mirrored(run)
-    log(run, *range(5, 9))
-    mirrored(run)
+    with monkeypatch.context() as patch, mirroring(run):  # begun before, and at work after the log is as long again
+        patch.setattr(mirror, "flock", lambda fd: "busy" if run.last_step() == 4 else flock(fd))
+        log(run, *range(5, 9))
     assert store.abouts[-1][1].newest["metrics"] == newest
     assert store.steps(name) == [*range(1, 8), *steps]
 
@@ -124,6 +127,18 @@ def test_a_link_in_a_strangers_folder_is_not_followed(tmp_path: Path, store: Sto
     log(run, 1)
     mirrored(run)
     assert not store.abouts and not [*elsewhere.iterdir()]
+
+
+def test_a_snapshot_by_hard_links_is_mirrored_on_its_own(tmp_path: Path, store: Store) -> None:
+    run, copy = made(tmp_path), tmp_path / "copies" / "run"
+    log(run, 1)
+    mirrored(run)
+    shutil.copytree(run.path, copy, copy_function=os.link)
+    noted = (copy / mirror.FOLDER / "mlflow.json").read_bytes()
+    with run.lock():  # where it trains, a log of several names is separated
+        log(run, 2)
+    mirrored(run)
+    assert store.steps("mlflow") == [1, 2] and (copy / mirror.FOLDER / "mlflow.json").read_bytes() == noted
 
 
 def test_settings_hold_no_secret(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

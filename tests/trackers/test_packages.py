@@ -18,8 +18,8 @@ from grpo_nb import presets
 from grpo_nb.config.trackers import PACKAGES
 from grpo_nb.run.run import Run
 from grpo_nb.trackers import mirror, mirroring
-from tests.support import forked
-from tests.support.tiny import tiny_config
+from tests.support import forked, ranks
+from tests.support.tiny import tiny_config, tiny_run
 from tests.trackers.test_mirror import evaluation
 
 # in the thread of a mirror, a package's warning must not become the error that ends it
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 Values = dict[str, list[tuple[int, float]]]
 """Key -> steps and values, in the order in which they were written."""
+AGAIN = 100.0
+"""What is added to the rewards of steps that are trained again."""
 EVALUATION = "evaluation/latest/test/greedy/fairness/accuracy"
 
 
@@ -44,9 +46,9 @@ def _installed(name: str) -> bool:
     return False
 
 
-def rows(run: Run, first: int, last: int) -> None:
+def rows(run: Run, first: int, last: int, more: float = 0.0) -> None:
     for step in range(first, last + 1):
-        numbers = {"kl/fairness": math.nan if step == 2 else step / 8, "reward/fairness/mean": step / 4}
+        numbers = {"kl/fairness": math.nan if step == 2 else step / 8, "reward/fairness/mean": step / 4 + more}
         run.log_metrics({"step": step, "status": "ok", **numbers})
 
 
@@ -62,16 +64,18 @@ def mirrored_in_two_parts(folder: Path, name: str, monkeypatch: pytest.MonkeyPat
         run.rewind(4)
     run = Run.open(run.path)
     with mirroring(run):
-        rows(run, 5, 9)
+        rows(run, 5, 9, AGAIN)
     with mirroring(run):
         run.log_evaluation(evaluation(9))
     return run
 
 
-def same(found: Values) -> None:
-    """Each number once, at its step."""
+def same(found: Values, again: int = 8) -> None:
+    """Each number once, at its step; from step `again` on those of the second training."""
     assert found["sft/loss"] == [(1, 2.5), (2, 2.25)]
-    assert found["reward/fairness/mean"] == [(step, step / 4) for step in range(1, 10)]
+    assert found["reward/fairness/mean"] == [
+        (step, step / 4 + (AGAIN if step >= again else 0)) for step in range(1, 10)
+    ]
     steps = [step for step, _ in found["kl/fairness"]]
     assert [step for step in steps if step != 2] == [1, *range(3, 10)]
     assert [value for _, value in found[EVALUATION]] == [0.75]
@@ -92,7 +96,7 @@ def read_tensorboard(run: Path) -> Values:
 def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = mirrored_in_two_parts(tmp_path, "tensorboard", monkeypatch)
     found = read_tensorboard(run.path)
-    same(found)
+    same(found, again=5)
     assert math.isnan(dict(found["kl/fairness"])[2])
 
 
@@ -202,3 +206,13 @@ def test_a_training_that_is_killed_and_resumed_is_mirrored_once(tmp_path: Path) 
     if "mlflow" in names:
         client, (one,) = read_mlflow(tmp_path)
         assert [(m.step, m.value) for m in client.get_metric_history(one.info.run_id, "lr")] == wanted
+
+
+@pytest.mark.slow
+@needs("tensorboard")
+def test_of_several_ranks_the_first_alone_mirrors(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, run__trackers="tensorboard", run__steps=2)
+    assert [rank.status for rank in ranks.train(2, run.path, sft=False)] == [0, 0]
+    assert [row["step"] for row in run.metric_rows()] == [1, 2]
+    assert len([*(run.path / "trackers" / "tensorboard" / "grpo").iterdir()]) == 1
+    assert [step for step, _ in read_tensorboard(run.path)["lr"]] == [1, 2]
