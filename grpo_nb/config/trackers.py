@@ -12,10 +12,13 @@ LOCAL_STORE = "sqlite:///mlflow.db"
 """MLflow's own default."""
 SILENT = {
     "WANDB_ERROR_REPORTING": "false",
+    "WANDB_SILENT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "GRADIO_ANALYTICS_ENABLED": "False",
 }
-"""Environment variables, set where they are not: without them the packages report their use to their makers."""
+"""Environment variables, set where they are not: without them the packages report their use to their makers, and print
+into whatever cell ran last."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ of the run folder. Training waits for its mirrors once, when it ends, and no lon
 
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
@@ -42,6 +43,8 @@ MOST_EVALUATIONS = 10_000
 LARGEST = 1 << 20
 """Bytes of the notes."""
 LONGEST_REASON = 300
+THREAD = "mirror "
+"""Begins the names of the threads."""
 
 
 @contextmanager
@@ -66,11 +69,22 @@ def _started(run: Run, name: str) -> "Mirror | None":
         mirror = Mirror(run, name)
         for variable, value in SILENT.items():
             os.environ.setdefault(variable, value)
+        logging.getLogger("urllib3.connectionpool").addFilter(QUIET)
         mirror.thread.start()
     except (ConfigError, RunError, RuntimeError) as error:  # a RuntimeError where there can be no more threads
         logger.warning("%s; nothing is mirrored to %s", error, name)
         return None
     return mirror
+
+
+class _Quiet(logging.Filter):
+    """Keeps what other packages log while they try again to themselves: the mirror logs a failure once."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.threadName or "").startswith(THREAD)
+
+
+QUIET = _Quiet()
 
 
 def open_tracker(name: str, about: About) -> Tracker:
@@ -110,7 +124,7 @@ class Mirror:
         # a reader of its own: nothing is shared with the training
         self.run, self.name = Run(run.path, run.config), name
         self.ending = threading.Event()
-        self.thread = threading.Thread(target=self._work, name=f"mirror {name} {run.name}", daemon=True)
+        self.thread = threading.Thread(target=self._work, name=f"{THREAD}{name} {run.name}", daemon=True)
         self._folder = run.path / FOLDER
         self._file = self._folder / f"{name}.json"
         self._warned = False

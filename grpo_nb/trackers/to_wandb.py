@@ -8,8 +8,8 @@ from typing import Any
 from grpo_nb.config.trackers import PACKAGES, wandb_mode
 from grpo_nb.trackers.tracker import AXES, About, Point, Tracker
 
-FINISH_SECONDS = 30.0
-"""For what W&B has not uploaded at the end; it stays on this disk, for `wandb sync`."""
+INIT_SECONDS, FINISH_SECONDS = 15.0, 30.0
+"""For the server's first answer; and at the end, for what is not uploaded: it stays on this disk, for `wandb sync`."""
 
 
 class WandB:
@@ -64,6 +64,7 @@ def _settings() -> dict[str, Any]:
         "x_disable_meta": True,
         "x_disable_machine_info": True,
         "x_save_requirements": False,
+        "init_timeout": INIT_SECONDS,
         "finish_timeout": FINISH_SECONDS,
     }
 

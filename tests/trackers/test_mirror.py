@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from grpo_nb import presets
+from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.run import settings
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import flock
 from grpo_nb.trackers import mirror, mirroring
+from grpo_nb.trackers.tracker import LOGS, About, Tracker
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
 from tests.support.stage import until
@@ -169,10 +171,11 @@ def test_trackers_that_fail_or_hang_change_no_bit_and_are_logged_once(
     assert found[0] == found[1] and len(found[0]) == 2
     one, other = weights(alone), weights(watched)
     assert all(torch.equal(one[key], other[key]) for key in one)
-    until(lambda: (store.steps("mlflow"), store.steps("mlflow", "sft")) == ([1, 2], [1]))
+    evaluate(watched, tasks=small_tasks(), limit=2)
+    until(lambda: [sorted(store.steps("mlflow", log)) for log in LOGS] == [[1], [1, 2], [2, 2]])
     warned = [r.getMessage() for r in caplog.records if r.name.startswith("grpo_nb.trackers")]
-    # by one mirror each of SFT and GRPO
-    assert all(1 <= sum(name in text for text in warned) <= 2 for name in names[:3])
+    # by one mirror each of SFT, GRPO and the evaluation
+    assert all(1 <= sum(name in text for text in warned) <= 3 for name in names[:3])
     assert "hunter2" not in caplog.text
 
 
@@ -189,3 +192,20 @@ def without_trackers(run: Run) -> dict[str, Any]:
     tree = settings.plain(run.config)
     del tree["run"]["trackers"]
     return tree
+
+
+def test_what_a_package_logs_while_it_tries_again_is_left_out(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    retries, run = logging.getLogger("urllib3.connectionpool"), made(tmp_path)
+    opened = store.opened
+
+    def tries_again(name: str, about: About) -> Tracker:
+        retries.warning("retrying")
+        return opened(name, about)
+
+    monkeypatch.setattr(mirror, "open_tracker", tries_again)
+    mirrored(run)
+    assert len(store.abouts) == 1 and not caplog.records
+    retries.warning("of somebody else")
+    assert len(caplog.records) == 1
