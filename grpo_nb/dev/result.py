@@ -1,10 +1,10 @@
 """The measured result of `presets.gpu_result`: arms, seeds, and every answer.
 
-    python -m grpo_nb.dev.result sweeps/result --devices 0 --jobs 8 --take notebooks/result
+    python -m grpo_nb.dev.result sweeps/result --devices 0 --jobs 4 --take notebooks/result
 
-Trains and evaluates what is left of the study, has the end of each run answer what evaluations leave out (a category
-that no run learns from, HaluEval's yes-or-no recognition, the general probe), and with `--take` writes what notebook
-07 reads: results.csv, beyond.csv, curves.csv, and the answers as predictions that `grpo-nb score` measures.
+Trains and evaluates what is left of the study, has the end of each run answer everything that is held out, a category
+that no run learns from, HaluEval's yes-or-no recognition and the general probe, and with `--take` writes what notebook
+07 reads: results.csv, curves.csv, front.csv, examples.csv, and the answers as predictions that `grpo-nb score` reads.
 """
 
 import argparse
@@ -22,12 +22,13 @@ from rich.console import Console
 
 from grpo_nb import presets
 from grpo_nb.cli import values
-from grpo_nb.dev.result_answers import KINDS, Sources, answer_file, measures
+from grpo_nb.dev.result_answers import KINDS, Sources, answer_file, examples, measures
 from grpo_nb.evaluation.compare import Stage
+from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.metrics import keys
 from grpo_nb.sweeps import Arm, Study, sweep
 from grpo_nb.sweeps.plan import Trial
-from grpo_nb.sweeps.results import curves
+from grpo_nb.sweeps.results import Key, Value, compared, curves
 from grpo_nb.sweeps.work import measured, stages
 
 _OBJECTIVES = ("fairness", "hallucination")
@@ -37,7 +38,7 @@ SECONDS = 760
 """Steps of SFT that take as long as 300 and then 100 steps of GRPO, at 4.6 a step on the same GPU."""
 ARMS = {
     "sft": Arm(grpo=False),
-    "grpo": Arm(changes={"run.quick_eval_every": 25, "run.quick_eval_examples": 200}),
+    "grpo": Arm(),
     "sft-same-seconds": Arm(changes={"sft.steps": SECONDS}, grpo=False),
     "sft-same-examples": Arm(changes={"sft.steps": 400, "sft.share": 1.0}, grpo=False),
     "no-kl": Arm(changes={f"objectives.{o}.{k}": v for o in _OBJECTIVES for k, v in (("beta", 0), ("kl_band", None))}),
@@ -46,7 +47,11 @@ ARMS = {
     "pcgrad": Arm(changes={"algorithm.combine": "pcgrad"}),
     "upgrad": Arm(changes={"algorithm.combine": "upgrad"}),
 }
-"""The first is what the others are compared with."""
+"""The study's own table compares with the first."""
+REFERENCE = "grpo"
+"""The arm that results.csv compares the others with."""
+EXAMPLES = 5
+"""Of each objective, whose answers are shown."""
 CURVES = [key.of(name) for key in (keys.REWARD, keys.KL, keys.BETA) for name in _OBJECTIVES]
 
 
@@ -80,21 +85,26 @@ def answer(study: Study, sources: Sources, jobs: int, devices: Sequence[int]) ->
 
 
 def take(study: Study, sources: Sources, out: Path) -> None:
-    """Write what notebook 07 reads."""
-    out.mkdir(parents=True, exist_ok=True)
-    study.results().round(6).to_csv(out / "results.csv", index=False)
-    beyond = [
-        {"arm": trial.arm, "seed": trial.seed, "stage": stage} | row
-        for trial, stage in ends(study)
-        for row in measures(trial.path, stage, sources)
-    ]
-    pd.DataFrame(beyond).round(6).to_csv(out / "beyond.csv", index=False)
-    pd.DataFrame([row for trial in study.trials for row in _curves(trial)]).to_csv(out / "curves.csv", index=False)
-    for trial, stage in ends(study):
-        for kind in KINDS:
-            if (made := answer_file(trial.path, str(stage), kind)).exists():
-                (out / "predictions").mkdir(exist_ok=True)
+    """Write what notebook 07 reads, of the runs that have answered; one that stopped early counts as it is."""
+    (out / "predictions").mkdir(parents=True, exist_ok=True)
+    found: dict[Key, dict[int, Value]] = {}
+    for trial in study.trials:
+        for stage in stages(trial) if trial.run() else ():
+            if not all(answer_file(trial.path, str(stage), kind).exists() for kind in KINDS):
+                continue
+            for place, metric, value in measures(trial, stage, sources):
+                found.setdefault(Key(trial.arm, str(stage), place, metric), {})[trial.seed] = value
+            for kind in ("bbq", "qa"):
+                made = answer_file(trial.path, str(stage), kind)
                 (out / "predictions" / made.name).write_bytes(made.read_bytes())
+    compared(found, REFERENCE).round(6).to_csv(out / "results.csv", index=False)
+    drawn = pd.DataFrame([row for trial in study.trials for row in _curves(trial)])
+    drawn.to_csv(out / "curves.csv", index=False)
+    fronts = [(trial.seed, trial.run()) for trial in study.trials if trial.arm == REFERENCE]
+    pd.concat([pareto(run).assign(seed=seed) for seed, run in fronts if run]).round(5).to_csv(
+        out / "front.csv", index=False
+    )
+    pd.DataFrame(examples(study, EXAMPLES)).to_csv(out / "examples.csv", index=False)
 
 
 def _curves(trial: Trial) -> Iterator[dict[str, Any]]:
@@ -103,8 +113,8 @@ def _curves(trial: Trial) -> Iterator[dict[str, Any]]:
     if drawn:
         steps = next(iter(drawn.values()))[0]
         for place, step in enumerate(steps):
-            values = {key: round(float(numbers[place]), 5) for key, (_, numbers) in drawn.items()}
-            yield {"arm": trial.arm, "seed": trial.seed, "step": int(step)} | values
+            shown = {key: round(float(numbers[place]), 5) for key, (_, numbers) in drawn.items()}
+            yield {"arm": trial.arm, "seed": trial.seed, "step": int(step)} | shown
 
 
 def main() -> int:

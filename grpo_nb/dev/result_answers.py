@@ -1,5 +1,6 @@
 """What the end of one run answers: `python -m grpo_nb.dev.result_answers RUN STAGE UNSEEN QA`; see `result`."""
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,14 +8,20 @@ from typing import Any, NamedTuple
 
 from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.compare import Stage, is_of, logged
+from grpo_nb.evaluation.evaluate import measured, ordered, placed
 from grpo_nb.evaluation.forgetting import MODE, probe
 from grpo_nb.evaluation.predictions import score_bbq, score_halueval
 from grpo_nb.run.run import Run
 from grpo_nb.storage.files import to_json, write_atomically
-from grpo_nb.tasks import HaluEvalRecognition
+from grpo_nb.sweeps import Study
+from grpo_nb.sweeps.plan import Trial
+from grpo_nb.sweeps.results import Value
+from grpo_nb.tasks import HaluEvalRecognition, load_tasks
 
 FIELD = "answer"
 KINDS = ("bbq", "qa", "unseen", "recognition")
+OBJECTIVES = {"fairness": "bbq", "hallucination": "qa"}
+"""Of the preset, and the kind of answers to what they hold out."""
 
 
 class Sources(NamedTuple):
@@ -58,19 +65,59 @@ def _pairs(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"example_id": item, FIELD: found[item]} for item in sorted(found)]
 
 
-def measures(path: Path, stage: Stage, sources: Sources) -> Iterator[dict[str, Any]]:
-    """A row for each measure that evaluations leave out: data, metric, value, low, high and n."""
+def measures(trial: Trial, stage: Stage, sources: Sources) -> Iterator[tuple[str, str, Value]]:
+    """Objective or data, metric and value of all that an end answered; those held out with their paired resamples."""
+    run = Run.open(trial.path)
+    for objective, kind in OBJECTIVES.items():
+        row = _evaluated(run, trial, stage, objective, _texts(trial.path, stage, kind))
+        yield from ((objective, metric, _value(numbers, row)) for metric, numbers in row["metrics"].items())
     for kind, score, data in (("unseen", score_bbq, sources.unseen), ("recognition", score_halueval, sources.qa)):
-        file = answer_file(path, str(stage), kind)
-        for group in score(data, str(file), FIELD).groups.values() if file.exists() else ():
-            yield from (_row(kind, metric, numbers) for metric, numbers in group.metrics.items())
-    for row in logged(Run.open(path), "test", MODE):
-        if is_of(row, stage):
-            yield from (_row("probe", metric, numbers) for metric, numbers in row["metrics"].items())
+        groups = score(data, str(answer_file(trial.path, str(stage), kind)), FIELD).groups
+        for metric, numbers in next(iter(groups.values())).metrics.items():
+            yield kind, metric, _value(numbers)
+    for probed in logged(run, "test", MODE):
+        if is_of(probed, stage):
+            yield from ((MODE, metric, _value(numbers)) for metric, numbers in probed["metrics"].items())
 
 
-def _row(data: str, metric: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {"data": data, "metric": metric} | {name: numbers[name] for name in ("value", "low", "high", "n")}
+def examples(study: Study, count: int) -> Iterator[dict[str, str]]:
+    """The first held-out items of each objective, in the seeded order of evaluations, with the first seed's answers."""
+    seed = study.plan.seeds[0]
+    own = {trial.arm: trial for trial in study.trials if trial.seed == seed}
+    columns = {"before": (own["sft"], "base"), "after SFT": (own["sft"], "sft"), "after GRPO": (own["grpo"], "latest")}
+    run = Run.open(own["grpo"].path)
+    tasks = load_tasks(run.config, run.path)
+    for objective, kind in OBJECTIVES.items():
+        texts = {name: _texts(trial.path, stage, kind) for name, (trial, stage) in columns.items()}  # type: ignore[arg-type]
+        for example in ordered(run, objective, tasks[objective], "test")[:count]:
+            asked = str(example.prompt[-1]["content"])  # type: ignore[index]
+            yield {"objective": objective, "id": example.id, "prompt": asked, "gold": str(example.target)} | {
+                name: answered[example.id] for name, answered in texts.items()
+            }
+
+
+def _texts(path: Path, stage: Stage, kind: str) -> dict[str, str]:
+    """The answers by id."""
+    lines = answer_file(path, str(stage), kind).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return {
+        f"{row['category']}/{row['example_id']}" if "category" in row else row["example_id"]: row[FIELD] for row in rows
+    }
+
+
+def _evaluated(run: Run, trial: Trial, stage: Stage, objective: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """The row that an evaluation of all that is held out would have logged, whatever pool the run's own is."""
+    task = load_tasks(run.config, run.path, None, [objective])[objective]
+    asked = ordered(run, objective, task, "test")
+    named, step = (
+        placed(stage, None) if not trial.grpo or stage in ("base", "sft") else ("latest", run.last_step() or 0)
+    )
+    row = {"stage": named, "step": step, "split": "test", "mode": "greedy"}
+    return row | measured(run, objective, task, asked, [texts[example.id] for example in asked])
+
+
+def _value(numbers: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> Value:
+    return Value(float(numbers["value"]), (float(numbers["high"]) - float(numbers["low"])) / 2, row)
 
 
 if __name__ == "__main__":

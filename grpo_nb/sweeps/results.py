@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from grpo_nb.evaluation.compare import change, is_of, logged
-from grpo_nb.evaluation.intervals import student
+from grpo_nb.evaluation.intervals import is_share, student
 from grpo_nb.metrics import keys
 from grpo_nb.report.tables import Table
 from grpo_nb.run.run import Run
@@ -57,9 +57,12 @@ def table(trials: Sequence[Trial]) -> pd.DataFrame:
         difference_high and differs, from the first arm's own end (empty there). Seconds of GRPO and peak memory are
         rows without an objective.
     """
-    found = _measures(trials)
+    return compared(_measures(trials), trials[0].arm)
+
+
+def compared(found: Mapping[Key, Mapping[int, Value]], first: str) -> pd.DataFrame:
+    """`table`, of measures by seed; `first`: the arm that others are compared with."""
     ends = {key.arm: key.stage for key in found}  # stages come in order: the last is the arm's end
-    first = trials[0].arm
     rows = []
     for key, values in found.items():
         start = found.get(key._replace(arm=first, stage=ends.get(first, "")), {})
@@ -68,8 +71,15 @@ def table(trials: Sequence[Trial]) -> pd.DataFrame:
         )
         change, low, high = mean_interval([one for one in changes if one])
         differs = None if math.isnan(low) else bool(low > 0 or high < 0)
-        rows.append([*key, len(values), *mean_interval([*values.values()]), change, low, high, differs])
+        mean = _within(key.metric, mean_interval([*values.values()]))
+        rows.append([*key, len(values), *mean, change, low, high, differs])
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _within(metric: str, mean: tuple[float, float, float]) -> tuple[float, float, float]:
+    """No share is below 0 or above 1, whatever the interval's half-width."""
+    value, low, high = mean
+    return (value, max(0.0, low), min(1.0, high)) if is_share(metric) and not math.isnan(low) else mean
 
 
 def mean_interval(values: Sequence[Value]) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ from tests.support.tokens import names
 pytestmark = pytest.mark.usefixtures("this_checkout")
 
 NOTEBOOKS = ROOT / "notebooks"
-NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab")
+NAMES = ("01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab", "07_result")
 CHANGES = SMALL | {"run.steps": 6}
 STEER = 2
 STEPS = CHANGES["run.steps"] + STEER
@@ -46,7 +46,7 @@ def executed(this_checkout: None, tmp_path_factory: pytest.TempPathFactory) -> t
     pages = {}
     for name in NAMES:
         settings = {"CHANGES": CHANGES} if name == "01_load" else {}
-        settings |= {} if name == "05_mathematics" else {"RUN": str(folder / "tiny")}
+        settings |= {} if name in ("05_mathematics", "07_result") else {"RUN": str(folder / "tiny")}
         pages[name] = execute(name, folder, **settings)
     assert files() == before, "nothing is written beside a notebook, and none is changed"
     return Run.open(folder / "tiny"), pages

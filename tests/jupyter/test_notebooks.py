@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.support.tiny import tiny_run
 
 FOLDER = ROOT / "notebooks"
-NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab"]
+NAMES = ["01_load", "02_sft", "03_grpo", "04_diagnostics", "05_mathematics", "06_fault_lab", "07_result"]
 MAX_CODE_LINES = 12
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
@@ -134,7 +134,7 @@ def test_one_settings_cell(name: str) -> None:
     assert len(tagged) == 1
     assert all(isinstance(node, ast.Assign) for node in parsed(tagged[0].source).body)
     run = "RUN = None" if name in ("02_sft", "03_grpo", "04_diagnostics") else 'RUN = "demo"'
-    assert name == "05_mathematics" or run in tagged[0].source  # which looks at no run
+    assert name in ("05_mathematics", "07_result") or run in tagged[0].source  # which looks at no run
 
 
 @each
