@@ -130,7 +130,7 @@ def gpu_result(
         algorithm=AlgorithmConfig(learning_rate=2e-5, warmup_steps=5),
         run=RunConfig(
             steps=100,
-            checkpoint_every=100,
+            checkpoint_every=25,
             keep_checkpoints=1,
             samples_per_step=4,
             eval_examples=2000,
