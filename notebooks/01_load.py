@@ -17,12 +17,12 @@
 # %% [markdown]
 # # 1. Load: the model, the tasks, and where we start
 #
-# GRPO teaches a language model by comparing: for each prompt it writes several answers, a function scores them, and
-# those above the group's mean become likelier. These notebooks do that for two objectives at once, fairness (do not
-# assume what the text does not say) and groundedness (do not make answers up), on a small invented world.
+# GRPO trains a language model by comparison: the model samples several answers to each prompt, a function scores them,
+# and answers above the group's mean become likelier. These notebooks train on two objectives at once, fairness (assume
+# nothing that the text does not state) and groundedness (make nothing up), in a small synthetic world.
 #
-# **The goal here** is a **run**: a folder that holds the settings now and, later, everything that training writes.
-# You will have seen what the model is asked, how its answers are judged, and how good it is before any training.
+# **The goal here** is a **run**: a folder that holds the settings and, later, everything that training writes. You
+# will also see the model's prompts, how its answers are scored, and how good it is before training.
 #
 # | | demo (as it stands) |
 # |---|---|
@@ -31,10 +31,10 @@
 # | memory | 0.66 GiB at the peak (`make run`) |
 # | needs | nothing; no download, no key |
 #
-# The way: **01 load** → [02 SFT](02_sft.ipynb) → [03 GRPO, live](03_grpo.ipynb) →
+# The order: **01 load** → [02 SFT](02_sft.ipynb) → [03 GRPO, live](03_grpo.ipynb) →
 # [04 what happened](04_diagnostics.ipynb); [05](05_mathematics.ipynb) has the mathematics on toy numbers,
-# [06](06_fault_lab.ipynb) the bugs that ruin trainings.
-# For your own model and data change the settings cell below, and only that one.
+# [06](06_fault_lab.ipynb) the bugs that ruin trainings, [07](07_result.ipynb) the result on a real model. For your own
+# model and data, change only the settings cell below.
 
 # %%
 import grpo_nb as g
@@ -48,14 +48,14 @@ tables.checks(doctor.environment())
 
 # %% [markdown]
 # ## Settings
-# `PRESET` gives every setting a value; `CHANGES` replaces some by their dotted names, for instance
+# `PRESET` gives every setting a value; `CHANGES` overrides some by dotted name, for instance
 # `{"model.name": "HuggingFaceTB/SmolLM2-135M-Instruct", "objectives.fairness.data": "/data/bbq/Age.jsonl"}`.
-# Once a run has trained or measured, its settings are fixed: to try others, give `RUN` another name. The notebooks
-# 02 to 04 open the run that was opened here last.
+# Once a run has trained or been evaluated, its settings are fixed: to try others, change `RUN`. Notebooks 02 to 04
+# open the run that this notebook opened last.
 #
-# A task or a reward of your own is a class or a function in a file beside this notebook or in the project's folder, say
-# `own.py`: `TASKS = {"fairness": "own:MyTask"}`, `REWARDS = {"fairness": [("own:short", 0.1)]}` with its weight.
-# Restart the kernel after you have edited that file.
+# Put your own task (a class) or reward (a function) in a file next to this notebook or in the project's folder, say
+# `own.py`, and name it: `TASKS = {"fairness": "own:MyTask"}`, `REWARDS = {"fairness": [("own:short", 0.1)]}` with its
+# weight. Restart the kernel after you edit that file.
 
 # %% tags=["parameters"]
 RUN = "demo"
@@ -71,16 +71,16 @@ print(run.path)
 tables.settings(config)
 
 # %% [markdown]
-# Below, every run of this project. One whose kernel died is not lost: the line under *next* resumes it from its newest
-# checkpoint. The first import in any kernel says the same, so after a restart you need not look for it.
+# The table lists every run of this project. If a run's kernel died, the line under *next* resumes it from its newest
+# checkpoint. The first import in any kernel shows the same lines.
 
 # %%
 project.runs()
 
 # %% [markdown]
 # ## The model
-# *Look at* how many parameters train, and at the terminators: each of them ends an answer. A model whose real
-# terminator is missing here would never stop.
+# *Look at* the number of trainable parameters and at the stop tokens: each of them ends an answer. A model whose real
+# stop token is missing here would never stop.
 
 # %%
 policy = g.load_policy(config.model, config.run.seed)
@@ -88,17 +88,17 @@ tables.key_values(policy.describe())
 
 # %% [markdown]
 # ## The tasks
-# One objective, one task. `selfcheck` proves that gold answers score top and known bad ones (the wrong option, the
-# made-up answer, both at once, nothing) do not, for every example; it raises where one fails. A task of your own may
-# have one; without, its gold answers must at least beat an empty one.
+# Each objective has one task. `selfcheck` verifies for every example that the gold answer scores top and known bad
+# answers (the wrong option, the made-up answer, both at once, nothing) do not; it raises an error where this fails.
+# Your own task may define `selfcheck`; without it, gold answers must at least beat an empty one.
 
 # %%
 tasks = load_tasks(config, run.path, own.tasks)
 report.selfchecks(tasks)
 
 # %% [markdown]
-# What the model reads, special tokens and all, and below it what SFT teaches it to write. The prompt ends where the
-# answer has to begin; the answer ends with a terminator.
+# The prompt that the model reads, with special tokens, and below it the answer that SFT teaches. The prompt ends where
+# the answer begins; the answer ends with a stop token.
 
 # %%
 example = tasks[next(iter(tasks))].examples("train")[0]
@@ -106,33 +106,33 @@ print(policy.tokenizer.decode(policy.encode(example.prompt)))
 print(policy.tokenizer.decode(policy.encode_completion(example.target or "", example.prompt)))
 
 # %% [markdown]
-# How answers are judged. *Look at* the order: right before "I do not know" before wrong before unreadable. Each class
-# has a band of its own, so style and length cannot lift an answer over the next.
-# An answer that could not be scored at all has no reward, which is not the same as 0.
+# How answers are scored. *Look at* the order: right, "I do not know", wrong, unreadable. Each class has its own range
+# of rewards, so style and length cannot lift an answer into a better class. An answer that cannot be scored has no
+# reward, which is not the same as 0.
 
 # %%
 report.scored_examples(tasks)
 
 # %% [markdown]
 # ## The reward at work
-# A few training prompts with the right answer, wrong ones, and what the model writes now, all scored as training will
-# score them. *Look at* the order inside the prompt: a reward that pays a bad answer like a good one teaches it.
-# Reward functions of your own take part.
+# Right, wrong and the model's own answers to one training prompt per objective, scored as in training. *Look at* the
+# order within a prompt: a reward that pays a bad answer like a good one teaches the bad one. Your own reward functions
+# are included.
 
 # %%
 bench = reward_check.workbench(run, policy=policy, tasks=tasks, rewards=own.rewards, prompts=1)
 report.ranked(bench)
 
 # %% [markdown]
-# What to know before training. Before SFT most of it says that no answer has the asked form yet; an error, that a
-# wrong answer is paid like the right one, has to be mended now.
+# Findings before training. Before SFT, most report that no answer has the required format yet. Fix any error now, such
+# as a wrong answer that is paid like the right one.
 
 # %%
 tables.findings(bench.findings)
 
 # %% [markdown]
 # ## The size of a step
-# In words, then in memory: the planner adds up what training needs and says whether this machine has it.
+# First the batch, then the memory: the planner adds up what training needs and shows whether this machine has it.
 
 # %%
 print(config.batch.describe())
@@ -142,7 +142,7 @@ tables.memory(g.plan(config))
 
 # %% [markdown]
 # ## Before any training
-# The held-out examples, answered greedily. This is the line that SFT and GRPO have to beat.
+# Greedy answers to the held-out examples: the baseline that SFT and GRPO have to beat.
 
 # %%
 report.evaluation(g.evaluate(run, stage="base", policy=policy, tasks=tasks))
@@ -152,5 +152,5 @@ del policy, bench  # 02_sft loads its own; to look at the model again, run its c
 print(kernel.memory_held())
 
 # %% [markdown]
-# **What to look for.** A model that has not learnt the form of an answer is mostly *unparsed*; its accuracy says
-# nothing yet. That is what [02_sft](02_sft.ipynb) is for.
+# **What to look for.** While the model has not learnt the answer format, most answers are *unparsed*, and accuracy
+# means nothing yet. [02_sft](02_sft.ipynb) teaches the format.

@@ -15,12 +15,12 @@
 # ---
 
 # %% [markdown]
-# # 2. SFT: the model learns the form of an answer
+# # 2. SFT: the model learns the answer format
 #
-# GRPO needs answers it can compare; a model that never answers in the asked form gives it nothing. A short
-# supervised warm-up on gold answers mends that. **The goal**: nearly every answer has the asked form. The demo's gold
-# answers are **flawed on purpose**: where the text does not tell, they follow the stereotype or invent. The model will
-# learn that too, and GRPO will have to repair it.
+# GRPO compares answers; a model that never answers in the required format gives it nothing to compare. A short SFT on
+# gold answers fixes that. **The goal**: nearly every answer has the required format. The demo's gold answers are
+# **flawed on purpose**: where the text does not answer the question, they follow the stereotype or invent. The model
+# will learn that too, and GRPO has to correct it.
 #
 # | | demo |
 # |---|---|
@@ -46,32 +46,32 @@ print(f"{sft.steps} steps of {sft.batch} examples; data: {sft.data or 'gold answ
 
 # %% [markdown]
 # ## Before
-# A few held-out prompts, answered by the model as it was loaded. *Look at* the label: *unparsed* answers cannot be
-# judged, so none of them is better than another.
+# The loaded model's answers to a few held-out prompts. *Look at* the label: *unparsed* answers all earn the same, so
+# none is better than another.
 
 # %%
 report.answers(run, stage="base", limit=2, tasks=own.tasks)
 
 # %% [markdown]
 # ## Train
-# In a worker thread: this cell returns at once, the picture moves by itself, and the kernel stays free. SFT that is
-# complete is not done twice; one that was interrupted goes on from its newest checkpoint.
+# SFT runs in a worker thread: this cell returns at once, the picture updates by itself, and the kernel stays free. A
+# completed SFT is not repeated; an interrupted one continues from its newest checkpoint.
 
 # %%
 warmup = g.start(run, stage="sft", tasks=own.tasks)
 warmup
 
 # %% [markdown]
-# The next cell waits, and leaves the curves when it ends. The notebook's stop button (■) ends the waiting, and SFT goes
-# on; ■ once more ends SFT after the current step and saves.
+# The next cell waits for SFT; its curves stay in the notebook. The notebook's stop button (■) ends the wait while SFT
+# continues; a second ■ ends SFT after the current step and saves.
 
 # %%
 await warmup.wait()
 
 # %% [markdown]
 # ## After
-# The loss on examples that SFT did not see, in nats per token. *Look at* both numbers: a loss that did not fall
-# means that nothing was learnt, a loss near 0 that everything was copied and no answer varies any more.
+# The loss on examples that SFT did not see, in nats per token. *Look at* both numbers: a loss that did not fall means
+# that nothing was learnt; a loss near 0, that answers no longer vary.
 
 # %%
 report.sft_losses(run)
@@ -80,8 +80,8 @@ report.sft_losses(run)
 report.answers(run, stage="sft", limit=2, tasks=own.tasks)
 
 # %% [markdown]
-# The held-out evaluation. *Look at* `unparsed_rate`, which should be near 0 now, and at the bias and the
-# hallucinated share, which SFT on flawed answers has made worse.
+# The held-out evaluation. *Look at* `unparsed_rate`, which should now be near 0, and at bias and the hallucinated
+# share, which the flawed gold answers have made worse.
 
 # %%
 report.evaluation(g.evaluate(run, stage="sft", tasks=own.tasks))
@@ -90,6 +90,6 @@ report.evaluation(g.evaluate(run, stage="sft", tasks=own.tasks))
 print(kernel.memory_held())
 
 # %% [markdown]
-# In the demo the model answers in the asked form now, and has the flaws of its teacher. A model that still does not
-# needs more `sft.steps`: GRPO learns from differences between answers that can be read.
-# [03_grpo](03_grpo.ipynb) goes on from here.
+# The demo's model now answers in the required format, with the flaws of the gold answers. If your model misses the
+# format, raise `sft.steps`: GRPO learns from differences between parsed answers. [03_grpo](03_grpo.ipynb) continues
+# from here.

@@ -17,9 +17,9 @@
 # %% [markdown]
 # # 3. GRPO: train on two objectives, and steer while it trains
 #
-# The model writes a group of completions for every prompt; those that score above their group become likelier. A KL
-# penalty, weighted by one β per objective, holds the policy near the SFT model. **The goal**: the flaws that SFT taught
-# are gone, and you have steered a run and followed one step through the code.
+# The model samples a group of completions for every prompt; those that score above their group's mean become likelier.
+# A KL penalty, weighted by one β per objective, keeps the policy near the SFT model. **The goal**: GRPO removes the
+# flaws that SFT taught, and you steer a run and follow one step through the code.
 #
 # | | demo |
 # |---|---|
@@ -28,7 +28,7 @@
 # | memory | 0.69 GiB at the peak (`make run`) |
 # | needs | the result of [02_sft](02_sft.ipynb) |
 #
-# Close the browser, restart the kernel or lose the machine: run the notebook again, and training continues from the
+# After a closed browser, a restarted kernel or a lost machine, run the notebook again: training continues from the
 # newest checkpoint.
 
 # %%
@@ -56,7 +56,7 @@ print(config.batch.describe())
 
 # %% [markdown]
 # ## Start
-# The first third of the steps. The cell returns at once while a thread trains; below it appears the dashboard. To keep
+# The cell trains the first third of the steps in a thread and returns at once; the dashboard appears below it. To keep
 # it in view, right-click it and choose *Create New View for Cell Output*.
 
 # %%
@@ -66,7 +66,7 @@ training
 
 # %% [markdown]
 # ## How to read it
-# Reward first; the loss stays near 0 by construction.
+# Watch the reward first; the loss stays near 0 by construction.
 #
 # | curve | healthy | a warning |
 # |---|---|---|
@@ -77,12 +77,12 @@ training
 # | gradient norm | the same size throughout | spikes; marks show where a guard acted |
 
 # %% [markdown]
-# ## Now turn something
-# A change is **requested** until the next step begins, then **active**. `auto` leaves β to its controller, which holds
-# KL in the band; the slider or the box takes β over. Measured on the demo: both objectives' knobs changed after step
-# 10, fairness shown (`grpo(run, steps=40)`, two CPU cores, seed 0):
+# ## Change a setting
+# A change is **requested** until the next step begins, then **active**. With `auto`, the controller sets β to hold KL
+# in its band; the slider or the box sets β by hand. Measured on the demo, changed for both objectives after step 10,
+# fairness shown (`grpo(run, steps=40)`, two CPU cores, seed 0):
 #
-# | turn | steps 11 to 15 | steps 36 to 40 |
+# | change | steps 11 to 15 | steps 36 to 40 |
 # |---|---|---|
 # | nothing | reward 0.86, KL 0.04, dead groups 45% | reward 0.98, KL 0.12, dead groups 88% |
 # | β to 0.4 | reward 0.86, KL 0.04, dead groups 45% | reward 0.95, **KL 0.05**, dead groups 75% |
@@ -90,13 +90,14 @@ training
 # | temperature to 0.3 | reward 0.96, KL 0.07, **dead groups 100%** | reward 1.00, KL 0.10, dead groups 100% |
 # | temperature to 2 | **reward 0.20**, KL 0.01, dead groups 5% | reward 0.44, KL 0.07, dead groups 0% |
 #
-# β acts slowly, through what is learned; temperature at once, through what is sampled: a low one makes the completions
-# of a group alike, a high one makes them noise. The demo's own β, about 0.03, is too light to tell from 0 in 30 steps.
+# β acts slowly, through what the model learns; temperature acts at once, on sampling: a low one makes the completions
+# of a group alike, a high one makes them noise. In 30 steps, the demo's own β, about 0.03, cannot be distinguished
+# from 0.
 #
-# Every change is a mark in its curve and a line in the log; `auto` or the old number undoes it.
+# Every change leaves a mark in its curve and a line in the log; `auto` or the old number undoes it.
 #
-# The next cell waits. The notebook's stop button (■) ends the waiting; pressed again, it ends training after the
-# current step and saves, as *Stop* in the dashboard does.
+# The next cell waits. The notebook's stop button (■) ends the wait; pressed again, it ends training after the current
+# step and saves, like *Stop* in the dashboard.
 
 # %%
 await training.wait()
@@ -108,13 +109,13 @@ await training.wait()
 #              sampled           task        within the     ratio, clip,             clipped       Adam
 #                                            group          log-probs of reference
 # ```
-# The function that trains is one screen long:
+# The function that trains. Its comments number the parts below:
 
 # %%
 Code(inspect.getsource(grpo.grpo_step), language="python")
 
 # %% [markdown]
-# A checkpoint and the seed decide every token, so `replay` can compute the newest step after a checkpoint again, up to
+# A checkpoint and the seed determine every token, so `replay` can recompute the newest step after a checkpoint, up to
 # its loss:
 
 # %%
@@ -124,7 +125,7 @@ logged = run.metrics().set_index("step").loc[step.plan.step]
 print("step", step.plan.step, "KL", step.batch.kl[objective], "logged", logged[f"kl/{objective}"])
 
 # %% [markdown]
-# **1, 2. Completions and rewards** of one prompt, the first whose rewards differ:
+# **1, 2. Completions and rewards** of the first prompt whose rewards differ:
 
 # %%
 rows, rollouts = step.group(objective), step.batch.rollouts
@@ -133,7 +134,7 @@ for i in rows:
     print(f"{step.batch.scores[i].value:6.3f}  {rollouts.texts[i]}")
 
 # %% [markdown]
-# **4. Advantages**: each reward less the mean of the group, over its standard deviation.
+# **4. Advantages**: each reward minus the group's mean, divided by the group's standard deviation.
 
 # %%
 R = torch.tensor([[step.batch.scores[i].value for i in rows]])
@@ -143,8 +144,8 @@ print("library", losses.advantages(losses.GroupRewards(R, lengths), "group_std")
 print("step   ", step.batch.advantages[rows, 0])
 
 # %% [markdown]
-# **3, 5. Log-probs and ratio**: the same tokens under the policy that sampled, the policy now and the reference. Before
-# the first update, old and now are equal: the ratio is 1, and nothing is clipped.
+# **3, 5. Log-probs and ratio** of the same tokens under the old policy, which sampled them, the policy now and the
+# reference. Before the first update, old and now are equal: the ratio is 1, and nothing is clipped.
 
 # %%
 inputs = step.inputs(rows)
@@ -157,7 +158,7 @@ for t, token in enumerate(step.policy.token_texts(rollouts.completion_ids[rows[b
     print(f"{token!r:14}", *(f"{table[best, t].item():9.4f}" for table in columns.values()))
 
 # %% [markdown]
-# **The loss**: for each token $-\min(rA, clip(r)A) + \beta\, k_3$; the mean of each completion, then of the group.
+# **The loss**: for each token $-\min(rA, clip(r)A) + \beta\, k_3$, averaged over each completion, then over the group.
 
 # %%
 clip, beta = step.plan.loss.clip, step.plan.betas[objective]
@@ -169,8 +170,8 @@ print(f"by hand {by_hand.item():.6f}, library {sum(terms.values()).item():.6f}:"
 print(*(f"{name} {value.item():.6f}" for name, value in terms.items()))
 
 # %% [markdown]
-# (They agree for the demo's `grpo`; another `algorithm.name` has another surrogate, reduction or KL.) The policy term
-# is near 0 by construction, as a group's advantages sum to 0. Its gradient is not:
+# (Both agree for the demo's `grpo`; another `algorithm.name` has another surrogate, reduction or KL.) The policy term
+# is near 0 by construction, since a group's advantages sum to 0. Its gradient is not:
 
 # %%
 sum(terms.values()).backward()
@@ -178,8 +179,8 @@ print("gradient norm", torch.cat([p.grad.flatten() for p in step.policy.paramete
 del step, inputs, logp, ratio, d, columns, gain, per_token, by_hand, terms
 
 # %% [markdown]
-# ## The same knob from code
-# Twice the last β, or 0.1 where that is 0 or cannot be doubled. The next two rows carry it.
+# ## Set β from code
+# This sets β to twice its last value, or to 0.1 if that is 0 or out of bounds. The next two rows of the log show it.
 
 # %%
 objective = next(iter(config.objectives))
@@ -197,9 +198,9 @@ beta.set_auto(by="notebook 03")
 
 # %% [markdown]
 # ## A restart loses nothing
-# *Try it*: restart the kernel while the next cell trains, then *Run All*. Steps past the newest checkpoint are computed
-# again to the same bits, and the curves join. `g.start(run, where="process")` outlives the kernel; `g.attach(run)`
-# shows and steers it from any other.
+# *Try it*: restart the kernel while the next cell trains, then *Run All*. The steps after the newest checkpoint are
+# recomputed bit for bit, and the curves join. A run started with `g.start(run, where="process")` outlives the kernel;
+# `g.attach(run)` shows and steers it from any other.
 
 # %%
 training = g.start(run, tasks=own.tasks, rewards=own.rewards)
@@ -209,7 +210,7 @@ training
 await training.wait()
 
 # %% [markdown]
-# Dotted lines mark where each start took over. The log of those moments:
+# Dotted lines mark every resume. The log of starts and ends:
 
 # %%
 report.starts(run)
@@ -223,7 +224,7 @@ report.evaluation(g.evaluate(run, stage="latest", tasks=own.tasks))
 
 # %% [markdown]
 # ## Steer it yourself
-# `STEER_STEPS` more: time to move β and temperature.
+# `STEER_STEPS` more steps, in which you can change β and temperature.
 
 # %%
 training = g.start(run, steps=config.run.steps + STEER_STEPS, tasks=own.tasks, rewards=own.rewards)
@@ -232,13 +233,13 @@ await training.wait()
 
 # %% [markdown]
 # ## Exercises
-# Answer first, then open. Each answer is code that holds.
+# Answer first, then open. Each answer is runnable code.
 #
 # **1.** A group of 8 has the rewards 1, 1, 1, 1, 1, 1, 1, 1. What does it teach?
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: no signal, and every advantage is 0. The curve "dead groups" counts these.
+# Nothing: without signal, every advantage is 0. The curve "dead groups" shows the share of such groups.
 #
 # ```python
 # same = losses.GroupRewards(torch.ones(1, 8), torch.full((1, 8), 9))
@@ -246,7 +247,7 @@ await training.wait()
 # ```
 # </details>
 #
-# **2.** The first update of a step has ratio 1 everywhere. What would change with a clip of 0.01 in place of 0.2?
+# **2.** In the first update of a step, every ratio is 1. What would a clip of 0.01 instead of 0.2 change?
 #
 # <details><summary>Answer</summary>
 #
@@ -272,12 +273,12 @@ await training.wait()
 # ```
 # </details>
 #
-# **4.** A token has advantage 1 and is 1.5 nats likelier than under the reference. From which β on does the penalty
-# (`k3`) undo the pull of the advantage?
+# **4.** A token has advantage 1 and is 1.5 nats likelier than under the reference. At which β does the penalty (`k3`)
+# cancel the gradient of the advantage?
 #
 # <details><summary>Answer</summary>
 #
-# The gradient of `k3` is $1 - e^{-1.5} = 0.777$ per unit of β, so from β = 1.29 on. The demo's 0.03 is a light hand.
+# The gradient of `k3` is $1 - e^{-1.5} = 0.777$ per unit of β, so at β = 1.29. The demo's 0.03 is far weaker.
 #
 # ```python
 # x = torch.tensor([[-1.0]], requires_grad=True)
@@ -290,5 +291,5 @@ await training.wait()
 print(kernel.memory_held())
 
 # %% [markdown]
-# Next: [04_diagnostics](04_diagnostics.ipynb) reads from the log whether this is better than chance, and what went
-# wrong on the way.
+# Next: [04_diagnostics](04_diagnostics.ipynb) shows whether the gain is beyond chance, and what went wrong during
+# training.

@@ -17,9 +17,9 @@
 # %% [markdown]
 # # 4. Diagnostics: what happened, and what to change
 #
-# This notebook reads the run's folder, so it works on a run that trains now, ended last week, or lies on another
-# machine's disk; only the profile and the questions near its end load the model. **The goal**: to know whether the run
-# did any good, beyond chance, what went wrong on the way, and what to change next time.
+# This notebook reads a run's folder, so the run may be training, finished, or on another machine's disk; only the
+# profile and the section *Ask the model* load the model. **The goal**: to know whether the run improved the model
+# beyond chance, what went wrong, and what to change next time.
 #
 # | | demo |
 # |---|---|
@@ -47,8 +47,8 @@ EXPORT = ""  # new folder for a model to take home
 PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
 # %% [markdown]
-# `RUN` is None, a name below `runs/`, or the path of a run's folder anywhere. The table has the settings that differ
-# from the defaults; below it, folded, are all of them.
+# `RUN` is None, a name in `runs/`, or the path of any run's folder. The first table lists the settings that differ
+# from the defaults; the folded table lists all of them.
 
 # %%
 run = project.open_run(RUN, needs="grpo")
@@ -57,22 +57,22 @@ g.attach(run).summary()
 
 # %% [markdown]
 # ## The curves
-# *Look at* reward (up), KL (inside its band), length (neither collapsing nor at the cap) and the share of groups
-# without a signal (a group whose answers all score the same teaches nothing).
+# *Look at* reward (rising), KL (inside its band), length (neither collapsing nor at the cap) and the share of groups
+# without signal (all answers of such a group score the same, so it teaches nothing).
 
 # %%
 report.report(run)
 
 # %% [markdown]
-# Every kind of metric in this run's log: unit, meaning, and what is healthy.
+# Every kind of metric in this run's log: unit, meaning, and healthy range.
 
 # %%
 report.glossary(run)
 
 # %% [markdown]
 # ## Before and after
-# Differences on the same held-out items, with 95% intervals over templates and texts. An interval that holds 0 is no
-# result. *Look at* the lines that should not have moved, too: what was right after SFT should still be right.
+# Differences on the same held-out items, with 95% intervals over templates and texts. An interval that contains 0
+# shows no difference. *Look at* the rows that should not change, too: what was right after SFT should still be right.
 
 # %%
 report.comparison(run)
@@ -81,10 +81,10 @@ report.comparison(run)
 plots.before_after(report.stages_compared(run))
 
 # %% [markdown]
-# ## Beside other runs
-# Check runs of the project to lay their curves over each other; below are the settings that differ and where each run
-# stands. With `OTHER` set, also each metric over the steps that both have, and the findings of each. *Look at* a
-# difference of means beside the spread over steps: a smaller one is noise.
+# ## Compare runs
+# Check runs of the project to overlay their curves; the tables below list the settings that differ and the state of
+# each run. If `OTHER` is set, the next cell also compares each metric over the steps that both runs have, and their
+# findings. A difference of means that is smaller than the spread over steps is noise.
 
 # %%
 compare_view.RunsView(also=[run])
@@ -95,9 +95,10 @@ if OTHER:
 
 # %% [markdown]
 # ## Which checkpoint
-# The quick evaluations made while it trained, on questions that neither training nor the table above has. A stage is
-# off the front only where another is better in every objective, beyond chance. `pareto.best(run, "fairness")` and
-# `pareto.knee(run)` name a stage; `evaluate.load_best(run, "fairness")` and `evaluate.load_knee(run)` load its weights.
+# Quick evaluations made during training, on questions that neither training nor the table above uses. A stage leaves
+# the front only if another is better in every objective, beyond chance. `pareto.best(run, "fairness")` and
+# `pareto.knee(run)` name a stage; `evaluate.load_best(run, "fairness")` and `evaluate.load_knee(run)` load its
+# weights.
 
 # %%
 front = pareto.pareto(run)
@@ -107,19 +108,19 @@ plots.pareto(front)
 report.front(front)
 
 # %% [markdown]
-# ## Take it home
-# With `EXPORT` set: the best stage as a PEFT adapter or, where all weights were trained, as a transformers model, with
-# a model card that is filled from this run. `format="gguf"` writes one file, where it reads back as the same model;
-# `push="owner/name"` uploads the folder, with the token in `HF_TOKEN`.
+# ## Export the model
+# If `EXPORT` is set, the cell exports the best stage as a PEFT adapter or, if all weights were trained, as a
+# transformers model, with a model card filled from this run. `format="gguf"` writes one file, if that file reads back
+# as the same model; `push="owner/name"` uploads the folder with the token in `HF_TOKEN`.
 
 # %%
 if EXPORT:
     print(g.export(run, EXPORT, stage="best"))
 
 # %% [markdown]
-# ## What it wrote
-# The kinds of answers over the steps, then the newest samples. Reward going up while the text gets worse is reward
-# hacking: read some.
+# ## Answers
+# The kinds of answers over the steps, then the newest samples. Read some: if reward rises while the text gets worse,
+# the model is hacking the reward.
 
 # %%
 plots.answers(run.metrics(), run.config)
@@ -130,32 +131,32 @@ for name in run.config.objectives:
 
 # %% [markdown]
 # ## One prompt over time
-# The answers to one prompt from the first step to the newest, with what they earned; a surprising token is shaded.
-# *Look at* when the answer turned, and whether its wording went with it. Filter by label, length and reward.
+# The answers to one prompt from the first step to the newest, with their rewards; surprising tokens are shaded.
+# *Look at* when the answer changed, and whether its wording changed too. Filter by label, length and reward.
 
 # %%
 over_time.OverTime(run)
 
 # %% [markdown]
 # ## Findings
-# The rules that guard training, replayed over the whole log. Each says what it saw and what to change.
+# The rules that guard training, applied to the complete log. Each finding shows what happened and what to change.
 
 # %%
 tables.findings(g.diagnose(run))
 
 # %% [markdown]
 # ## Events
-# What was out of the ordinary: turned knobs, starts, guards, checkpoints that were set aside.
+# Changed settings, starts, guard actions, checkpoints that were set aside; routine checkpoints are left out.
 
 # %%
 report.events(run)
 
 # %% [markdown]
 # ## Where the time goes
-# `doctor.profile` trains a copy for a step under torch's profiler; the run stays as it is. *Look at* the phase with the
-# most seconds a step and its first operators. The trace, in the run's folder, opens at https://ui.perfetto.dev. The
-# second table is what held memory at the end of the step; `doctor.memory_snapshot()` lists it at any time, and a kind
-# whose count grows from step to step is a leak.
+# `doctor.profile` trains a copy of the run for `PROFILE_STEPS` steps under torch's profiler; the run does not change.
+# *Look at* the phase with the most seconds per step and its first operators. The trace, in the run's folder, opens at
+# https://ui.perfetto.dev. The second table lists what held memory at the end of the step. `doctor.memory_snapshot()`
+# lists it at any time; a kind whose count grows every step is a leak.
 
 # %%
 if PROFILE_STEPS:
@@ -165,30 +166,30 @@ if PROFILE_STEPS:
     display(tables.Table(pd.DataFrame(profiled.memory.rows()), "live tensors"))
 
 # %% [markdown]
-# ## Talk to it
-# The same question to the base model, after SFT and after GRPO, side by side. Type one, or choose an example: its task
-# then scores each answer. One model is in memory, loaded at the first question.
+# ## Ask the model
+# Put the same question to the model as loaded, after SFT and after GRPO, side by side. Type one, or choose an example
+# to have its task score each answer. Only one model is in memory, loaded at the first question.
 
 # %%
 talk.Talk(run, tasks=project.own(run).tasks)
 
 # %% [markdown]
 # ## When it fails
-# Below a cell that fails with a well-known error stands why, and what to change. For a CUDA error or a nan that names
-# no line, restart the kernel and begin with `doctor.debug_mode()`: several times slower, but it names the line.
-# `doctor.bundle(run)` packs what a bug report needs: versions, hardware, settings, last metrics, events and traceback,
-# with keys struck out, and no prompt, completion or weight.
+# If a cell fails with a well-known error, the cause and what to change appear below it. If a CUDA error or a NaN names
+# no line, restart the kernel and begin with `doctor.debug_mode()`: training is several times slower, but the error
+# names the line. `doctor.bundle(run)` packs what a bug report needs: versions, hardware, settings, last metrics,
+# events and traceback. Keys are redacted; prompts, completions and weights are left out.
 
 # %%
 print(doctor.explain(RuntimeError("Trying to backward through the graph a second time")))
 print(doctor.bundle(run).name, "is in the run's folder")
 
 # %% [markdown]
-# ## Exhibit: a KL that is none
-# Some GRPO code penalises `clamp(ref - new, 0, 10)`. *Look at* its column: where the policy has made a token likelier
-# than the reference did (negative rows), it is 0, so drift that way costs nothing, and everywhere else its slope is
-# the same however far the drift. k2 and k3 are 0 only where both agree and grow on both sides.
-# [05_mathematics](05_mathematics.ipynb) has the rest: what each estimator's mean and gradient are.
+# ## Exhibit: a clamp that is not a KL
+# Some GRPO code penalises `clamp(ref - new, 0, 10)`. *Look at* its column: for tokens likelier under the policy than
+# under the reference (negative rows) it is 0, so this drift costs nothing; elsewhere its slope is constant, however
+# far the drift. k2 and k3 are 0 only where both models agree, and grow on both sides.
+# [05_mathematics](05_mathematics.ipynb) shows the mean and gradient of each estimator.
 
 # %%
 gap = torch.linspace(-2, 2, 9)[None]  # log-prob of the reference minus the policy's, one token each
@@ -202,5 +203,5 @@ print(kernel.memory_held())
 
 # %% [markdown]
 # ## What to change
-# Begin a new run for other settings (`RUN` and `CHANGES` in [01_load](01_load.ipynb)); a run's own settings never
-# change, so that its curves stay comparable. β, temperature and learning rate can be turned while it trains.
+# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's own settings never
+# change, so that its curves stay comparable. β, temperature and learning rate can be changed while it trains.

@@ -17,8 +17,8 @@
 # %% [markdown]
 # # 5. The mathematics, on toy numbers
 #
-# Nothing is trained here. Every cell calls the functions that train, on tensors small enough to check by hand.
-# **The goal**: to know what each choice in the settings does to a single token.
+# Nothing is trained here: the cells call the training functions on tensors small enough to check by hand.
+# **The goal**: to know how each algorithm setting affects a single token.
 #
 # | | |
 # |---|---|
@@ -59,7 +59,7 @@ R = torch.tensor([1.0, 0.0, 0.0, 1.0])
 (R - R.mean()) / (R.std() + 1e-4)
 
 # %% [markdown]
-# The same by the function that trains, with three more prompts. It takes rewards `[prompt, group]` and lengths.
+# The training function gives the same, here with three more prompts. It takes rewards `[prompt, group]` and lengths.
 
 # %%
 print(inspect.signature(losses.advantages))
@@ -69,23 +69,23 @@ groups = losses.GroupRewards(rewards, lengths)
 losses.advantages(groups, "group_std")[..., 0]
 
 # %% [markdown]
-# Row 3 has equal rewards, so no signal: exactly 0. In row 4 one completion could not be scored: it gets 0, and the
-# others are compared without it.
+# Row 3 has equal rewards, so no signal: its advantages are exactly 0. In row 4 one completion could not be scored: it
+# gets 0, and the others are compared without it.
 
 # %%
 losses.has_signal(rewards)
 
 # %% [markdown]
-# Other estimators of the same four rewards, 2, 2, 2 and 5. Dr. GRPO (`mean_only`) does not divide; RLOO leaves
-# $R_i$ out of its own baseline.
+# Every estimator on the rewards 2, 2, 2 and 5. Dr. GRPO (`mean_only`) does not divide by $s$; RLOO excludes $R_i$ from
+# its own baseline.
 
 # %%
 for name in losses.ADVANTAGES:
     print(f"{name:22}", losses.advantages(groups, name)[1, :, 0])
 
 # %% [markdown]
-# `opo` weighs the baseline by length. Let the best completion have 900 tokens, and it becomes the baseline;
-# `reinforce_pp` and `reinforce_pp_baseline`, which average over tokens, move as well.
+# `opo` weights the baseline by length. If the best completion has 900 tokens, the baseline nearly equals its reward;
+# `reinforce_pp` and `reinforce_pp_baseline`, which average over tokens, change as well.
 
 # %%
 lengths[1, 3] = 900
@@ -95,7 +95,7 @@ for name in ("group_std", "opo", "reinforce_pp", "reinforce_pp_baseline"):
 
 # %% [markdown]
 # ## 2. Ratio and clip
-# After the first update the policy is no longer the one that sampled. PPO weighs a token by the ratio and clips:
+# After the first update the policy differs from the one that sampled. PPO weights each token by the ratio and clips:
 #
 # $$r_t = \frac{\pi(t)}{\pi_{old}(t)} \qquad
 # L_t = -\min\left(r_t A,\ clip(r_t,\ 1 - \epsilon_{low},\ 1 + \epsilon_{high})\, A\right)$$
@@ -108,7 +108,7 @@ A = torch.tensor([[1.0]])
 -torch.min(ratio * A, ratio.clamp(0.8, 1.2) * A)
 
 # %% [markdown]
-# The function that trains takes log-probs:
+# The training function takes log-probs:
 
 # %%
 Code(inspect.getsource(losses.ppo_clip), language="python")
@@ -121,21 +121,21 @@ good = losses.ppo_clip(logp, logp_old, A, clip)
 good.detach()
 
 # %% [markdown]
-# The value matters less than the gradient, $-\partial L / \partial \log \pi$: how hard each token is still pulled up.
-# At ratio 2 it is 0.
+# The gradient matters more than the value: $-\partial L / \partial \log \pi$ is how hard each token is still pulled
+# up. At ratio 2 it is 0.
 
 # %%
 torch.autograd.grad(-good.sum(), logp)[0]
 
 # %% [markdown]
-# A bad completion, $A = -1$: pushed down until the ratio falls below 0.8.
+# The tokens of a bad completion, $A = -1$, are pushed down until the ratio falls below 0.8.
 
 # %%
 bad = losses.ppo_clip(logp, logp_old, -A, clip)
 torch.autograd.grad(-bad.sum(), logp)[0]
 
 # %% [markdown]
-# A bad token that became 8 times likelier pulls 8 times as hard. The dual clip ends that.
+# A bad token that became 8 times likelier is pushed down 8 times as hard. The dual clip stops that.
 
 # %%
 far = (torch.full((1, 1), -4.0) + torch.tensor(8.0).log()).requires_grad_()
@@ -144,15 +144,15 @@ for dual in (None, 3.0):
     print(dual, torch.autograd.grad(-loss.sum(), far)[0])
 
 # %% [markdown]
-# Every surrogate with a ratio per token, over the ratio. CISPO caps the weight (at 5 for `cispo_cap`) and keeps the
-# token; SAPO fades; CPGD's pull never grows.
+# The gradient of every surrogate with one ratio per token, over the ratio. CISPO caps the weight (at 5 for
+# `cispo_cap`) and keeps the token; SAPO's gradient fades; CPGD's does not grow with the ratio.
 
 # %%
 pulls = {f"A = {a:+d}": toy_math.pulls(float(a)) for a in (1, -1)}
 plots.curves(pulls, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
-# GSPO and GMPO have one ratio for the completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$. Log-ratios of 0.3 and −0.1:
+# GSPO and GMPO have one ratio per completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$. For log-ratios of 0.3 and −0.1:
 
 # %%
 delta = torch.tensor([[0.3, -0.1]])
@@ -162,7 +162,7 @@ for name in ("ppo_clip", "gspo", "gmpo"):
 
 # %% [markdown]
 # ## 3. KL to the reference
-# Estimated from the sampled token alone, with $d = \log \pi_{ref} - \log \pi$:
+# The KL is estimated from the sampled token alone, with $d = \log \pi_{ref} - \log \pi$:
 #
 # $$k_1 = -d \qquad k_2 = \frac{d^2}{2} \qquad k_3 = e^d - d - 1$$
 #
@@ -176,7 +176,7 @@ p = logp.exp()
 (p * (logp - logp_ref)).sum()
 
 # %% [markdown]
-# Each estimator per token, and its mean. `k1` and `k3` meet the exact value; `k2` does not.
+# Each estimator per token, and its mean. The means of `k1` and `k3` equal the exact value; that of `k2` does not.
 
 # %%
 for name, estimate in losses.KL.items():
@@ -184,8 +184,8 @@ for name, estimate in losses.KL.items():
     print(f"{name:6}", values, "mean", (p * values).sum())
 
 # %% [markdown]
-# As a *loss*, the gradient counts. `k1` has none, so the settings refuse it; `k3` points elsewhere; `k2` is exact.
-# `k3_k2` has the value of `k3` and the gradient of `k2`.
+# In a *loss*, the gradient counts. On average `k1` has none, so the settings refuse it; that of `k3` points elsewhere;
+# that of `k2` is exact. `k3_k2` has the value of `k3` and the gradient of `k2`.
 
 # %%
 theta = policy.clone().requires_grad_()
@@ -197,8 +197,8 @@ for name, estimate in losses.KL.items():
     print(f"{name:6}", torch.autograd.grad(loss, theta, retain_graph=True)[0])
 
 # %% [markdown]
-# `clamp(ref − new, 0, 10)` once replaced `k3` in a real run, whose KL then read 0. It misses nine tenths of the
-# truth, and every token left of 0, where training goes.
+# `clamp(ref − new, 0, 10)` once replaced `k3` in a real run, whose KL then was 0. It misses over nine tenths of the
+# exact value: it is 0 for every token left of 0, where training goes.
 
 # %%
 (p * losses.kl_clamped_exhibit(logp, logp_ref)).sum()
@@ -208,7 +208,7 @@ plots.curves({"Estimators of one token": toy_math.kl_curves()}, "nats", mark=0.0
 
 # %% [markdown]
 # ## 4. Reductions
-# What the per-token losses $l_{it}$ are averaged over, for $N$ completions of $T_i$ tokens:
+# Three ways to average the per-token losses $l_{it}$ of $N$ completions with $T_i$ tokens:
 #
 # $$\frac{1}{N} \sum_i \frac{1}{T_i} \sum_t l_{it} \qquad
 # \frac{\sum_{it} l_{it}}{\sum_i T_i} \qquad \frac{\sum_{it} l_{it}}{N\, T_{max}}$$
@@ -224,14 +224,14 @@ for name, reduce in losses.REDUCTIONS.items():
     print(f"{name:16} a token: {weight[:, 0]}   a completion: {weight.sum(1)}")
 
 # %% [markdown]
-# Under `sequence_mean` a token of the longest counts 64 times less than one of the shortest: long wrong answers are
-# hardly punished.
+# Under `sequence_mean` a token of the longest completion counts 64 times less than a token of the shortest: long wrong
+# answers are hardly punished.
 #
 # ## 5. The loss
 #
 # $$L = reduce(L_t) + \beta \cdot reduce(k_t)$$
 #
-# An algorithm is one row: advantage, surrogate, reduction, KL, clip.
+# An algorithm is one row of a table: advantage, surrogate, reduction, KL, clip.
 
 # %%
 ALGORITHMS["grpo"]
@@ -251,8 +251,8 @@ toy_math.algorithms()
 
 # %% [markdown]
 # ## 6. When objectives disagree
-# Two objectives, two gradients, and $g_1 \cdot g_2 < 0$. Under `sum` the larger one wins; PCGrad removes from each
-# what works against the other.
+# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. Under `sum` the larger one wins; PCGrad removes from
+# each the component that opposes the other.
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]
@@ -263,7 +263,7 @@ for name in ("sum", "pcgrad", "mgda"):
     print(f"{name:8} step {step}   progress of 1 and 2: {torch.stack(gradients) @ step}")
 
 # %% [markdown]
-# With the solvers (`pip install "grpo_nb[combine]"`), `cagrad` and `upgrad` as well:
+# All combiners; `cagrad` and `upgrad` need `pip install "grpo_nb[combine]"`:
 
 # %%
 answers = toy_math.conflict(gradients, weights=[1.0, 1.0])
@@ -274,13 +274,13 @@ plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"]
 
 # %% [markdown]
 # ## Exercises
-# Answer first, then open. Each answer is code that holds.
+# Answer first, then open. Each answer is runnable code.
 #
 # **1.** All rewards of a group are doubled and raised by 3. What happens to its `group_std` advantages?
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: the mean takes the 3 and the std takes the 2 (but for the 1e-4).
+# Nothing: subtracting the mean removes the 3, dividing by $s$ removes the 2 (but for the 1e-4).
 #
 # ```python
 # one = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
@@ -295,7 +295,7 @@ plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"]
 #
 # <details><summary>Answer</summary>
 #
-# 2.4742 against −0.3535: a rare success pulls hard, and the eight sum to 0.
+# 2.4742 and −0.3535: a rare success has a large advantage, and the eight sum to 0.
 #
 # ```python
 # eight = losses.GroupRewards(torch.eye(8)[:1], torch.full((1, 8), 9))
@@ -318,7 +318,7 @@ plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"]
 # ```
 # </details>
 #
-# **4.** The policy finds a token $e$ times as likely as the reference does. What do `k1`, `k2` and `k3` say?
+# **4.** A token is $e$ times as likely under the policy as under the reference. What are `k1`, `k2` and `k3`?
 #
 # <details><summary>Answer</summary>
 #
@@ -330,11 +330,11 @@ plots.arrows([tuple(x.tolist()) for x in gradients], dict(zip(answers["combine"]
 # ```
 # </details>
 #
-# **5.** β goes from 0.05 to 0.1. Which of the two numbers of the loss in section 5 changes, and how?
+# **5.** β rises from 0.05 to 0.1. Which of the two loss terms in section 5 changes, and how?
 #
 # <details><summary>Answer</summary>
 #
-# `kl` doubles; `policy` stays.
+# `kl` doubles; `policy` does not change.
 #
 # ```python
 # low, high = (losses.loss_terms(inputs, config, beta, losses.LossNormalizer(2, 4, 2)) for beta in (0.05, 0.1))
@@ -348,5 +348,6 @@ print(kernel.memory_held())
 
 # %% [markdown]
 # ## Next
-# This was the last. In the settings cell of [01_load](01_load.ipynb), `CHANGES = {"algorithm.name": "gspo"}` trains
-# with another row, and `"algorithm.gradient_report_every": 10` logs each objective's gradient.
+# In the settings cell of [01_load](01_load.ipynb), `CHANGES = {"algorithm.name": "gspo"}` trains with another row, and
+# `"algorithm.gradient_report_every": 10` logs each objective's gradient. [06_fault_lab](06_fault_lab.ipynb) puts bugs
+# into a run.

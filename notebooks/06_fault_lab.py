@@ -15,11 +15,11 @@
 # ---
 
 # %% [markdown]
-# # 6. The fault lab: put a bug in, and see it named
+# # 6. The fault lab: inject a bug, and see it named
 #
 # Every bug here has ruined real trainings, mostly without an error: the loss looked fine, and nothing was learnt.
-# Choose one, train a few steps with it, and read what the doctor says. **The goal**: to recognise a bug by its
-# numbers, and to trust a run in which none is found.
+# Choose one, train a few steps with it, and read the doctor's findings. **The goal**: to recognise a bug by its
+# numbers, and to trust a run without findings.
 #
 # | | demo |
 # |---|---|
@@ -51,16 +51,16 @@ matrix.catalogue()
 
 # %% [markdown]
 # ## Choose a fault
-# Choose one and press the button: its run trains below, live, and the doctor's verdict follows. The trainer has no
-# switch for any of this. A fault is a context manager that patches the package while its run trains; the run begins
-# from the demo's SFT result, with its prompts and group size.
+# Choose a fault and press the button: its run trains live below, and the doctor's findings follow. The trainer has no
+# switch for faults: each is a context manager that patches the package while its run trains. The run starts from the
+# demo's SFT result, with the demo's prompts per step and group size.
 
 # %%
 workbench = bench.Bench(lab, FAULT)
 workbench
 
 # %% [markdown]
-# The bug itself. *Look at* how little it takes: most are one line.
+# The source of the bug. *Look at* its size: most bugs are one line.
 
 # %%
 fault = workbench.fault
@@ -68,8 +68,8 @@ Code(inspect.getsource(fault.inject), language="python")
 
 # %% [markdown]
 # ## Train with it
-# What the button does. The cell returns at once, and the kernel stays free; a guard may end the training, since an
-# update whose numbers cannot be right is not kept.
+# This cell does what the button does. It returns at once, and the kernel stays free. A guard may end the training,
+# since it rejects updates with impossible numbers.
 
 # %%
 workbench.start()
@@ -78,14 +78,14 @@ workbench.start()
 await workbench.wait()
 
 # %% [markdown]
-# ## What the doctor says
-# *Look at* the numbers in the finding, then at what to change. What follows from the fault may be found as well.
+# ## The doctor's findings
+# *Look at* the numbers in the finding, then at what to change. The doctor may also find consequences of the fault.
 
 # %%
 workbench.findings()
 
 # %% [markdown]
-# What it took: the steps until one of the fault's own findings came, and the bound that the tests hold.
+# The steps until the first of the fault's own findings, and the limit that the tests enforce:
 
 # %%
 outcome = workbench.trial.outcome()
@@ -93,7 +93,7 @@ print(f"{fault.id}: caught after {outcome.caught(fault)} step(s), at most {fault
 
 # %% [markdown]
 # ## The same run without a fault
-# A rule that fires on a healthy run is worth nothing. Here nothing but notes may come.
+# A rule that fires on a healthy run is worth nothing. This run must produce no warnings or errors.
 
 # %%
 workbench.start("clean", steps=5)
@@ -106,32 +106,33 @@ workbench.findings()
 
 # %% [markdown]
 # ## All faults
-# Measured once for all, with three seeds. *Look at* the bounds first: what stops a run must come before the bug has
-# spoilt it.
+# Recorded once, with three seeds. *Look at* the limits (*at most*) first: a rule that stops a run must fire before the
+# bug has ruined it.
 
 # %%
 by_fault, by_rule = matrix.tables()
 by_fault
 
 # %% [markdown]
-# Fault by rule: in how many runs each rule fired. A fault that sets off one rule is easy to name; one that sets off
-# three is named by the first of them, since the others follow from it.
+# The number of runs in which each rule fired, by fault. If a fault fires one rule, that rule names it; if it fires
+# several, the first names it, since the others follow from it.
 
 # %%
 by_rule
 
 # %% [markdown]
-# ## An explosion, and what the guards make of it
-# A field report: gradients reached 10^8, then every weight was NaN. Its code is here again: the ratio against the
-# reference, gradients in half precision, no clamp, and `if norm > 10: skip`, which lets NaN through. Beside it run the
-# defaults, on the same data, model, seed and learning rate, for ten rounds.
+# ## An explosion, with and without guards
+# In a field report, gradients reached 10^8, then every weight was NaN. The first run repeats its code: the ratio
+# against the reference, gradients in half precision, no clamp, and `if norm > 10: skip`, which lets NaN through. The
+# second run has the default settings, with the same data, model, seed and learning rate. Each trains for up to ten
+# rounds.
 
 # %%
 courses = explosion.compare(lab)
 
 # %% [markdown]
 # *Look at* the two gradient norms. The guards undo a round after which the KL exceeds `guards.rollback_kl`, halve the
-# learning rate, and go on.
+# learning rate, and continue.
 
 # %%
 exhibits.explosion(explosion.table(courses))
@@ -146,4 +147,4 @@ print(kernel.memory_held())
 
 # %% [markdown]
 # ## After
-# The same rules watch every training and read every log: [04_diagnostics](04_diagnostics.ipynb) asks them about yours.
+# The same rules check every training: [04_diagnostics](04_diagnostics.ipynb) applies them to your run's log.

@@ -17,9 +17,9 @@
 # %% [markdown]
 # # 7. The result: a real model, the real benchmarks, three seeds
 #
-# SmolLM2-135M-Instruct on BBQ and HaluEval QA, against the honest rivals: SFT for the same seconds, and SFT on all the
-# gold answers. Everything shown was measured once and is committed; `TRAIN` repeats one row of it. **The goal**: to see
-# what GRPO buys on a small model, what it does not, and how sure that is.
+# SmolLM2-135M-Instruct on BBQ and HaluEval QA, against two baselines: SFT for the same seconds, and SFT on all gold
+# answers. All results were measured once and are committed; `TRAIN` repeats one of the runs. **The goal**: to see what
+# GRPO improves on a small model, what it does not, and how certain that is.
 #
 # | | |
 # |---|---|
@@ -51,47 +51,48 @@ SEED = 0
 # | Age.jsonl | nyu-mll/BBQ, `data/` | 3,091,834 | 46e805b3fc2d |
 # | Religion.jsonl | the same | 1,118,728 | cb9555f9f345 |
 # | Sexual_orientation.jsonl | the same | 729,010 | 2c71036b9e75 |
-# | Disability_status.jsonl, which no run learns from | the same | 1,336,984 | 375d40d9b71f |
+# | Disability_status.jsonl, which no run trains on | the same | 1,336,984 | 375d40d9b71f |
 # | 400 rows of qa_data.json | RUCAIBox/HaluEval, `data/` | 248,367 | c47e9895d787 |
 #
-# The weights were dequantised from a 4-bit file (Q4_1), so the numbers are a little below the original model's.
-# A fifth of the templates of each category and a fifth of the texts are held out: 1,328, 928 and 1,296 items of BBQ
-# from 15 templates, and 80 questions, by seed. Few templates and few questions make wide intervals.
+# The weights were dequantised from a 4-bit file (Q4_1), so the numbers are a little below the original model's. Each
+# seed holds out a fifth of each category's templates and a fifth of the texts: 1,328, 928 and 1,296 items of BBQ by
+# seed, from 15 templates, and 80 questions. So few templates and questions make wide intervals.
 
 # %%
 tables.changed_settings(presets.gpu_result(MODEL, BBQ, QA))
 
 # %% [markdown]
 # ## The table
-# Greedy answers to everything held out. SFT learns the gold answers of a third of the templates and texts. From there
-# GRPO is asked all of them and sees rewards alone. *Look at* the disambiguated row first: guessing between the two
-# persons gives half of its answers.
+# Greedy answers to all held-out items. SFT trains on the gold answers of a third of the templates and texts; GRPO then
+# trains on all training prompts, with rewards alone. *Look at* the disambiguated row first: guessing between the two
+# persons is right in half of its items.
 
 # %%
 result.table()
 
 # %% [markdown]
 # ## How sure is it?
-# Each arm less GRPO on the same items of the same seed. An interval that holds 0 is no difference. Of the 56 intervals
-# of trained arms two leave it out, as many as chance gives; an earlier study on other splits had pointed at the same.
+# Each arm minus GRPO, on the same items of the same seed. An interval that contains 0 shows no difference. Of the
+# trained arms' 56 intervals, two exclude 0, about as many as chance gives; an earlier study on other splits had found
+# the same two.
 
 # %%
 result.differences()
 
 # %% [markdown]
-# ## What each choice bought
-# - **SFT** buys most of it: the form of an answer, "unknown" where the text does not tell, a quotation.
-# - **GRPO** adds QA answers that are right and quoted, over the SFT that it started from and over SFT for the same
-#   seconds. It ends where SFT with three times the gold answers ends.
-# - **The same seconds of SFT** repair the ambiguous items as well, but not QA; the general probe falls furthest.
-# - **Without KL** QA is highest and the ambiguous items stay as they were, both within noise.
-# - **Nothing buys reading**: where the text tells, every arm guesses between the two persons.
+# ## What each arm changed
+# - **SFT** brings most of the gain: the answer format, "unknown" where the text does not give the answer, a quotation.
+# - **GRPO** has more QA answers that are right and quoted than the SFT that it started from and SFT for the same
+#   seconds. It reaches the level of SFT with three times the gold answers.
+# - **SFT for the same seconds** fixes the ambiguous items as well, but not QA; the general probe falls furthest.
+# - **Without KL**, QA is highest and the ambiguous items stay at the SFT level, both within noise.
+# - **No arm learns to read**: where the text gives the answer, every arm guesses between the two persons.
 #
-# The page *The measured result* tells what was tried besides, and where it fails.
+# The page *The measured result* lists what else was tried, and where it fails.
 
 # %% [markdown]
 # ## The curves
-# Mean of the seeds, from the lowest to the highest. *Look at* how long QA still rises when BBQ has levelled off.
+# Mean over the seeds, with the range from lowest to highest. *Look at* QA: it still rises after BBQ has levelled off.
 
 # %%
 result.curves("reward/fairness/mean", "reward/hallucination/mean")
@@ -104,8 +105,8 @@ result.seeds()
 
 # %% [markdown]
 # ## Which checkpoint
-# The quick evaluations of one seed while it trained, on questions of their own. *Look at* the bars: with so few
-# questions hardly any stage surely beats another.
+# Quick evaluations of one seed during training, on separate questions. *Look at* the bars: with so few questions,
+# hardly any stage is better than another beyond chance.
 
 # %%
 front = result.front(SEED)
@@ -116,22 +117,24 @@ report.front(front)
 
 # %% [markdown]
 # ## Ten answers
-# The first five held-out items of each objective in the seeded order of seed 0: picked by the seed, not by hand.
+# The first five held-out items of each objective in the order of seed 0, not picked by hand.
 
 # %%
 result.examples()
 
 # %% [markdown]
 # ## Check them yourself
-# Every answer is in `notebooks/result/predictions`, a file for each arm, seed, stage and benchmark, in the form that
-# `grpo-nb score` reads and any other scorer can:
+# Every answer is in `notebooks/result/predictions`, one file for each arm, seed, stage and benchmark, in a format that
+# `grpo-nb score` and any other scorer can read:
 # `grpo-nb score bbq --data data/bbq --field answer --part --predictions FILE`.
 #
-# The study behind the table: `python -m grpo_nb.dev.result sweeps/result --devices 0 --jobs 4 --take notebooks/result`
+# To repeat the study behind the table:
+# `python -m grpo_nb.dev.result sweeps/result --devices 0 --jobs 4 --take notebooks/result`
 
 # %% [markdown]
-# ## One row from nothing
-# With `TRAIN`: SFT, GRPO and both evaluations of one seed. A second *Run All* resumes.
+# ## Repeat one run
+# If `TRAIN` is True, the cells train SFT and GRPO for one seed and evaluate the three stages. A second *Run All*
+# resumes.
 
 # %%
 config = presets.gpu_result(MODEL, BBQ, QA).replace(**{"run.seed": SEED})
@@ -151,4 +154,4 @@ print(kernel.memory_held())
 # %% [markdown]
 # ## After
 # [04_diagnostics](04_diagnostics.ipynb) reads the run that `TRAIN` made; [06_fault_lab](06_fault_lab.ipynb) shows what
-# can go wrong in one.
+# can go wrong in a run.
