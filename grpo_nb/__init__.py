@@ -1,4 +1,4 @@
-"""GRPO post-training of language models that lives in Jupyter.
+"""GRPO post-training of language models in Jupyter notebooks.
 
     from grpo_nb import presets, Run, start
     run = Run.create("runs/demo", presets.demo())

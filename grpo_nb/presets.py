@@ -1,4 +1,4 @@
-"""Presets: functions that return a Config; each says hardware, minutes and what to expect.
+"""Presets: functions that return a Config; each docstring gives hardware, time and expected results.
 
 Steps of the GPU presets are timed by `python -m grpo_nb.dev.bench --preset NAME --random-weights 400`.
 """
@@ -19,13 +19,13 @@ from grpo_nb.config import (
 
 
 def demo() -> Config:
-    """The built-in world and a model of about a million parameters, made from nothing: no download.
+    """Built-in data and a model of about a million parameters, generated locally without a download.
 
     Hardware: 2 CPU cores, 1 GiB of memory.
     Time: about 31 s of SFT and 12 s of GRPO.
-    Expect: on held-out templates, greedy, SFT answers hardly any ambiguous question right and makes up or misses 4 of
-    10 facts; after GRPO nearly all ambiguous ones are right, the bias score is near 0, hardly anything is made up, and
-    what was right stays right. Sampled at temperature 1 it is a little less clean on both sides.
+    Expect: on held-out templates, greedy, after SFT hardly any ambiguous question is right and 4 of 10 facts are made
+    up or missed; after GRPO nearly all ambiguous questions are right, the bias score is near 0, hardly anything is made
+    up, and what was right stays right. Sampling at temperature 1 gives slightly worse answers after both.
     """
     band = (0.02, 0.2)
     return Config(
@@ -47,15 +47,15 @@ def cpu_small(
     bbq: str = "data/bbq",
     halueval: str = "data/halueval/qa_data.json",
 ) -> Config:
-    """A real model of 135 M parameters on real data, LoRA, to see everything work without a GPU.
+    """A real model of 135 M parameters on real data, with LoRA, to test everything without a GPU.
 
     `model` may be the hub id, a folder, or a .gguf file; `bbq` and `halueval` are the public files.
 
     Hardware: 2 CPU cores, 5 GiB of memory free.
     Time: estimated at 20 minutes on two idle cores. Measured on one core: 11 s of CPU time a step of SFT, 30 s a
     step of GRPO.
-    Expect: answers take the asked form after SFT; 30 steps of GRPO move reward a little and KL off 0. A model of
-    this size learns form before content: this preset is for the machinery, not for a result.
+    Expect: answers have the required format after SFT; 30 steps of GRPO move reward a little and KL off 0. A model of
+    this size learns format before content: this preset tests the system and does not give a good model.
     """
     return Config(
         model=ModelConfig(name=model, train="lora", device="cpu", lora_rank=8, lora_alpha=16),
@@ -77,14 +77,14 @@ def low_memory(
 ) -> Config:
     """A 1.5 B model in bfloat16 on a small card: one completion at a time through backward, rank 4, short answers.
 
-    The eager engine draws, since the graph engine keeps a second copy of the linear layers: the memory costs speed.
+    The eager engine samples, since the graph engine keeps a second copy of the linear layers: less memory, less speed.
 
     Hardware: one GPU of 4 GB that has bfloat16. `grpo-nb plan --preset low_memory --gib 4` lists every term: 3.19 GiB
     at the peak. With `model="Qwen/Qwen2.5-7B-Instruct"` it lists 14.8 GiB, most of it the weights.
     Time: measured on an H200 with random weights of this shape and prompts of 400 tokens: 5.4 s a step, 4.0 of them
-    drawing, at a peak of 3.2 GiB. Not measured on a small card.
-    Expect: the gradient of the same step on a larger card, since the micro-batch changes memory alone; noisy, since a
-    step judges 8 completions.
+    sampling, at a peak of 3.2 GiB. Not measured on a small card.
+    Expect: the gradient of the same step on a larger card, since the micro-batch changes only memory; noisy, since a
+    step scores 8 completions.
     """
     return Config(
         model=ModelConfig(name=model, train="lora", lora_rank=4, lora_alpha=8, gradient_checkpointing=True),
@@ -103,15 +103,15 @@ def gpu_result(
     bbq: str = "data/bbq",
     halueval: str = "data/halueval/qa_data.json",
 ) -> Config:
-    """All weights of a model of 135 M parameters, on real data: what notebook 07 shows over three seeds.
+    """All weights of a model of 135 M parameters on real data: the setting of notebook 07, over three seeds.
 
-    SFT learns the gold answers of a third of the templates and texts; GRPO is asked all of them and sees rewards alone.
+    SFT learns the gold answers of a third of the templates and texts; GRPO trains on all prompts with rewards only.
 
     Hardware: one GPU of 24 GB: 21.2 GiB at the peak of SFT, 11.5 of GRPO.
-    Time: measured on an H200 that eight such runs shared: 5 minutes of SFT and 7 of GRPO (without KL). Of its own a run
-    takes less; that was not measured.
+    Time: measured on an H200 that eight such runs shared: 5 minutes of SFT and 7 of GRPO (without KL). A run on
+    its own takes less; that was not measured.
     Expect: ambiguous questions .94 right after SFT, .98 after GRPO; QA .56 and .60, as with SFT on all gold answers.
-    Where the text tells, this model guesses between the two persons, before and after.
+    Where the text has the answer, this model guesses between the two persons, before and after GRPO.
     """
     return Config(
         model=ModelConfig(name=model, train="full"),
@@ -149,9 +149,9 @@ def gpu_24gb(
 
     Hardware: one GPU of 24 GB that has bfloat16 (RTX 3090 or 4090, A10, L4).
     Time: measured on an H200 with random weights of this shape and prompts of 400 tokens: 1.0 s a step, half of it
-    drawing, at a peak of 16.7 GiB. Not measured on a 24 GB card, which reads memory at a fifth of that rate: estimated
-    at 5 to 8 s a step, so half an hour in all.
-    Expect: fewer unparsed and invented answers within 50 steps, KL inside its bands; noisy, since a step judges
+    sampling, at a peak of 16.7 GiB. Not measured on a 24 GB card, which reads memory at a fifth of that rate: estimated
+    at 5 to 8 s a step, about half an hour in total.
+    Expect: fewer unparsed and invented answers within 50 steps, KL inside its bands; noisy, since a step scores
     8 completions.
     """
     return Config(
@@ -174,7 +174,7 @@ def gpu_40gb(
 
     Hardware: one GPU of 40 GB or more (A100-40, A6000, L40S).
     Time: measured on an H200 with random weights of this shape and prompts of 400 tokens: 1.2 s a step, half of it
-    drawing, at a peak of 24.5 GiB. Not measured on a 40 GB card; estimated at 3 to 5 s a step.
+    sampling, at a peak of 24.5 GiB. Not measured on a 40 GB card; estimated at 3 to 5 s a step.
     Expect: rewards of both objectives rise over the first 100 steps, KL settles inside its bands.
     """
     return Config(
@@ -197,8 +197,8 @@ def gpu_80gb(
 
     Hardware: one GPU of 80 GB (A100-80, H100).
     Time: measured on an H200 with random weights of this shape, prompts of 400 tokens and every answer at its cap:
-    2.3 s a step, 1.0 of them drawing, so 8 minutes in all, at a peak of 33.3 GiB. Not measured on an 80 GB card.
-    Expect: the steadiest curves of the presets, since a step judges 64 completions.
+    2.3 s a step, 1.0 of them sampling, so 8 minutes in total, at a peak of 33.3 GiB. Not measured on an 80 GB card.
+    Expect: the steadiest curves of the presets, since a step scores 64 completions.
     """
     return Config(
         model=ModelConfig(name=model, train="lora", lora_rank=16, lora_alpha=32),
@@ -212,9 +212,9 @@ def gpu_80gb(
 
 
 _STABLE = AlgorithmConfig(learning_rate=5e-6, skip_grad_norm=10.0, log_ratio_clamp=5.0, warmup_steps=5)
-"""Found stable in the field after a run at 1e-5 and clip 0.2 blew up. Its clip of 0.1 is left out: with one update a
-rollout no ratio moves; with more, set `clip_low` and `clip_high` to 0.1. The gradient clip stays at 1: under Adam a
-lower one mostly cancels, what protects is skipping the outliers."""
+"""Stable in practice after a run at 1e-5 and clip 0.2 diverged. That recipe's clip of 0.1 is left out: with one update
+per rollout no ratio changes; with more, set `clip_low` and `clip_high` to 0.1. The gradient clip stays at 1: a lower
+value mostly cancels under Adam; skipping outlier gradients is the protection."""
 
 
 def _objectives(bbq: str, halueval: str) -> dict[str, ObjectiveConfig]:
@@ -236,7 +236,7 @@ PRESETS: dict[str, Callable[[], Config]] = {
 
 
 def usual_rate(config: Config) -> float:
-    """GRPO's learning rate in the preset of the configuration's model; of another model, the setting's default."""
+    """GRPO's learning rate from the preset of the configuration's model; for other models, the setting's default."""
     for preset in PRESETS.values():
         if (known := preset()).model.name == config.model.name:
             return known.algorithm.learning_rate

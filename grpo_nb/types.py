@@ -30,7 +30,7 @@ StopReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt of one task, with what its scorer needs.
+    """One prompt of one task, with the data that its scorer needs.
 
     >>> Example(id="Age/12", prompt=[{"role": "user", "content": "Who was late?"}],
     ...         target="Answer: The grandson", columns={"label": 1}).columns["label"]

@@ -50,7 +50,7 @@ MOST_OBJECTIVES = 32
 
 
 class SFTConfig(Settings):
-    """Supervised warm-up before GRPO: the model learns the format of an answer."""
+    """Supervised fine-tuning before GRPO: the model learns the format of an answer."""
 
     steps: Steps = 100
     """Optimizer steps; 0 skips SFT, and GRPO starts from the model as loaded."""
@@ -124,7 +124,7 @@ class RunConfig(Settings):
 
 
 class Config(Settings):
-    """Everything a run is made from. `presets.demo()` and its neighbours return one; `replace` changes one."""
+    """All settings of a run. `presets.demo()` and the other presets return one; `replace` returns a changed copy."""
 
     model: ModelConfig = ModelConfig()
     objectives: dict[str, ObjectiveConfig] = Field(

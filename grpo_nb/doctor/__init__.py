@@ -81,7 +81,7 @@ UNREAD = 32 << 20
 
 
 def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
-    """Everything the rules find in a run's log, and what is wrong with its files; worst first.
+    """Return all findings of the rules on a run's log, and the faults of its files, worst first.
 
     Args:
         run: a Run, or its name or path.

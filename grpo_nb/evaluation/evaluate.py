@@ -56,7 +56,7 @@ def evaluate(
     engine: Engine | str | None = None,
     accept_changed: Collection[str] = (),
 ) -> pd.DataFrame:
-    """Task measures of one stage on held-out examples, with 95% intervals; also appended to evaluations.jsonl.
+    """Evaluate one stage on held-out examples, with 95% intervals; the measures are also appended to evaluations.jsonl.
 
     Intervals are over clusters (all questions of one template, or on one text, count as one draw), as `intervals`
     makes them; a measure over fewer than 5 clusters has none.

@@ -62,7 +62,7 @@ def export(
     push: str | None = None,
     public: bool = False,
 ) -> Export:
-    """Write the model of one stage of a run into a new folder, with a model card; optionally push it to a hub.
+    """Write the model of one stage of a run to a new folder, with a model card; optionally push it to a hub.
 
     Args:
         run: a Run, its name or its path.

@@ -47,7 +47,7 @@ READING = {
 
 
 class Dashboard:
-    """The widgets of one session; `watch` keeps them up to date, `close` ends that."""
+    """The widgets of one session; `watch` keeps them up to date until `close`."""
 
     def __init__(self, session: Any) -> None:
         self.session = session

@@ -20,7 +20,7 @@ Modules = dict[str, ModuleType]
 
 
 def reload() -> list[str]:
-    """Import the package's sources anew, all or none of them; return the files that had changed.
+    """Import the package's sources again, all or none of them; return the files that had changed.
 
     Variables of the notebook that hold a module, class or function of the package get the new one. Runs, sessions,
     dashboards and settings are opened again. One line names the variables that still hold objects of the old code.

@@ -30,9 +30,9 @@ def start(
     fresh: bool = False,
     accept_changed: Collection[str] = (),
 ) -> Session:
-    """Train `run` and return at once; a run that stopped earlier goes on where it was.
+    """Start training `run` and return at once; a run that stopped earlier continues from its saved state.
 
-    A script that comes to its end waits for the threads that train in it, says so, and logs what failed: only
+    At its end, a script waits for the threads that train in it, and logs the wait and any failure: only
     `session.wait_blocking()` raises it, and makes it the exit status. A notebook's kernel waits for nothing.
 
     Args:
@@ -83,7 +83,7 @@ def _ranks(where: Where | None, gpus: int | None) -> int:
 
 
 def attach(run: Run | str | Path) -> Session:
-    """The session of a run that this kernel trains, else a view of its files: live elsewhere, finished or dead."""
+    """The session of a run that this kernel trains, or else a view of the files of a live, finished or dead run."""
     run = Run.of(run)
     found: Session | None = live_session(run.path)
     return found or Session(run)

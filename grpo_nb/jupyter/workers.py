@@ -339,7 +339,7 @@ def refuse_if_here(path: Path) -> None:
 
 
 def release(run: Run | str | Path) -> bool:
-    """Release the lock of a run whose training was left open in this kernel; whether there was one.
+    """Release the lock of a run whose training was left open in this kernel; return whether it held one.
 
     A generator that nobody closed (`steps = grpo(run)`, or one that a traceback still holds) keeps the lock. It cannot
     write any more afterwards; the run continues from its newest checkpoint.

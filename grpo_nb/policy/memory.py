@@ -74,7 +74,7 @@ class Plan:
 
 
 def plan(config: Config, shape: ModelShape | None = None, device_gib: float | None = None) -> Plan:
-    """Bytes per term of training `config`, whether they fit, and which settings to lower where they do not.
+    """Estimate the memory of training `config` by term, whether it fits, and which settings to lower if it does not.
 
     Args:
         shape: of the model; None reads it from the model that `config.model.name` names.

@@ -46,7 +46,7 @@ UNLIMITED = 2**31 - 1
 
 
 def load_policy(model: ModelConfig, seed: int = 0, sharding: Sharding | None = None) -> "Policy":
-    """The policy that the settings describe, on its device, ready to train.
+    """Load the policy that the settings describe onto its device, ready to train.
 
     `model.name` is `demo`, a folder (a model, or an adapter as `Policy.save` or peft wrote it), a .gguf file or a
     hub id. The seed decides fresh weights: the demo model's, and LoRA's A. With `sharding` the base is spread over the

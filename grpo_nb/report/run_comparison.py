@@ -95,7 +95,7 @@ class RunComparison:
 
 
 def compare(a: Run | str | Path, b: Run | str | Path) -> RunComparison:
-    """Run `b` beside run `a`: what they were made with, and what came of it over the steps that both have.
+    """Compare run `b` with run `a`: their settings and versions, and their results over the steps that both have.
 
     Reads the runs' logs by column, so that memory grows with the number of steps and not with the size of the files;
     both may be training meanwhile. A part that cannot be read is left empty, with a warning.

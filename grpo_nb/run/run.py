@@ -57,7 +57,7 @@ Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 
 
 class Run:
-    """One run directory. Opening it locks nothing and writes nothing: any number may watch."""
+    """One run directory. Opening it takes no lock and writes nothing, so any number of processes may read it."""
 
     def __init__(self, path: Path, config: Config) -> None:
         path = Path(os.path.abspath(path))  # a later change of the working directory means nothing to it

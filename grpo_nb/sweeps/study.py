@@ -112,7 +112,7 @@ def sweep(
     arms: Mapping[str, Mapping[str, Any] | Arm] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
 ) -> Study:
-    """The study in `folder`, made where there is none; nothing is trained yet.
+    """Open the study in `folder`, or create it; this trains nothing yet.
 
         study = sweep("sweeps/kl", presets.demo(), {"usual": {}, "no-kl": {"objectives.fairness.beta": 0.0}})
         study.train(gpus=[0, 1])

@@ -66,10 +66,10 @@ def grpo(
     steps: int | None = None,
     accept_changed: Collection[str] = (),
 ) -> Steps:
-    """Train `run` to `steps` in total (its own number by default), yielding each step; resumes by itself.
+    """Train `run` to `steps` steps in total (default: `run.steps`), yielding each step; resumes automatically.
 
     `tasks` and `rewards` give an objective, by name, a task of your own or extra reward functions with TRL's
-    signature `f(prompts, completions, **columns) -> list[float | None]`; on resuming, give the same again.
+    signature `f(prompts, completions, **columns) -> list[float | None]`; on resuming, pass the same ones.
     `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
     `engine` takes the place of `rollout.engine`. A `policy` that is given belongs to this training until the generator
     ends or is closed.

@@ -59,7 +59,7 @@ def sft(
 ) -> Steps:
     """Train on gold completions for `sft.steps` steps, yielding each; the result is saved in the run.
 
-    Like `grpo` it resumes by itself; where SFT is done it yields nothing.
+    Like `grpo` it resumes automatically; if SFT is done, it yields nothing.
 
     The loss is the mean over completion tokens of the whole batch, terminator included, prompt excluded.
     `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
