@@ -27,7 +27,7 @@ NOTEBOOKS   := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run lab test test-browser test-lowest test-all check bench docs format clean
+.PHONY: help run notebooks lab test test-browser test-lowest test-all check bench docs format clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets and the variables
@@ -45,6 +45,9 @@ help: ## list the targets and the variables
 
 run: $(USER_READY) ## execute every notebook on the demo; rendered pages in build/
 	$(BIN)/python -m grpo_nb.dev.render --out $(BUILD) $(NOTEBOOKS)
+
+notebooks: $(USER_READY) ## execute every notebook on the demo and keep its outputs in it, for readers on a code host
+	$(BIN)/python -m grpo_nb.dev.committed $(NOTEBOOKS)
 
 lab: $(USER_READY) ## copies of the notebooks in lab/, which git ignores, opened in JupyterLab
 	$(BIN)/python -m grpo_nb notebooks lab

@@ -81,7 +81,7 @@ def render(
     notebook = with_parameters(nbformat.read(path, as_version=4), parameters or {})  # type: ignore[no-untyped-call]
     began, cost = time.monotonic(), Cost()
     try:
-        _execute(notebook, path.parent, progress or (lambda done, cells: None), cost)
+        execute(notebook, path.parent, progress, cost)
     finally:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{path.stem}.html").write_text(page(notebook, path.stem), encoding="utf-8")
@@ -89,8 +89,15 @@ def render(
     return cost
 
 
-def _execute(notebook: Any, folder: Path, progress: Callable[[int, int], None], cost: Cost) -> None:
-    """Run the cells in a kernel that is reached by sockets in a private folder: nothing of it goes over TCP."""
+def execute(
+    notebook: Any, folder: Path, progress: Callable[[int, int], None] | None = None, cost: Cost | None = None
+) -> None:
+    """Run the cells in a kernel that is reached by sockets in a private folder: nothing of it goes over TCP.
+
+    Raises:
+        CellExecutionError, DeadKernelError: as `render`.
+    """
+    cost, progress = cost or Cost(), progress or (lambda done, cells: None)
     cells, done = sum(c.cell_type == "code" and bool(c.source.strip()) for c in notebook.cells), 0
 
     def count(cell: Any, cell_index: int, execute_reply: Any) -> None:

@@ -1,4 +1,4 @@
-"""The notebooks as files: each a pair in step, no outputs, stable ids, short cells, one settings cell."""
+"""The notebooks as files: pairs in step, outputs that need no kernel, stable ids, short cells, one settings cell."""
 
 import ast
 import importlib
@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from jupytext.cli import jupytext as jupytext_cli
 
+from grpo_nb.dev import committed
 from tests.conftest import ROOT
 from tests.support.tiny import tiny_run
 
@@ -64,9 +65,20 @@ def test_file_is_clean(name: str) -> None:
     assert (book.nbformat, book.nbformat_minor) >= (4, 5)
     assert book.metadata.kernelspec == KERNEL
     assert set(book.metadata) <= {"kernelspec", "jupytext"}, "personal or version metadata"
-    for cell in book.cells:
-        assert not cell.get("outputs") and cell.get("execution_count") is None, "clear the outputs before saving"
-        assert set(cell.metadata) <= {"tags"}
+    assert all(set(cell.metadata) <= {"tags"} for cell in book.cells)
+
+
+@each
+def test_outputs_are_those_of_make_notebooks(name: str) -> None:
+    """All cells ran, in order and without an error, and what they show needs no kernel and names no machine."""
+    path = FOLDER / f"{name}.ipynb"
+    cells = code_cells(name)
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)], "run: make notebooks"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert len(outputs) > 3 and not [output for output in outputs if output.output_type == "error"]
+    assert {kind for output in outputs for kind in output.get("data", {})} <= set(committed.SHOWN)
+    assert path.stat().st_size <= committed.LARGEST
+    assert not re.search(r"(?<![\w.])/(tmp|root|home|work|Users)/", path.read_text(encoding="utf-8"))
 
 
 @each
