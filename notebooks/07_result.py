@@ -54,7 +54,7 @@ SEED = 0
 # | Disability_status.jsonl, which no run trains on | the same | 1,336,984 | 375d40d9b71f |
 # | 400 rows of qa_data.json | RUCAIBox/HaluEval, `data/` | 248,367 | c47e9895d787 |
 #
-# The weights were dequantised from a 4-bit file (Q4_1), so the numbers are a little below the original model's. Each
+# The weights were dequantised from a 4-bit file (Q4_1); the original weights were not measured.
 # seed holds out a fifth of each category's templates and a fifth of the texts: 1,328, 928 and 1,296 items of BBQ by
 # seed, from 15 templates, and 80 questions. So few templates and questions make wide intervals.
 

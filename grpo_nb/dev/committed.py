@@ -5,21 +5,28 @@ is kept needs no kernel: no widgets, no progress bars, no paths of the machine t
 """
 
 import argparse
+import base64
+import io
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient.exceptions import CellExecutionError, DeadKernelError
+from PIL import Image
 from rich.console import Console
 
+from grpo_nb import fingerprint
 from grpo_nb.dev import render
+from grpo_nb.plots import canvas
 
 LARGEST = 500_000
 """Bytes of a notebook with its outputs."""
+HERE = {str(fingerprint.ROOT.parent): ".", sys.prefix: ".venv"}
+"""Folders of this machine, and what stands for them."""
 LONGEST_TEXT = 1000
 """Characters of a table as text that stays beside the table itself."""
 SHOWN = ("text/html", "text/markdown", "image/png", "text/plain")
@@ -42,15 +49,15 @@ def execute(notebooks: Sequence[Path]) -> Iterator[tuple[Path, int]]:
             shutil.copy(path, copy)
             ran = nbformat.read(copy, as_version=4)  # type: ignore[no-untyped-call]
             render.execute(ran, folder)
-            text = nbformat.writes(still(ran, scratch)) + "\n"  # type: ignore[no-untyped-call]
+            text = nbformat.writes(still(ran, {scratch: ".", **HERE})) + "\n"  # type: ignore[no-untyped-call]
             if (size := len(text.encode())) > LARGEST:
                 raise ValueError(f"{path} would have {size} bytes, at most {LARGEST}: show fewer or smaller pictures")
             path.write_text(text, encoding="utf-8")
             yield path, size
 
 
-def still(notebook: Any, scratch: str) -> Any:
-    """The notebook with outputs that need neither kernel nor the folder that it ran in; changed in place."""
+def still(notebook: Any, places: Mapping[str, str]) -> Any:
+    """The notebook, changed in place: outputs that need no kernel, with folders of `places` by their other names."""
     for name in ("widgets", "language_info"):
         notebook.metadata.pop(name, None)
     count = 0
@@ -59,16 +66,16 @@ def still(notebook: Any, scratch: str) -> Any:
         if cell.cell_type == "code":
             count += 1
             cell.execution_count = count
-            cell.outputs = [kept for output in cell.outputs if (kept := _kept(output, scratch, count)) is not None]
+            cell.outputs = [kept for output in cell.outputs if (kept := _kept(output, places, count)) is not None]
     return notebook
 
 
-def _kept(output: Any, scratch: str, count: int) -> Any | None:
+def _kept(output: Any, places: Mapping[str, str], count: int) -> Any | None:
     """An output without what only a kernel can show; None where nothing is left."""
     if output.output_type == "stream":
         if output.name == "stderr":  # progress bars
             return None
-        output.text = output.text.replace(scratch, ".")
+        output.text = _renamed(output.text, places)
         return output
     if output.output_type == "error":
         return output
@@ -82,10 +89,27 @@ def _kept(output: Any, scratch: str, count: int) -> Any | None:
         del output.data["text/plain"]
     for kind in ("text/html", "text/markdown", "text/plain"):
         if kind in output.data:
-            output.data[kind] = output.data[kind].replace(scratch, ".")
+            output.data[kind] = _renamed(output.data[kind], places)
+    if "image/png" in output.data:
+        output.data["image/png"] = _in_few_colours(output.data["image/png"])
     if output.output_type == "execute_result":
         output.execution_count = count
     return output
+
+
+def _renamed(text: str, places: Mapping[str, str]) -> str:
+    for place in sorted(places, key=len, reverse=True):  # a folder inside another comes first
+        text = text.replace(place, places[place])
+    return text
+
+
+def _in_few_colours(picture: str) -> str:
+    """A PNG in Base64, as small as the pictures of saved notebooks."""
+    found = io.BytesIO()
+    canvas.in_few_colours(Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")).save(
+        found, "PNG", optimize=True
+    )
+    return base64.b64encode(found.getvalue()).decode()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

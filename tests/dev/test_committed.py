@@ -1,15 +1,29 @@
 """What is kept of an executed notebook: outputs that a code host shows, and nothing of the machine."""
 
+import base64
+import io
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbformat import v4
+from PIL import Image, ImageColor
 
 from grpo_nb.dev import committed, render
+from grpo_nb.plots import canvas
 
-PLAIN = {"text/plain": "a"}
+
+def png(*colours: str) -> str:
+    """A picture of stripes."""
+    picture, file = Image.new("RGB", (len(colours), 1)), io.BytesIO()
+    for place, colour in enumerate(colours):
+        picture.putpixel((place, 0), ImageColor.getrgb(colour))
+    picture.save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+PNG = png(*canvas.PALETTE)
 
 
 def notebook(*outputs: Any) -> Any:
@@ -32,14 +46,17 @@ def shown(**data: Any) -> Any:
 
 
 def kept(*outputs: Any) -> list[Any]:
-    return list(committed.still(notebook(*outputs), "/scratch/x").cells[0].outputs)
+    return list(committed.still(notebook(*outputs), {"/scratch/x": ".", "/scratch": "s"}).cells[0].outputs)
 
 
 def test_a_widget_leaves_its_picture_or_nothing() -> None:
-    picture, bare = shown(image_png="p", text_plain="Dashboard()"), shown(text_plain="Dashboard()")
+    picture, bare = shown(image_png=PNG, text_plain="Dashboard()"), shown(text_plain="Dashboard()")
     for output in (picture, bare):
         output.data[render.WIDGET] = {"model_id": "1"}
-    assert [output.data for output in kept(picture, bare)] == [{"image/png": "p", "text/plain": "Dashboard()"}]
+    (found,) = kept(picture, bare)
+    assert set(found.data) == {"image/png", "text/plain"}
+    left = Image.open(io.BytesIO(base64.b64decode(found.data["image/png"]))).convert("RGB")
+    assert [left.getpixel((place, 0)) for place in range(left.width)] == [*map(ImageColor.getrgb, canvas.PALETTE)]
 
 
 def test_a_long_table_is_kept_once() -> None:
@@ -58,7 +75,7 @@ def test_progress_bars_and_paths_of_the_machine_go() -> None:
 
 
 def test_metadata_of_the_run_goes_and_cells_are_numbered() -> None:
-    book = committed.still(notebook(shown(text_plain="a")), "/scratch/x")
+    book = committed.still(notebook(shown(text_plain="a")), {"/scratch/x": ".", "/scratch": "s"})
     assert set(book.metadata) == {"kernelspec"} and book.cells[0].metadata == {"tags": ["t"]}
     assert book.cells[0].execution_count == 1
 
