@@ -19,7 +19,7 @@ BASE, GRPO = ("sft", "base"), ("grpo", "latest")
 ARMS = {
     BASE: "as loaded",
     ("sft", "sft"): "SFT, a third of the gold answers",
-    ("sft-same-seconds", "sft"): "the same for GRPO's seconds",
+    ("sft-same-seconds", "sft"): "SFT continued for GRPO's seconds",
     ("sft-same-examples", "sft"): "SFT, all gold answers",
     GRPO: "GRPO from SFT",
     ("no-kl", "latest"): "GRPO without KL",
