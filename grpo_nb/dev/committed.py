@@ -7,9 +7,7 @@ is kept needs no kernel: no widgets, no progress bars, no paths of the machine t
 import argparse
 import base64
 import io
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,15 +38,11 @@ def execute(notebooks: Sequence[Path]) -> Iterator[tuple[Path, int]]:
         CellExecutionError, DeadKernelError: a cell failed, or the kernel died; the notebooks from there on stay.
         ValueError: a notebook would be larger than LARGEST.
     """
-    with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
-        (Path(scratch) / "pyproject.toml").touch()  # by which a project is known
-        folder = Path(scratch) / "notebooks"
-        folder.mkdir()
-        for path in notebooks:
-            copy = folder / path.name
-            shutil.copy(path, copy)
+    with render.scratch_copies(notebooks) as copies:
+        for path, copy in zip(notebooks, copies, strict=True):
             ran = nbformat.read(copy, as_version=4)  # type: ignore[no-untyped-call]
-            render.execute(ran, folder)
+            render.execute(ran, copy.parent)
+            scratch = str(copy.parent.parent)
             text = nbformat.writes(still(ran, {scratch: ".", **HERE})) + "\n"  # type: ignore[no-untyped-call]
             if (size := len(text.encode())) > LARGEST:
                 raise ValueError(f"{path} would have {size} bytes, at most {LARGEST}: show fewer or smaller pictures")

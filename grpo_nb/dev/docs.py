@@ -7,9 +7,7 @@ help. These pages, `grpo-nb settings` and the tests read them there. Every page 
 
 import argparse
 import inspect
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -68,12 +66,7 @@ def write(folder: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
 
 def execute(notebooks: Sequence[Path], folder: Path) -> int:
     """Run the notebooks in order in a scratch project, their pages in `folder`; `render.main`'s exit status."""
-    with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
-        (Path(scratch) / "pyproject.toml").touch()  # by which a project is known
-        copies = [Path(scratch) / "notebooks" / path.name for path in notebooks]
-        copies[0].parent.mkdir()
-        for path, copy in zip(notebooks, copies, strict=True):
-            shutil.copy(path, copy)
+    with render.scratch_copies(notebooks) as copies:
         return render.main([*map(str, copies), "--out", str(folder)])
 
 

@@ -11,6 +11,7 @@ import copy
 import html as entities
 import logging
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -87,6 +88,16 @@ def render(
         (out / f"{path.stem}.html").write_text(page(notebook, path.stem), encoding="utf-8")
     cost.seconds = time.monotonic() - began
     return cost
+
+
+@contextmanager
+def scratch_copies(notebooks: Sequence[Path]) -> Iterator[list[Path]]:
+    """Copies of the notebooks in a project of their own, which is gone after the block."""
+    with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
+        (Path(scratch) / "pyproject.toml").touch()  # by which a project is known
+        folder = Path(scratch) / "notebooks"
+        folder.mkdir()
+        yield [Path(shutil.copy(path, folder)) for path in notebooks]
 
 
 def execute(

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from grpo_nb import presets
 from grpo_nb.cli import values
-from grpo_nb.dev.result_answers import KINDS, Sources, answer_file, examples, measures
+from grpo_nb.dev.result_answers import OBJECTIVES, Sources, answer_file, answered, examples, measures
 from grpo_nb.evaluation.compare import Stage
 from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.metrics import keys
@@ -31,7 +31,6 @@ from grpo_nb.sweeps.plan import Trial
 from grpo_nb.sweeps.results import Key, Value, compared, curves
 from grpo_nb.sweeps.work import measured, stages
 
-_OBJECTIVES = ("fairness", "hallucination")
 _NEXT_TO_NOTHING = 1e-6
 """An objective's weight has to be above 0."""
 SECONDS = 760
@@ -41,7 +40,7 @@ ARMS = {
     "grpo": Arm(),
     "sft-same-seconds": Arm(changes={"sft.steps": SECONDS}, grpo=False),
     "sft-same-examples": Arm(changes={"sft.steps": 400, "sft.share": 1.0}, grpo=False),
-    "no-kl": Arm(changes={f"objectives.{o}.{k}": v for o in _OBJECTIVES for k, v in (("beta", 0), ("kl_band", None))}),
+    "no-kl": Arm(changes={f"objectives.{o}.{k}": v for o in OBJECTIVES for k, v in (("beta", 0), ("kl_band", None))}),
     "fairness-alone": Arm(changes={"objectives.hallucination.weight": _NEXT_TO_NOTHING}),
     "hallucination-alone": Arm(changes={"objectives.fairness.weight": _NEXT_TO_NOTHING}),
     "pcgrad": Arm(changes={"algorithm.combine": "pcgrad"}),
@@ -52,7 +51,7 @@ REFERENCE = "grpo"
 """The arm that results.csv compares the others with."""
 EXAMPLES = 5
 """Of each objective, whose answers are shown."""
-CURVES = [key.of(name) for key in (keys.REWARD, keys.KL, keys.BETA) for name in _OBJECTIVES]
+CURVES = [key.of(name) for key in (keys.REWARD, keys.KL, keys.BETA) for name in OBJECTIVES]
 
 
 def study(folder: Path, model: str, bbq: str, halueval: str, seeds: Sequence[int]) -> Study:
@@ -72,7 +71,7 @@ def answer(study: Study, sources: Sources, jobs: int, devices: Sequence[int]) ->
     left = [
         [sys.executable, "-m", "grpo_nb.dev.result_answers", str(trial.path), str(stage), sources.unseen, sources.qa]
         for trial, stage in ends(study)
-        if not all(answer_file(trial.path, str(stage), kind).exists() for kind in KINDS)
+        if not answered(trial.path, stage)
     ]
     places = cycle([{"CUDA_VISIBLE_DEVICES": str(device)} for device in devices] or [{}])
 
@@ -90,11 +89,11 @@ def take(study: Study, sources: Sources, out: Path) -> None:
     found: dict[Key, dict[int, Value]] = {}
     for trial in study.trials:
         for stage in stages(trial) if trial.run() else ():
-            if not all(answer_file(trial.path, str(stage), kind).exists() for kind in KINDS):
+            if not answered(trial.path, stage):
                 continue
             for place, metric, value in measures(trial, stage, sources):
                 found.setdefault(Key(trial.arm, str(stage), place, metric), {})[trial.seed] = value
-            for kind in ("bbq", "qa"):
+            for kind in OBJECTIVES.values():
                 made = answer_file(trial.path, str(stage), kind)
                 (out / "predictions" / made.name).write_bytes(made.read_bytes())
     compared(found, REFERENCE).round(6).to_csv(out / "results.csv", index=False)
@@ -135,7 +134,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="neither train nor ask")
     given = parser.parse_args()
     made = study(given.folder, given.model, given.bbq, given.qa, given.seeds)
-    sources, console, failed = Sources(given.bbq, given.qa, given.unseen), Console(), []
+    sources, console, failed = Sources(given.qa, given.unseen), Console(), []
     if not given.show and not given.ask:
         console.print(str(made.train(given.jobs, given.devices, given.only)))
     if not given.show:

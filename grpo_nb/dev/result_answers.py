@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.compare import Stage, is_of, logged
-from grpo_nb.evaluation.evaluate import measured, ordered, placed
+from grpo_nb.evaluation.evaluate import measured, ordered
 from grpo_nb.evaluation.forgetting import MODE, probe
 from grpo_nb.evaluation.predictions import score_bbq, score_halueval
 from grpo_nb.run.run import Run
@@ -27,7 +27,6 @@ OBJECTIVES = {"fairness": "bbq", "hallucination": "qa"}
 class Sources(NamedTuple):
     """Files of the items."""
 
-    bbq: str
     qa: str
     unseen: str
 
@@ -35,6 +34,11 @@ class Sources(NamedTuple):
 def answer_file(run: Path, stage: str, kind: str) -> Path:
     """Where the answers of one end lie: beside the runs, so that a study's folder can be taken without weights."""
     return run.parent / "predictions" / f"{run.name}.{stage}.{kind}.jsonl"
+
+
+def answered(run: Path, stage: Stage) -> bool:
+    """Whether one end has answered everything."""
+    return all(answer_file(run, str(stage), kind).exists() for kind in KINDS)
 
 
 def answer(path: Path, stage: Stage, unseen: str, qa: str) -> None:
@@ -69,7 +73,7 @@ def measures(trial: Trial, stage: Stage, sources: Sources) -> Iterator[tuple[str
     """Objective or data, metric and value of all that an end answered; those held out with their paired resamples."""
     run = Run.open(trial.path)
     for objective, kind in OBJECTIVES.items():
-        row = _evaluated(run, trial, stage, objective, _texts(trial.path, stage, kind))
+        row = _evaluated(run, objective, _texts(trial.path, stage, kind))
         yield from ((objective, metric, _value(numbers, row)) for metric, numbers in row["metrics"].items())
     for kind, score, data in (("unseen", score_bbq, sources.unseen), ("recognition", score_halueval, sources.qa)):
         groups = score(data, str(answer_file(trial.path, str(stage), kind)), FIELD).groups
@@ -105,15 +109,11 @@ def _texts(path: Path, stage: Stage, kind: str) -> dict[str, str]:
     }
 
 
-def _evaluated(run: Run, trial: Trial, stage: Stage, objective: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """The row that an evaluation of all that is held out would have logged, whatever pool the run's own is."""
+def _evaluated(run: Run, objective: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """What an evaluation of all that is held out would have logged of its items, whatever pool the run's own is."""
     task = load_tasks(run.config, run.path, None, [objective])[objective]
     asked = ordered(run, objective, task, "test")
-    named, step = (
-        placed(stage, None) if not trial.grpo or stage in ("base", "sft") else ("latest", run.last_step() or 0)
-    )
-    row = {"stage": named, "step": step, "split": "test", "mode": "greedy"}
-    return row | measured(run, objective, task, asked, [texts[example.id] for example in asked])
+    return measured(run, objective, task, asked, [texts[example.id] for example in asked])
 
 
 def _value(numbers: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> Value:

@@ -120,7 +120,7 @@ def _work(
     def work() -> None:
         with turn:
             run = trial.made()
-            if left(trial) and trial.config.sft.steps and not finished(run):
+            if trial.config.sft.steps and not finished(run) and left(trial):
                 if not adopt(run, runs) and not slots.call(trial, ["sft", str(trial.path)]):
                     return
                 done()
