@@ -165,13 +165,14 @@ class Mirror:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether no other mirror writes to this tracker of this run; waits for one, up to the end."""
+        """Whether no other mirror writes to this tracker of this run; waits for one, and looks once more at the end."""
         safe_open.refuse_linked(self._folder)
         self._folder.mkdir(exist_ok=True)
         fd = _opened_alone(self._folder / f"{self.name}.lock")
         try:
-            while (state := flock(fd)) == "busy" and not self.ending.wait(POLL_SECONDS):
-                pass
+            ended = False
+            while (state := flock(fd)) == "busy" and not ended:
+                ended = self.ending.wait(POLL_SECONDS)
             yield state != "busy"
         finally:
             os.close(fd)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from grpo_nb.trackers import mirror, mirroring
 from grpo_nb.trackers.tracker import LOGS, About, Tracker
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import sft
-from tests.support.stage import until
+from tests.support.stage import PATIENCE, until
 from tests.support.tiny import edited, given, small_tasks, stable, tiny_run, weights
 from tests.support.tracking import Store
 
@@ -101,9 +102,19 @@ def test_steps_trained_again_replace_those_set_aside_where_a_tracker_can(
     mirrored(run)
     with run.lock():
         run.rewind(4)
-    with monkeypatch.context() as patch, mirroring(run):  # begun before, and at work after the log is as long again
-        patch.setattr(mirror, "flock", lambda fd: "busy" if run.last_step() == 4 else flock(fd))
-        log(run, *range(5, 9))
+    waited = threading.Event()
+
+    def busy_until_trained(fd: int) -> str:
+        if run.last_step() != 4:
+            return flock(fd)
+        waited.set()
+        return "busy"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror, "flock", busy_until_trained)
+        with mirroring(run):  # begun before, and at work after the log is as long again
+            assert waited.wait(PATIENCE)
+            log(run, *range(5, 9))
     assert store.abouts[-1][1].newest["metrics"] == newest
     assert store.steps(name) == [*range(1, 8), *steps]
 
