@@ -9,6 +9,8 @@ from grpo_nb.storage import schema
 from grpo_nb.storage.vocabulary import Command
 
 Mode = Literal["manual", "auto"]
+MOST_TURNS = 50
+"""Changes that can be undone."""
 LAST_VERSION = 2**53 - 1
 """A file made by hand may have it already; then the version stays, for a file beyond it could not be read."""
 
@@ -53,6 +55,21 @@ class Order(BaseModel):
     at: schema.Seconds
 
 
+class Turn(BaseModel):
+    """A change of a knob, with the setting to which an undo returns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: schema.Name
+    value: FiniteFloat = Field(strict=True)
+    """Before the change."""
+    mode: Mode
+    """Before the change."""
+
+    def __str__(self) -> str:
+        return f"{self.name} = {f'{self.value:g}' if self.mode == 'manual' else self.mode}"
+
+
 class KnobFile(BaseModel):
     """knobs.json."""
 
@@ -62,6 +79,8 @@ class KnobFile(BaseModel):
     command: Request
     knobs: dict[str, Record]
     orders: dict[Annotated[Command, _is_once(True)], Order] = {}
+    turns: tuple[Turn, ...] = ()
+    """The newest changes of knobs that are not undone, the last at the end."""
 
 
 @dataclass(frozen=True)

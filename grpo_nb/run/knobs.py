@@ -15,16 +15,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
+from grpo_nb.config.setting_keys import settings
 from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.run.knob_file import (
     LAST_VERSION,
+    MOST_TURNS,
     KnobFile,
     KnobSnapshot,
     Mode,
     Order,
     Record,
     Request,
+    Turn,
     file_of,
     snapshot_of,
 )
@@ -60,6 +63,11 @@ class Knob:
     @property
     def bounds(self) -> tuple[float, float]:
         return bounds(self.name)
+
+    @property
+    def meaning(self) -> str:
+        """The sentence of the setting that the knob starts from."""
+        return self._knobs.meaning_of(self.name)
 
     def set(self, value: float | int | str, by: str = "user") -> None:
         """Ask for `value` from the next step on, and for mode `manual`. A text that is a number is taken as one.
@@ -119,6 +127,11 @@ class Knobs(Mapping[str, Knob]):
     def __contains__(self, name: object) -> bool:
         return name in self._good.values
 
+    def meaning_of(self, name: str) -> str:
+        """The sentence of the setting that the knob starts from."""
+        key = setting_of(name)
+        return next(setting.meaning for setting in settings(self._config) if setting.key == key)
+
     def has_controller(self, name: str) -> bool:
         """Whether the knob may be automatic."""
         kind, _, objective = name.partition("/")
@@ -172,6 +185,36 @@ class Knobs(Mapping[str, Knob]):
         except RunError as error:
             logger.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
 
+    def last_turn(self) -> Turn | None:
+        """The change that `undo` takes back; None where there is none, or knobs.json is broken."""
+        try:
+            turns = self._read().turns
+        except RunError:
+            return None
+        return turns[-1] if turns else None
+
+    def undo(self, by: str = "user") -> Turn:
+        """Set the knob that was changed last back to what it was before; called again, undo the change before that.
+
+        The undo is a request like any other: it is active from the next step on, and the log has it as a change.
+
+        Raises:
+            RunError: no change is left to undo, or knobs.json is broken.
+        """
+        undone: list[Turn] = []
+
+        def change(file: KnobFile) -> KnobFile:
+            if not file.turns:
+                raise RunError("no change of a knob is left to undo; set a value instead")
+            *rest, last = file.turns
+            undone.append(last)
+            return _turned(file, last.name, by, value=last.value, mode=last.mode).model_copy(
+                update={"turns": tuple(rest)}
+            )
+
+        self._update(change)
+        return undone[0]
+
     def snapshot(self) -> KnobSnapshot:
         """All knobs now. Never fails: where the file is broken, the last good values and `problem`."""
         try:
@@ -196,9 +239,8 @@ class Knobs(Mapping[str, Knob]):
             record = file.knobs[name]
             if all(getattr(record, key) == update[key] for key in ("value", "mode") if key in update):
                 return file
-            by = update["by"][: schema.LONGEST_KEY]
-            turned = record.model_copy(update=update | {"by": by, "at": time.time()})
-            return file.model_copy(update={"knobs": file.knobs | {name: turned}})
+            before = Turn(name=name, value=record.value, mode=record.mode)
+            return _turned(file, name, **update).model_copy(update={"turns": (*file.turns, before)[-MOST_TURNS:]})
 
         self._update(change)
 
@@ -248,18 +290,23 @@ class Knobs(Mapping[str, Knob]):
     def _check(self, file: KnobFile) -> None:
         if missing := [name for name in self if name not in file.knobs]:
             raise RunError(f"{self.path} is broken: it lacks {', '.join(missing)}")
+        for turn in file.turns:
+            self._check_one(turn.name, turn)
         for name, record in file.knobs.items():
-            try:
-                _number(self[name].name, record.value)
-            except RunError as error:
-                raise RunError(f"{self.path} is broken: {error}") from None
-            if record.mode == "auto" and not self.has_controller(name):
-                raise RunError(f"{self.path} is broken: '{name}' is auto but has no controller")
+            self._check_one(name, record)
             if record.mode == "auto" and self._edited(name, record):
                 raise RunError(
                     f"{self.path} gives '{name}' the value {record.value:g}, but its controller sets it; write "
                     '"mode": "manual" beside it, or put the value back'
                 )
+
+    def _check_one(self, name: str, asked: Record | Turn) -> None:
+        try:
+            _number(self[name].name, asked.value)
+        except RunError as error:
+            raise RunError(f"{self.path} is broken: {error}") from None
+        if asked.mode == "auto" and not self.has_controller(name):
+            raise RunError(f"{self.path} is broken: '{name}' is auto but has no controller")
 
     def _edited(self, name: str, record: Record) -> bool:
         """Whether another value stands under a time that it did not have: somebody wrote it into the file."""
@@ -279,7 +326,7 @@ def check_start(config: Config) -> None:
         try:
             _number(name, record.value)
         except RunError as error:
-            raise ConfigError(f"{_setting(name)} starts the knob '{name}': {error}") from None
+            raise ConfigError(f"{setting_of(name)} starts the knob '{name}': {error}") from None
     for name, objective in config.objectives.items():
         if objective.controlled:
             _check_bounds(name, objective)
@@ -298,6 +345,12 @@ def _check_bounds(name: str, objective: ObjectiveConfig) -> None:
         )
 
 
+def _turned(file: KnobFile, name: str, by: str, **update: Any) -> KnobFile:
+    """The file with another request for one knob."""
+    record = file.knobs[name].model_copy(update=update | {"by": by[: schema.LONGEST_KEY], "at": time.time()})
+    return file.model_copy(update={"knobs": file.knobs | {name: record}})
+
+
 def bounds(name: str) -> tuple[float, float]:
     """What the knob may be set to, ends included."""
     return BOUNDS[name.partition("/")[0]]
@@ -314,7 +367,7 @@ def _number(name: str, value: float | int | str) -> float:
     return number
 
 
-def _setting(name: str) -> str:
+def setting_of(name: str) -> str:
     """The dotted setting that a knob starts from."""
     kind, _, objective = name.partition("/")
     return {"beta": f"objectives.{objective}.beta", "temperature": "sampling.temperature"}.get(

@@ -15,8 +15,9 @@ import pytest
 
 from grpo_nb import presets
 from grpo_nb.config import Config, ConfigError, ObjectiveConfig
+from grpo_nb.config.setting_keys import settings
 from grpo_nb.run import knobs as module
-from grpo_nb.run.knob_file import KnobSnapshot
+from grpo_nb.run.knob_file import MOST_TURNS, KnobSnapshot
 from grpo_nb.run.knobs import Knobs, check_start
 from grpo_nb.storage import documents, files
 from grpo_nb.storage.files import RunError
@@ -117,6 +118,72 @@ def test_back_to_automatic_and_again_by_hand(knobs: Knobs) -> None:
     assert turns(again, by_hand) == [("beta/fairness", 0.2, "auto", "dashboard")]
     assert turns(again, start) == [], "the same request as at the start"
     assert again.version == 2
+
+
+# ---- undoing
+
+
+def test_an_undo_is_a_request_that_goes_back_one_change_at_a_time(knobs: Knobs) -> None:
+    start = knobs.snapshot()
+    knobs["temperature"].set(0.7)
+    knobs["beta/fairness"].set(0.2)
+    knobs["beta/fairness"].set(0.3)
+    before = knobs.snapshot()
+    assert str(knobs.last_turn()) == "beta/fairness = 0.2"
+    assert str(Knobs(knobs.path, CONFIG).undo(by="dashboard")) == "beta/fairness = 0.2", "from any process"
+    now = knobs.snapshot()
+    assert turns(now, before) == [("beta/fairness", 0.3, 0.2, "dashboard")]
+    assert now.at["beta/fairness"] >= before.at["beta/fairness"] and now.version == before.version + 1
+    assert str(knobs.undo()) == "beta/fairness = auto" and str(knobs.undo()) == "temperature = 1"
+    assert turns(knobs.snapshot(), start) == [] and knobs.last_turn() is None
+    with pytest.raises(RunError):
+        knobs.undo()
+    assert knobs.snapshot().version == 6
+
+
+def test_what_changes_nothing_is_no_turn_and_old_ones_are_forgotten(knobs: Knobs) -> None:
+    knobs["temperature"].set(CONFIG.sampling.temperature)
+    assert knobs.last_turn() is None
+    for n in range(MOST_TURNS + 3):
+        knobs["temperature"].set(1 + (n + 1) / 100)
+    for _ in range(MOST_TURNS):
+        knobs.undo()
+    assert knobs.last_turn() is None and knobs["temperature"].value == 1.03
+    knobs["temperature"].set(0.5)
+    knobs.reset()
+    assert knobs.last_turn() is None
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"name": "beta/other", "value": 0.1, "mode": "manual"},
+        {"name": "temperature", "value": 0.1, "mode": "auto"},
+        {"name": "temperature", "value": 99.0, "mode": "manual"},
+        {"name": "temperature", "value": "1", "mode": "manual"},
+    ],
+)
+def test_a_turn_that_nobody_could_make_breaks_the_file(knobs: Knobs, turn: dict[str, Any]) -> None:
+    knobs["temperature"].set(0.7)
+    edit(knobs, lambda tree: tree.update(turns=[turn]))
+    assert names(knobs.snapshot().problem or "", knobs.path.name) and knobs.last_turn() is None
+    with pytest.raises(RunError):
+        knobs.undo()
+
+
+def test_a_file_of_earlier_versions_has_no_turns(knobs: Knobs) -> None:
+    edit(knobs, lambda tree: tree.pop("turns"))
+    assert knobs.snapshot().problem is None and knobs.last_turn() is None
+
+
+def test_a_knob_has_the_sentence_of_its_setting(knobs: Knobs) -> None:
+    sentences = {setting.key: setting.meaning for setting in settings(CONFIG)}
+    assert {name: knobs[name].meaning for name in knobs} == {
+        "beta/fairness": sentences["objectives.fairness.beta"],
+        "beta/hallucination": sentences["objectives.hallucination.beta"],
+        "temperature": sentences["sampling.temperature"],
+        "learning_rate": sentences["algorithm.learning_rate"],
+    }
 
 
 @pytest.mark.parametrize("config", [NO_BAND, FIXED], ids=["no band", "fixed"])
