@@ -18,7 +18,6 @@ from grpo_nb.cli.options import (
     run_argument,
     yes_argument,
 )
-from grpo_nb.storage.vocabulary import Command
 
 OVERVIEW = """\
 Train a language model with GRPO and look after the run, from a terminal.
@@ -161,12 +160,13 @@ def _tell(commands: Any) -> None:
         "steer a run that trains, wherever it does",
         "The trainer obeys at its next step boundary: pause and resume hold it and let it go on, stop ends and saves, "
         "step does one step and holds, save and evaluate are done once. Exit status 1 if nothing trains. "
-        "KNOB=VALUE turns a knob, whether the run trains or not; KNOB=auto gives a beta back to its controller.",
+        "KNOB=VALUE turns a knob, whether the run trains or not; KNOB=auto gives a beta back to its controller; undo "
+        "takes back the last turn of a knob, and again the one before.",
         "grpo-nb tell runs/demo pause\ngrpo-nb tell runs/demo evaluate\ngrpo-nb tell runs/demo beta/fairness=0.1",
     )
     run_argument(command)
-    words = [command.label for command in Command]
-    command.add_argument("what", type=values.order, metavar="WHAT", help=f"{', '.join(words)}, or KNOB=VALUE")
+    words = ", ".join(values.ORDERS)
+    command.add_argument("what", type=values.order, metavar="WHAT", help=f"{words}, or KNOB=VALUE")
 
 
 def _eval(commands: Any) -> None:

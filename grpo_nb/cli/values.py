@@ -11,6 +11,9 @@ from typing import Any
 from grpo_nb.storage import safe_open
 from grpo_nb.storage.vocabulary import Command
 
+UNDO = "undo"
+ORDERS = (*(command.label for command in Command), UNDO)
+"""What `tell` takes besides `KNOB=VALUE`."""
 LARGEST = 1 << 20
 """Bytes of a file of settings."""
 
@@ -101,10 +104,9 @@ def _whole(text: str, least: int) -> int:
 
 
 def order(text: str) -> str:
-    """A command of `tell`, or `KNOB=VALUE`."""
-    words = [command.label for command in Command]
-    if "=" not in text and text not in words:
-        raise argparse.ArgumentTypeError(f"'{text}'; needs one of {', '.join(words)}, or KNOB=VALUE")
+    """A word of `tell`, or `KNOB=VALUE`."""
+    if "=" not in text and text not in ORDERS:
+        raise argparse.ArgumentTypeError(f"'{text}'; needs one of {', '.join(ORDERS)}, or KNOB=VALUE")
     return text
 
 

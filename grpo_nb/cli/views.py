@@ -10,6 +10,7 @@ from pathlib import Path
 from grpo_nb.cli.opening import existing_run, own_code, settings_of
 from grpo_nb.cli.options import UsageError
 from grpo_nb.cli.output import check_out, rows_of, say, show, show_json
+from grpo_nb.cli.values import UNDO
 from grpo_nb.config.setting_keys import settings
 from grpo_nb.metrics import keys
 from grpo_nb.printable import one_line
@@ -184,6 +185,9 @@ def tell_command(arguments: Namespace) -> int:
     run = existing_run(arguments.run)
     if "=" in arguments.what:
         return _turn(run, arguments.what)
+    if arguments.what == UNDO:
+        say(f"{run.shown}: {run.knobs.undo(by='the command line')} from the next step on")
+        return DONE
     status = run.status()
     if not status.state.is_live:
         advice = _after_sft(run, status) or f"; grpo-nb train {run.shown}"

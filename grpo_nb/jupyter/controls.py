@@ -29,6 +29,7 @@ Notify = Callable[..., None]
 """Shows one line under the controls, of a severity that is `warning` unless given; an empty line takes it away."""
 
 AUTO_WIDTH = "72px"
+UNDO = "Undo"
 MORE = 50
 """Steps that the button at the end trains."""
 LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
@@ -59,7 +60,7 @@ class KnobControl:
             value=knob.value,
             step=arrow,
             description=name,
-            tooltip=f"{name}, exactly: any number from {low:g} to {high:g}",
+            tooltip=f"{name}, exactly: any number from {low:g} to {high:g}. {knob.meaning}",
             layout=w.Layout(width="240px"),
         )
         self.auto: w.ToggleButton | None = None
@@ -191,8 +192,9 @@ class Controls:
         for control in self.knobs.values():
             control.turned = turned
         self.buttons = {button.command: self._button(button) for button in BUTTONS}
-        self.more = self._more()
-        buttons = w.HBox([*self.buttons.values(), self.more], layout=w.Layout(margin="4px 0 0 0", flex_flow="row wrap"))
+        self.undo, self.more = self._undo(), self._more()
+        shown = [*self.buttons.values(), self.undo, self.more]
+        buttons = w.HBox(shown, layout=w.Layout(margin="4px 0 0 0", flex_flow="row wrap"))
         self.widget = w.VBox([control.widget for control in self.knobs.values()] + [buttons])
 
     def follow(self, state: RunState, row: Row) -> None:
@@ -207,6 +209,7 @@ class Controls:
         if asked.problem or self._problem:
             self._notify(asked.problem or "")  # and it goes when the file is whole again
         self._problem = asked.problem
+        self._follow_turns()
         for button in BUTTONS:
             self.buttons[button.command].disabled = state not in button.states
         self.more.layout.display = None if state in (RunState.DONE, RunState.STOPPED) else "none"
@@ -251,6 +254,21 @@ class Controls:
         button.on_click(lambda _: self._press(described.label, pressed))
         return button
 
+    def _undo(self) -> w.Button:
+        button = w.Button(description=UNDO, icon="undo", disabled=True, layout=w.Layout(width="100px"))
+        button.on_click(lambda _: self._press(UNDO, self._undone))
+        return button
+
+    def _undone(self) -> None:
+        undone = self._session.knobs.undo(by="dashboard")
+        self._notify(f"{UNDO}: {undone} is requested", "info")
+        self._follow_turns()
+
+    def _follow_turns(self) -> None:
+        last = self._session.knobs.last_turn()
+        self.undo.disabled = last is None
+        self.undo.tooltip = f"{UNDO} the last change of a knob" + (f": back to {last}" if last else "")
+
     def _more(self) -> w.Button:
         label = f"Train {MORE} more"
         button = w.Button(
@@ -275,7 +293,7 @@ def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, notify: Noti
     """A logarithmic slider over the objective's beta bounds; the box takes any beta, 0 too."""
     low, high = objective.beta_bounds
     title = f"β {name.translate(LITERAL)}"
-    slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming(title))
+    slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming(title, knob))
     control = KnobControl(knob, title, slider, 0.001, notify)
     if objective.kl_band is None or not objective.controlled:
         return control
@@ -284,14 +302,14 @@ def beta_control(knob: Knob, name: str, objective: ObjectiveConfig, notify: Noti
 
 def temperature_control(knob: Knob, notify: Notify) -> KnobControl:
     """A slider over the usual temperatures; the box takes all that the knob allows."""
-    slider = Slider(value=knob.value, low=0.1, high=2.0, step=0.05, **_naming("temperature"))
+    slider = Slider(value=knob.value, low=0.1, high=2.0, step=0.05, **_naming("temperature", knob))
     return KnobControl(knob, "temperature", slider, 0.05, notify)
 
 
 def rate_control(knob: Knob, start: float, notify: Notify) -> KnobControl:
     """A logarithmic slider two decades to both sides of the configured rate; the box takes any, 0 too."""
     low, high = start / 100, min(100 * start, 1.0)
-    slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming("learning rate"))
+    slider = Slider(value=knob.value, low=low, high=high, log=True, step=0.05, **_naming("learning rate", knob))
     return KnobControl(knob, "learning rate", slider, _rounded(start / 10), notify)
 
 
@@ -316,8 +334,8 @@ def _agree(asked: Setting, used: Setting) -> bool:
     return asked.automatic == used.automatic and same
 
 
-def _naming(name: str) -> dict[str, Any]:
-    return {"description": name, "tooltip": f"{name}: drag, or move with the arrow keys"}
+def _naming(name: str, knob: Knob) -> dict[str, Any]:
+    return {"description": name, "tooltip": f"{name}: drag, or move with the arrow keys. {knob.meaning}"}
 
 
 def _short(setting: Setting) -> str:

@@ -182,6 +182,10 @@ def test_tell_reaches_whoever_trains(capsys: pytest.CaptureFixture[str], run: Ru
         assert says(capsys, "tell", run.path, "beta/fairness=0.3")[0] == 0
         assert (run.knobs["beta/fairness"].value, run.knobs["beta/fairness"].mode) == (0.3, "manual")
         assert says(capsys, "tell", run.path, "beta/fairness=auto")[0] == 0
+        status, out, _ = says(capsys, "tell", run.path, "undo")
+        assert status == 0 and "beta/fairness = 0.3" in out and run.knobs["beta/fairness"].value == 0.3
+        assert says(capsys, "tell", run.path, "undo")[0] == 0 and run.knobs["beta/fairness"].mode == "auto"
+        assert says(capsys, "tell", run.path, "undo")[0] == 1
         assert run.knobs["beta/fairness"].mode == "auto"
         for wrong in ("beta/fairnes=1", "temperature=-5", "temperature=auto", "temperature=much"):
             status, _, err = says(capsys, "tell", run.path, wrong)

@@ -134,6 +134,29 @@ def test_name_of_who_turned_a_knob_is_data(controls: Controls, run: Run) -> None
     assert names(controls.knobs["temperature"].label.value, "&lt;img&gt;")
 
 
+def test_undo_takes_the_last_turn_back_wherever_it_was_made(controls: Controls, run: Run, said: list[str]) -> None:
+    controls.follow(RunState.NEW, {})
+    assert controls.undo.disabled
+    run.knobs["temperature"].set(0.7, by="somebody")
+    controls.knobs["beta/fairness"].slider.value = 0.2
+    controls.follow(RunState.RUNNING, {})
+    assert not controls.undo.disabled and names(controls.undo.tooltip, "beta/fairness = auto")
+    controls.undo.click()
+    assert run.knobs["beta/fairness"].mode == "auto" and run.knobs.snapshot().by["beta/fairness"] == "dashboard"
+    assert names(said[-1], "beta/fairness = auto") and names(controls.undo.tooltip, "temperature = 1")
+    controls.undo.click()
+    controls.follow(RunState.RUNNING, {"temperature": 0.7})
+    assert controls.knobs["temperature"].entry.value == 1.0 and controls.undo.disabled
+    controls.undo.click()  # as a page does that has not heard of it yet
+    assert names(said[-1], "Undo") and run.knobs["temperature"].value == 1.0
+
+
+def test_tooltips_have_the_sentences_of_the_settings(controls: Controls, run: Run) -> None:
+    for name, control in controls.knobs.items():
+        sentence = run.knobs[name].meaning
+        assert sentence and control.entry.tooltip.endswith(sentence) and control.slider.tooltip.endswith(sentence)
+
+
 @pytest.mark.ux(22, at="unit")
 def test_every_control_has_a_name_and_the_keys_move_it(controls: Controls) -> None:
     for control in controls.knobs.values():

@@ -15,7 +15,8 @@ const short = (value) => String(Number(value.toPrecision(3)));
 function box({ model, el }) {
   const label = add(el, "label", "name", model.get("description"));
   const input = add(label, "input", "box");
-  Object.assign(input, { type: "text", inputMode: "decimal", autocomplete: "off", title: model.get("tooltip") ?? "" });
+  label.title = model.get("tooltip") ?? "";
+  Object.assign(input, { type: "text", inputMode: "decimal", autocomplete: "off", title: label.title });
   input.setAttribute("role", "spinbutton");
   let typed = false; // and not sent yet: a new value of the knob does not replace what is being typed
   const show = () => {
