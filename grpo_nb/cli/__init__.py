@@ -18,7 +18,7 @@ from grpo_nb.ranks import launch
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-INTERRUPTED_AT_ONCE = "interrupted at once: what was done since the last checkpoint is lost, the run itself is whole"
+INTERRUPTED_AT_ONCE = "interrupted: the steps since the last checkpoint are lost; the run itself is intact"
 INSTALL = "call the environment that has this package installed (.venv/bin/grpo-nb after make run), or pip install -e ."
 
 

@@ -28,7 +28,7 @@ EXAMPLES = """\
 a first run, two minutes on two CPU cores:
   grpo-nb train runs/demo --preset demo        makes the run, does SFT, then GRPO
   grpo-nb eval runs/demo --stage sft           measures what GRPO began with
-  grpo-nb eval runs/demo                       and what it made of that
+  grpo-nb eval runs/demo                       and what training made of it
   grpo-nb eval runs/demo --compare             both beside each other, with intervals
   grpo-nb diagnose runs/demo                   what went wrong, and what to change
 
@@ -51,7 +51,7 @@ def parser() -> ArgumentParser:
     """The whole command line."""
     top: ArgumentParser = parser_of(ArgumentParser, prog="grpo-nb", description=OVERVIEW, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
-    top.add_argument("-v", "--verbose", action="store_true", help="log what is decided on the way")
+    top.add_argument("-v", "--verbose", action="store_true", help="log each decision")
     verbs = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     looking = (_status, _samples, _diagnose, _compare, _report, _bundle, _profile, _runs, _doctor, _plan, _settings)
     for add in (_sft, _train, _tell, _eval, _answer, _score, _export, _sweep, *looking, _notebooks):
@@ -70,8 +70,8 @@ def _sft(commands: Any) -> None:
     command = command_of(
         commands,
         "sft",
-        "supervised warm-up: teach the form of an answer",
-        "Train sft.steps steps on gold completions, or go on where an earlier call stopped.",
+        "supervised fine-tuning: teach the form of an answer",
+        "Train sft.steps steps on gold completions, or continue where an earlier call stopped.",
         "grpo-nb sft runs/demo --preset demo",
     )
     run_argument(command)
@@ -85,8 +85,8 @@ def _train(commands: Any) -> None:
         commands,
         "train",
         "GRPO, after SFT where the run has not had it yet",
-        "Train to --steps in total (default: the run's run.steps). A run that stopped goes on from its newest "
-        "checkpoint, and so does one whose process was killed. Ctrl-C (or SIGTERM) ends after the present step "
+        "Train to --steps in total (default: the run's run.steps). A run that stopped, or whose process was "
+        "killed, continues from its newest checkpoint. Ctrl-C (or SIGTERM) ends after the current step "
         "and saves; a second one ends at once.",
         "grpo-nb train runs/demo --preset demo --set algorithm.learning_rate=1e-4\n"
         "grpo-nb train runs/demo --steps 120          60 done: does 60 more\n"
@@ -119,9 +119,9 @@ def _sweep(commands: Any) -> None:
         commands,
         "sweep",
         "train several settings and seeds, and compare them over seeds",
-        "Each arm is a set of settings, the first the one that others are compared with; each arm and seed is a run "
-        "of its own in FOLDER. Runs whose SFT would be the same share it. What is done already is not done again, so "
-        "the same command goes on after an interrupt; without --arm it opens what is there.",
+        "Each arm is a set of settings; the others are compared with the first. Each arm and seed is a run of its own "
+        "in FOLDER. Runs with the same SFT share it. Finished runs are not repeated, so the same command continues "
+        "after an interrupt; without --arm it opens the existing sweep.",
         "grpo-nb sweep sweeps/kl --arm usual= --arm no-kl=objectives.fairness.beta=0 --seeds 0,1\n"
         "grpo-nb sweep sweeps/kl --devices 0,1\n"
         "grpo-nb sweep sweeps/kl --show",
@@ -148,7 +148,7 @@ def _sweep(commands: Any) -> None:
     command.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="train this arm alone; may be repeated"
     )
-    command.add_argument("--show", action="store_true", help="show what is done and what came of it; train nothing")
+    command.add_argument("--show", action="store_true", help="show the finished runs and their results; train nothing")
     yes_argument(command)
     json_argument(command)
 
@@ -158,7 +158,7 @@ def _tell(commands: Any) -> None:
         commands,
         "tell",
         "steer a run that trains, wherever it does",
-        "The trainer obeys at its next step boundary: pause and resume hold it and let it go on, stop ends and saves, "
+        "The trainer obeys at its next step boundary: pause and resume hold and continue it, stop ends and saves, "
         "step does one step and holds, save and evaluate are done once. Exit status 1 if nothing trains. "
         "KNOB=VALUE turns a knob, whether the run trains or not; KNOB=auto gives a beta back to its controller; undo "
         "takes back the last turn of a knob, and again the one before.",
@@ -188,9 +188,11 @@ def _eval(commands: Any) -> None:
         "--mode", choices=("greedy", "sample"), default="greedy", help="likeliest token (default), or as in training"
     )
     command.add_argument("--limit", type=values.count, metavar="N", help="examples per objective at most")
-    command.add_argument("--compare", action="store_true", help="before and after, from what was evaluated already")
+    command.add_argument("--compare", action="store_true", help="before and after training, from saved evaluations")
     command.add_argument(
-        "--probe", action="store_true", help="40 general questions to base and stage: what training made it forget"
+        "--probe",
+        action="store_true",
+        help="40 general questions to base and stage: what training made the model forget",
     )
     accepting_arguments(command)
     json_argument(command)
@@ -209,7 +211,9 @@ def _answer(commands: Any) -> None:
     )
     run_argument(command)
     command.add_argument("objective", metavar="OBJECTIVE", help="whose items and whose form of a prompt")
-    command.add_argument("--data", metavar="PATH", help="other data of its task, all of it; default: what is held out")
+    command.add_argument(
+        "--data", metavar="PATH", help="other data of its task, all of it; default: the held-out examples"
+    )
     command.add_argument("--out", required=True, metavar="FILE", help="where to write it; a file there is replaced")
     _stage_argument(command)
     changed_argument(command)

@@ -138,7 +138,7 @@ def changed_argument(command: ArgumentParser) -> None:
         choices=KINDS,
         default=[],
         metavar="KIND",
-        help=f"go on though this has other content than the run was made with: {', '.join(KINDS)}; may be repeated",
+        help=f"continue although this content differs from the run's: {', '.join(KINDS)}; may be repeated",
     )
 
 

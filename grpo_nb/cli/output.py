@@ -45,7 +45,7 @@ def check_out(given: str | None, kind: str) -> None:
     if not os.path.lexists(path):
         return
     if not path.is_file():
-        raise UsageError(f"--out {given} is no file; name one that is to be written")
+        raise UsageError(f"--out {given} is not a file; name the file to write")
     with open(path, "rb") as file:
         head = file.read(BEGINNING)
     if head and not OF_KIND[kind](head):

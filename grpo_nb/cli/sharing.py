@@ -12,7 +12,7 @@ DONE = 0
 def export_command(arguments: Namespace) -> int:
     """A stage's model as an adapter, a merged model or a GGUF file."""
     if arguments.public and arguments.push is None:
-        raise UsageError("--public sets who may read what is pushed; give --push OWNER/NAME, or leave it out")
+        raise UsageError("--public sets who may read a pushed model; add --push OWNER/NAME, or leave --public out")
     run = existing_run(arguments.run)
     from grpo_nb.exports import export  # after the check of the path: this import takes seconds
 

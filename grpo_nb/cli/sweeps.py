@@ -24,7 +24,7 @@ def sweep_command(arguments: Namespace) -> int:
         with _terminated():
             status = study.status() if arguments.show else _trained(study, arguments)
     except KeyboardInterrupt:
-        say(f"interrupted: runs that trained are saved; go on with: grpo-nb sweep {arguments.folder}")
+        say(f"interrupted: finished runs are saved; continue with: grpo-nb sweep {arguments.folder}")
         return INTERRUPTED
     if arguments.json:
         show_json({"folder": str(study.folder), "runs": rows_of(status.frame), "results": rows_of(study.results())})

@@ -30,7 +30,7 @@ STAGE_KEYS = ("stage", "step", "split", "mode")
 
 
 def sft_command(arguments: Namespace) -> int:
-    """Supervised warm-up to its last step."""
+    """Train SFT to its last step."""
     if (status := followed()) is not None:
         return status
     with open_run(arguments) as run:
@@ -138,7 +138,7 @@ def _ended(run: Run, command: str, reached: tuple[int, int], interrupted: bool, 
         say(f"{run.shown}: done, step {last} of {total}{advice}")
         return DONE
     why = "interrupted" if interrupted else "stopped by a request in its knobs"
-    say(f"{run.shown}: {why} and saved at step {last} of {total}; go on with: {command}")
+    say(f"{run.shown}: {why} and saved at step {last} of {total}; continue with: {command}")
     return INTERRUPTED
 
 

@@ -314,7 +314,9 @@ def settings_command(arguments: Namespace) -> int:
     else:
         show([{"key": s.key, "value": s.text, "meaning": s.meaning} for s in found])
         if not all(setting.active for setting in found):
-            say("(in brackets): the default inside a group that is null, or an item of a list; give it as a whole")
+            say(
+                "(in brackets): a default inside a group that is null, or a list's item; set the complete group or list"
+            )
     return DONE
 
 

@@ -219,7 +219,7 @@ def _taken_by(setting: str, surrogate: str) -> tuple[str, bool]:
 
 def _left_to_normalise(row: Algorithm) -> str:
     if row.kl_in_reward:
-        return "what the reward weighs against the KL penalty, and little else"
+        return "the weight of the reward against the KL penalty, and little else"
     return "nothing but what shaping.clip cuts" if row.scale_free else ("the size of the step only, as a shift cancels")
 
 

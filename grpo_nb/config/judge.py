@@ -115,7 +115,9 @@ class JudgeConfig(Settings):
             raise ValueError("providers is empty; needs one or more, e.g. [{'model': ..., 'base_url': ...}]")
         labels = [provider.label for provider in self.providers]
         if repeated := {label for label in labels if labels.count(label) > 1}:
-            raise ValueError(f"provider {min(repeated)} is there twice; remove one, `retries` tries the same one again")
+            raise ValueError(
+                f"provider {min(repeated)} is listed twice; remove one: `retries` repeats requests to the same provider"
+            )
         unpriced = [provider.label for provider in self.providers if not provider.priced]
         if self.budget_usd is not None and unpriced:
             raise ValueError(

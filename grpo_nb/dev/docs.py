@@ -123,7 +123,7 @@ def _commands_page() -> str:
 
 def _errors_page() -> str:
     parts = [f"## {k.name}\n\n*Recognised by*: `{k.pattern}`\n\n{k.cause}\n\n**Change**: {k.change}." for k in KNOWN]
-    intro = "What `doctor.explain(error)` knows, and what is shown under a cell that fails with it."
+    intro = "The errors that `doctor.explain(error)` explains; a cell that fails with one shows the same text."
     return "\n\n".join(["# Errors", intro, *parts])
 
 

@@ -1,4 +1,4 @@
-"""The warm-up beside TRL's SFTTrainer: `python -m grpo_nb.dev.peer_sft --size tiny --steps 5`.
+"""SFT beside TRL's SFTTrainer: `python -m grpo_nb.dev.peer_sft --size tiny --steps 5`.
 
 Like `grpo_nb.dev.peer`: the same random weights, LoRA shape, pairs and batch in one process, a step of each in turn.
 Completions have different lengths, as gold answers do.

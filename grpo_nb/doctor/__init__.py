@@ -142,9 +142,9 @@ def _ending(run: Run, status: RunStatus, events: LogRows, known: Set[str]) -> It
             "dead_owner",
             "warning",
             status.step,
-            f"its trainer ({status.owner}) vanished without a word, as a killed kernel does, {where}.",
+            f"its trainer ({status.owner}) died without an error, as a killed kernel does, {where}.",
             {"owner": str(status.owner), "checkpoint": newest},
-            "start it again: it takes the lock over and goes on from the checkpoint. If it keeps dying, look at the "
+            "start it again: it takes over the lock and continues from the checkpoint. If it keeps dying, look at the "
             "machine's memory",
         )
     failures = events.places("kind", {"failed"})
@@ -177,7 +177,7 @@ def _progress(run: Run, status: RunStatus) -> tuple[str, int]:
     newest = whole.step if whole else 0
     again = max(step - newest, 0)
     verb = "SFT" if warm else "GRPO"
-    return f"at step {step} of {total} of {verb}; a resume goes on from step {newest} and redoes {again}", newest
+    return f"at step {step} of {total} of {verb}; a resume continues from step {newest} and repeats {again}", newest
 
 
 def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
@@ -198,14 +198,14 @@ def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
                     "it is the reference that KL is measured against, and no other can stand in for it: restore it "
                     "from a copy, or begin a new run folder"
                     if label == "GRPO" and step == 0 and folder.latest()[0]
-                    else "a resume takes the newest whole one by itself; look at the disk, delete the damaged folder",
+                    else "a resume takes the newest valid checkpoint; check the disk, and delete the damaged folder",
                 )
     if status.step > 0 and not whole:
         yield Finding(
             "no_checkpoint",
             "error",
             status.step,
-            f"the log has {status.step} steps, but there is no whole checkpoint: the run cannot go on.",
+            f"the log has {status.step} steps, but no valid checkpoint: the run cannot continue.",
             {},
             "restore its checkpoints folder from a copy, or begin a new run",
         )
@@ -222,7 +222,7 @@ def _settings(run: Run) -> Iterator[Finding]:
             newest.step,
             f"config.json was edited after checkpoint {newest.path.name} was made: "
             + "; ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differences.items())
-            + ". The run cannot go on with it.",
+            + ". The run cannot continue with it.",
             {"differences": {name: list(pair) for name, pair in differences.items()}},
             "put the old values back, or begin a new run folder with the new ones",
         )
@@ -323,7 +323,7 @@ def _knobs(run: Run) -> Iterator[Finding]:
             None,
             f"{problem.rstrip('.')}.",
             {"file": "knobs.json"},
-            "correct it, or write it anew with run.knobs.reset(). Until then the last good values are in use",
+            "correct it, or write it anew with run.knobs.reset(). Until then the last valid values stay active",
         )
 
 
@@ -354,8 +354,8 @@ def _code(events: LogRows) -> Iterator[Finding]:
             "code_changed",
             "info",
             steps[-1],
-            f"the run went on with other code than before, after step {', '.join(map(str, steps))}: a curve that bends "
-            "there may owe it to that.",
+            f"the code of the project changed after step {', '.join(map(str, steps))}: a curve that bends "
+            "there may bend for that reason.",
             {"fingerprints": [e["fingerprint"] for e in starts]},
             "nothing, if that was meant; a comparison needs runs of one fingerprint",
             "none",

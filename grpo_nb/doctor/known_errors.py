@@ -32,7 +32,7 @@ _MEMORY = (
         "kv-cache",
         r"memory for (the )?KV cache|No available memory for the cache blocks|"
         r"larger than the maximum number of tokens that can be stored in KV cache",
-        "The engine found no room for keys and values beside its weights and the training process.",
+        "The engine found no room for keys and values next to its weights and the training process.",
         "Lower the engine's share of the memory (vLLM: --gpu-memory-utilization 0.3), its --max-model-len to "
         "sampling.max_prompt_length + sampling.max_completion_length, or spread it with --tensor-parallel-size 2. "
         "`grpo-nb plan` shows what training itself takes",
@@ -167,7 +167,7 @@ _ROLLOUT = (
     Known(
         "engine-asleep",
         r"Engine (is )?already (sleeping|asleep)|Engine is sleeping",
-        "The engine was sent to sleep twice, or asked for text while it slept.",
+        "The engine was sent to sleep twice, or got a request while it slept.",
         "Wake it before each rollout and let one place alone send it to sleep; for debugging leave sleep mode off",
     ),
     Known(
@@ -222,7 +222,7 @@ _INSTALLATION = (
         "cuda-mismatch",
         r"detected CUDA version .{,20}mismatches|lib(cudart|cublas|cudnn|nvrtc|nccl)[\w.-]*: cannot open shared|"
         r"undefined symbol: \w*(c10|torch|cuda)\w*",
-        "A package was built for another CUDA or another torch than the one that is installed.",
+        "A package was built for another CUDA or another torch than the installed one.",
         "Compare `nvcc --version` with torch.version.cuda (`grpo-nb doctor`), and install that package anew in this "
         "environment, after torch",
     ),
@@ -333,7 +333,7 @@ _FILES = (
         "checkpoint-missing",
         r"Checkpoint not found|No such file or directory: '[^']*(checkpoint|\.safetensors|\.pt|\.bin)",
         "There is no checkpoint under this path.",
-        "List what is there with `grpo-nb runs` and name the run's folder, not a checkpoint's: resuming finds the "
+        "List the runs with `grpo-nb runs` and name the run's folder, not a checkpoint's: resuming finds the "
         "newest valid one",
     ),
     Known(

@@ -126,7 +126,7 @@ def _vllm() -> Iterator[Check]:
         return
     misfits = [*_misfits("trl", "vllm"), *_misfits("vllm", "torch"), *_misfits("vllm", "transformers")]
     if importlib.util.find_spec("vllm") is None:
-        misfits.append("its metadata is there, its code is not")
+        misfits.append("its metadata is installed, its code is not")
     advice = "install vLLM in an environment of its own and talk to it over HTTP" if misfits else ""
     yield Check("vllm", "info" if misfits else "ok", "; ".join([f"vllm {have}", *misfits, unneeded]), advice)
 

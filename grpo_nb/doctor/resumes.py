@@ -80,7 +80,7 @@ def _finding(
         "counts calls or keeps a cache; with (seed, step) alone they repeat themselves"
         if exact
         else "nothing, if the results agree to rounding: other code, versions or GPU operations give other bits, and "
-        "so does what a server computes at the same time; run.deterministic=true keeps a GPU to the same ones",
+        "so does other load on a server; run.deterministic=true makes a GPU repeat its bits",
         "warn" if exact else "none",
     )
 

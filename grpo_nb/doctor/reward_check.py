@@ -219,7 +219,7 @@ def _bad_is_paid(frame: pd.DataFrame, objective: str) -> Finding | None:
         "error",
         f"{objective} pays {len(paid)} of {len(bad)} bad answers like the gold one or better, e.g. '{first['what']}' "
         f"for {first['example']} with {first['reward']:.3g}: this is what training will find.",
-        "mend the reward before training: a right answer must earn most",
+        "fix the reward before training: a right answer must earn most",
         objective,
         examples=list(paid["example"]),
     )
@@ -276,9 +276,9 @@ def _pays_length(model: pd.DataFrame, objective: str) -> Finding | None:
         "length_reward",
         "warning",
         f"{which} answers of {objective} earn more (rank correlation {correlation:+.2f} over {len(ranks)} answers to "
-        "the same prompts): length may be what is learnt.",
-        f"read the table: if the {which} ones are better, it is well; else take length out of the reward, or cap what "
-        "it can move",
+        "the same prompts): the policy may learn length.",
+        f"read the table: if the {which} ones are better, keep it; otherwise take length out of the reward, or "
+        "cap its share",
         objective,
         correlation=correlation,
     )
@@ -316,7 +316,7 @@ def _cut(model: pd.DataFrame, objective: str, config: Config) -> Finding | None:
     return _finding(
         "truncation",
         "warning",
-        f"{share:.0%} of the model's {objective} answers hit the cap of {cap} tokens: what is judged is unfinished.",
+        f"{share:.0%} of the model's {objective} answers hit the cap of {cap} tokens: they are scored unfinished.",
         f"SFT teaches when to stop, so look again after it; then raise sampling.max_completion_length from {cap} "
         f"to {2 * cap}",
         objective,
@@ -334,7 +334,7 @@ def _without_verdict(frame: pd.DataFrame, objective: str) -> Finding | None:
         "warning",
         f"{len(lost)} of {len(frame)} {objective} answers got no verdict ({lost['cause'].iloc[0]}): their groups would "
         "be left out.",
-        "mend what gives None; a judge that is slow or out of reach shows here first",
+        "fix the scorer that returns None; a slow or unreachable judge shows here first",
         objective,
         answers=len(lost),
     )

@@ -250,7 +250,7 @@ def _there(run: Run, points: Sequence[Point]) -> list[Point]:
         gone = f"; evaluated but no longer there: {', '.join(point.name for point in points)}" if points else ""
         raise RunError(
             f"{run.name} has no evaluated stage that can be loaded{gone}: set run.quick_eval_every in a new run (a "
-            "multiple of run.checkpoint_every), or evaluate stages whose checkpoints are there"
+            "multiple of run.checkpoint_every), or evaluate stages whose checkpoints exist"
         )
     if len(there) == 1:
         logger.warning(

@@ -184,8 +184,8 @@ def _report_local_base(source: Source) -> None:
     base = source.base or source
     if base.kind in ("folder", "gguf"):
         logger.warning(
-            "the base model of what is pushed is a path of this machine, %s: others need its adapter_config.json "
-            "corrected to a hub id, or the export in the format 'merged'",
+            "the pushed adapter names its base model by a path of this machine, %s: others need a hub id in its "
+            "adapter_config.json, or the export in the format 'merged'",
             base.name,
         )
 

@@ -23,7 +23,7 @@ class Bench:
     """One trial at a time: two faults at once would be blamed for each other.
 
     Shown in a cell it is a list of faults, a button that trains with the chosen one, the live view of that run, and
-    what the doctor says of it in the end.
+    the doctor's findings at the end.
     """
 
     def __init__(self, lab: Lab, chosen: str = CLEAN.id) -> None:

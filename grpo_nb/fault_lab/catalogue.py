@@ -109,7 +109,7 @@ def _sampling() -> Iterator[Fault]:
     )
     yield Fault(
         "one_stop_token_of_two",
-        "the chat template's terminator does not end a completion",
+        "the chat template's stop token does not end a completion",
         "rule",
         ("truncation",),
         3,
@@ -125,7 +125,7 @@ def _sampling() -> Iterator[Fault]:
     )
     yield Fault(
         "sft_without_eos",
-        "SFT never shows the terminator",
+        "SFT never shows the stop token",
         "refusal",
         ("TrainingError",),
         0,

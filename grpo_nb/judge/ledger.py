@@ -123,7 +123,7 @@ class Ledger:
         if not all(isinstance(number, int | float) and 0 <= number <= MOST_SPENT for number in spent):
             raise ConfigError(
                 f"{FILE} has a row of '{self._objective}' that spent {spent} (tokens in, tokens out, dollars), so the "
-                "budget cannot be kept; mend or remove that line"
+                "budget cannot be kept; correct or remove that line"
             )
         self.tokens += int(spent[0]) + int(spent[1])
         self.usd += float(spent[2])

@@ -67,7 +67,7 @@ def evidence_of(rubric: Rubric, columns: Mapping[str, Any], where: str) -> dict[
     except KeyError as error:
         raise DataError(f"{where}: the judge needs column {error}; the example has {', '.join(columns)}") from None
     if blank := [title for title, text in parts.items() if not isinstance(text, str) or not text.strip()]:
-        raise DataError(f"{where}: {blank[0]} is blank, and a judge that does not see it cannot grade; mend the data")
+        raise DataError(f"{where}: {blank[0]} is blank, and a judge cannot grade without it; correct the data")
     return parts
 
 

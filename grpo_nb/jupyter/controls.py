@@ -162,9 +162,9 @@ ANSWERS: Mapping[str, tuple[Command, Severity, str]] = {
 LIVE = tuple(state for state in RunState if state.is_live)
 RESUMABLE = (RunState.PAUSED, RunState.STOPPED, RunState.DEAD, RunState.FAILED)
 BUTTONS = (
-    Button(Command.PAUSE, "pause", "pause", "hold before the next step", (RunState.STARTING, RunState.RUNNING)),
-    Button(Command.STEP, "step_once", "step-forward", "train one step, then hold", LIVE),
-    Button(Command.RUN, "resume", "play", "go on from where it stands", RESUMABLE),
+    Button(Command.PAUSE, "pause", "pause", "pause before the next step", (RunState.STARTING, RunState.RUNNING)),
+    Button(Command.STEP, "step_once", "step-forward", "train one step, then pause", LIVE),
+    Button(Command.RUN, "resume", "play", "continue from the newest step", RESUMABLE),
     Button(Command.STOP, "stop", "stop", "finish this step, save, end", (RunState.STARTING, *LIVE)),
     Button(Command.SAVE, "save_now", "save", "write a checkpoint at the next step boundary", LIVE),
     Button(Command.EVALUATE, "evaluate_now", "check", "measure held-out examples at the boundary", LIVE),
@@ -230,7 +230,7 @@ class Controls:
         if name == "learning_rate":
             share = warmup(int(row["step"]), self._warmup)
             requested = _number(row.get(keys.LR_REQUESTED)) or value
-            notes = [f", {share:.0%} of it in the warm-up"] if share < 1 else []
+            notes = [f", {share:.0%} during the warm-up"] if share < 1 else []
             notes += [f", {value / requested:.3g} of it since a rollback"] if value < requested else []
             return Setting(requested / share), "".join(notes)
         mode = row.get(name.replace("/", "_mode/", 1))
@@ -274,7 +274,7 @@ class Controls:
         button = w.Button(
             description=label,
             icon="fast-forward",
-            tooltip=f"{label}: go on for {MORE} steps beyond the newest one",
+            tooltip=f"{label}: train {MORE} steps beyond the newest one",
             layout=w.Layout(width="140px", display="none"),
         )
         button.on_click(lambda _: self._press(label, lambda: self._session.train_more(MORE)))

@@ -39,8 +39,8 @@ SAMPLES = "samples"
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
     "advantages of a group add up to nothing.",
-    "rewards": "A function whose band is flat gives all of a group the same reward, so nothing is learnt from it.",
-    "machinery": "The black line over the phases is the whole step. Norms and cosines need "
+    "rewards": "A function whose band is flat gives a whole group the same reward, so the group teaches nothing.",
+    "machinery": "The black line over the phases is the complete step. Norms and cosines need "
     "algorithm.gradient_report_every.",
     SAMPLES: "What the reward sees. Point at a token for its log-prob in nats.",
 }

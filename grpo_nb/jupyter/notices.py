@@ -74,11 +74,11 @@ def _about(session: Any, state: RunState, step: int) -> Notice | None:
             "knobs and buttons reach it.",
         )
     if state is RunState.RUNNING and run.knobs.command is not Command.RUN:
-        return Notice("info", f"{run.knobs.command} asked for: it takes effect when the step in progress is done.")
+        return Notice("info", f"{run.knobs.command} requested: it takes effect after the current step.")
     if state is RunState.PAUSED:
-        return Notice("info", f"holding before step {step + 1}; the model stays in memory. Resume goes on.")
+        return Notice("info", f"paused before step {step + 1}; the model stays in memory. Press Resume to continue.")
     if state is RunState.CONTINUED:
-        return Notice("info", "a later start goes on with this run: its own view shows it.")
+        return Notice("info", "a later start continues this run: see its own view.")
     return _empty(run, state) if step == 0 else None
 
 
@@ -104,15 +104,17 @@ def _cause(session: Any) -> str:
 def _saved(run: Run) -> str:
     steps = run.checkpoints.steps()
     if not steps:
-        return "No checkpoint was saved: Resume begins anew."
-    return f"Resume goes on from the newest checkpoint, step {steps[-1]}."
+        return "No checkpoint was saved: Resume starts again from step 0."
+    return f"Resume continues from the newest checkpoint, step {steps[-1]}."
 
 
 def _disk(run: Run, state: RunState, step: int) -> Notice | None:
     try:
         free = shutil.disk_usage(run.path).free
     except OSError as error:
-        return Notice("error", f"{run.shown} cannot be reached ({error.strerror or error}): what is shown may be old.")
+        return Notice(
+            "error", f"{run.shown} cannot be reached ({error.strerror or error}): this view may be out of date."
+        )
     if free >= LOW_DISK:
         return None
     if free >= FULL_DISK:

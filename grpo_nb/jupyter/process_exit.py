@@ -83,7 +83,7 @@ def _outlast(worker: Any) -> None:
                 continue
             interrupts.clear()
             if worker.asked_to_stop.is_set():
-                logger.warning("%s is left as it is; it can go on from its newest checkpoint", name)
+                logger.warning("%s was left without saving; it can continue from its newest checkpoint", name)
                 return
             logger.warning("stopping %s after this step, then saving (interrupt again to leave at once)", name)
             worker.grpo_nb_session.stop()

@@ -192,8 +192,8 @@ def refuse_objects(run: Run, tasks: Mapping[str, Any], rewards: Mapping[str, Any
     if unknown:
         raise NotReady(
             f"{', '.join(unknown)}: a Python object of this kernel cannot reach a process of its own. Put it into a "
-            "file (own.py beside the notebook) and name it in the settings cell of 01_load (TASKS, REWARDS), or train "
-            "in a thread (where='thread')"
+            "file (own.py in the notebook's folder) and name it in the settings cell of 01_load (TASKS, REWARDS), or "
+            "train in a thread (where='thread')"
         )
 
 
@@ -221,7 +221,7 @@ def own_paths(run: Run) -> OwnPaths:
             raise NotReady(
                 f"objective {name} of run {run.name} has the task {objective.task!r}, which is not built in, and "
                 f"{project_file.file()} has no import path for it. Name its class in the settings cell of 01_load "
-                f"(own.py lies beside it): TASKS = {{{name!r}: 'own:Name'}}; on the command line: --task "
+                f"(own.py lies in the same folder): TASKS = {{{name!r}: 'own:Name'}}; on the command line: --task "
                 f"{name}=own:Name"
             )
     return paths
@@ -316,8 +316,8 @@ _NEXT = {
     RunState.NEW: "02_sft, then 03_grpo",
     "warmed up": "03_grpo",
     "SFT begun": "resume: grpo_nb.start({}, stage='sft')",
-    RunState.RUNNING: "look at it: grpo_nb.attach({})",
-    RunState.PAUSED: "look at it: grpo_nb.attach({})",
+    RunState.RUNNING: "watch: grpo_nb.attach({})",
+    RunState.PAUSED: "watch: grpo_nb.attach({})",
     RunState.STOPPED: "resume: grpo_nb.start({})",
     RunState.DEAD: "its kernel is gone; resume: grpo_nb.start({})",
     RunState.FAILED: "read 04_diagnostics, then resume: grpo_nb.start({})",

@@ -171,8 +171,8 @@ def load(path: str, beside: str | None = None) -> Any:
             found = getattr(found, part)
     except Exception as error:  # a module runs anything
         raise ConfigError(
-            f"{path!r} cannot be imported ({type(error).__name__}: {error}). It needs {module}.py beside the "
-            f"notebook or in {places.root()}, with {name} in it; after an edit of that file, restart the kernel"
+            f"{path!r} cannot be imported ({type(error).__name__}: {error}). It needs {module}.py in "
+            f"the notebook's folder or in {places.root()}, with {name} in it; after an edit, restart the kernel"
         ) from error
     return found
 
@@ -181,8 +181,8 @@ def _check(where: str, path: object) -> None:
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
         raise ConfigError(
-            f"{where} is {path!r:.80}, which no other kernel can find. Put it into a file, e.g. own.py beside the "
-            "notebook, and give 'own:Name'"
+            f"{where} is {path!r:.80}, which no other kernel can find. Put it into a file, e.g. own.py in the "
+            "notebook's folder, and give 'own:Name'"
         )
 
 

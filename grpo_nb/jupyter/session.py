@@ -330,7 +330,7 @@ class Session:
             self._launch()
             return
         step, steps = run.last_step(), run.config.run.steps
-        further = f"start(…, steps={steps}) goes on, " if step is not None and step < steps else ""
+        further = f"start(…, steps={steps}) trains on, " if step is not None and step < steps else ""
         kernel.notify(
             f"{run.name} is already complete at step {step} and is reused; {further}start(…, fresh=True) begins it anew"
         )
@@ -341,8 +341,8 @@ class Session:
             kernel.shield_from_autoreload()
         if self._worker is None and self.where == "thread" and (self.run.path / LOG).exists():
             kernel.notify(
-                f"{self.run.name} trained in a process of its own, and goes on in this kernel; "
-                "start(…, where='process') trains apart again"
+                f"{self.run.name} trained in a process of its own and continues in this kernel; "
+                "start(…, where='process') trains in its own process again"
             )
         self._worker = self._job.worker(self)
         self._worker.start()
@@ -412,7 +412,7 @@ class Session:
 
     def _interrupted(self) -> None:
         if self._worker is None:
-            raise Detached(f"{self.run.name} goes on without being waited for; `session.stop()` ends it.") from None
+            raise Detached(f"{self.run.name} keeps training in the background; `session.stop()` ends it.") from None
         self.stop_aloud()
 
     def stop_aloud(self) -> None:
@@ -422,13 +422,13 @@ class Session:
 
     def _detached_sentence(self) -> str:
         return (
-            f"{self.run.name} goes on training (step {self.step} of {self.steps}) and is no longer waited for. To stop "
-            "and save it, interrupt the kernel again or press Stop; to wait again, run this cell again."
+            f"{self.run.name} keeps training (step {self.step} of {self.steps}); this cell no longer waits for it. To "
+            "stop and save it, interrupt the kernel again or press Stop; to wait again, run this cell again."
         )
 
     def stopped_sentence(self) -> str:
         """What an interrupt came to."""
-        return f"{self.run.name} stopped at step {self.step} of {self.steps} and is saved; start it again to go on."
+        return f"{self.run.name} stopped at step {self.step} of {self.steps} and is saved; start it again to continue."
 
     def _raise_error(self) -> None:
         if (error := self.error) is not None:

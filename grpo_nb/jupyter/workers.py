@@ -317,7 +317,7 @@ def refuse_if_live(run: Run) -> None:
     status = run.status()
     if status.state.is_live:
         raise AlreadyTraining(
-            f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): look at it and "
+            f"{run.name} is {status.state} in another process ({status.owner}, step {status.step}): watch it and "
             f"stop it with `grpo_nb.attach('{run.shown}')`, wait until it ends, or train a run of another name"
         )
 
@@ -333,7 +333,7 @@ def refuse_if_here(path: Path) -> None:
         place = "in this kernel" if here.where in ("thread", "foreground") else "in a process that this kernel started"
         raise AlreadyTraining(
             f"{run.name} is already training {place} (step {here.step} of {here.steps}): wait for it (`await "
-            f"session.wait()`), stop it (`session.stop()`), look at it (`grpo_nb.attach('{run.shown}')`), or train "
+            f"session.wait()`), stop it (`session.stop()`), watch it (`grpo_nb.attach('{run.shown}')`), or train "
             "a run of another name"
         )
 

@@ -60,6 +60,6 @@ def overflow_advice(dtype: str) -> str:
     if dtype == "float16":
         return "set model.dtype to bfloat16 or float32 in a new run, whose range is wider"
     return (
-        f"a wider type would not help, {dtype} has the range of float32: go on from an earlier checkpoint with a lower "
-        "learning rate, and look at the samples of this step"
+        f"a wider type would not help, {dtype} has the range of float32: continue from an earlier checkpoint with a "
+        "lower learning rate, and look at the samples of this step"
     )

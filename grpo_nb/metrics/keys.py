@@ -113,7 +113,7 @@ TIME = _family("time/{phase}", "s", "Seconds in a phase: rollout, score, referen
 TIME_STEP = _one("time/step", "s", "Seconds of the step.", _METRICS)
 TIME_RANK = _family("time/rank/{rank}", "s", "Seconds of the step in which a rank, of several, worked.", _METRICS)
 TIME_RANKS_WAITED = _one("time/ranks_waited", "s", "Seconds in which the mean rank waited for the slowest.", _METRICS)
-MEMORY_RANK = _family("memory/rank/{rank}", "MiB", "Peak memory of each rank beside rank 0.", _METRICS)
+MEMORY_RANK = _family("memory/rank/{rank}", "MiB", "Peak memory of each rank other than rank 0.", _METRICS)
 
 # Loss, ratio, gradient
 

@@ -68,7 +68,7 @@ def dashboard(
     name: str = "",
     updated: datetime | None = None,
 ) -> Picture:
-    """Reward, KL, beta; length, cut answers and dead groups, gradient norm: the run at a glance.
+    """Reward, KL, beta; length, truncation and groups without signal, gradient norm: the run at a glance.
 
     Args:
         metrics: rows of metrics.jsonl, as a table or as `run.stored("metrics")`; may be empty.
@@ -159,7 +159,7 @@ def answers(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
 
 
 def sft(rows: pd.DataFrame | LogRows) -> Picture:
-    """Loss, learning rate and gradient norm of the warm-up."""
+    """Loss, learning rate and gradient norm of SFT."""
     points = ordered(rows)
     with RENDER_LOCK:
         figure = canvas.new(*canvas.STRIP)

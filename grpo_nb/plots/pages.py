@@ -71,7 +71,7 @@ def times(found: Found) -> Panel:
     step = Curve(keys.TIME_STEP, INK, width=THIN, smooth="median")
     room = 1.1 + 0.2 * math.ceil(len(phases) / NAMES_ACROSS)  # of the names: a row of them is wider than a panel
     marks = (Stack(layers, "median", 0.85), step)
-    return Panel("Time of a step", "seconds by phase; line: the whole step", marks, Scale(room=room), "inside")
+    return Panel("Time of a step", "seconds by phase; line: the complete step", marks, Scale(room=room), "inside")
 
 
 def gradients(config: Config) -> Panel:
@@ -84,7 +84,7 @@ def gradients(config: Config) -> Panel:
             Curve(policy, colour, name, "dashed", THIN, sparse=True),
             Curve(kl, colour, name, "dotted", THIN, sparse=True),
         ]
-    unit = "norm; solid: whole, dashed: policy term, dotted: KL term"
+    unit = "norm; solid: total, dashed: policy term, dotted: KL term"
     missing = "not logged in this run: set\nalgorithm.gradient_report_every"
     return Panel("Gradient by objective", unit, tuple(marks), Scale(room=1.2, log=Log(WIDE)), missing=missing)
 

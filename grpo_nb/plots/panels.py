@@ -7,7 +7,7 @@ from grpo_nb.plots.marks import THIN, Band, Curve, Limit, Log, Mark, Outcomes, P
 
 
 def overview(config: Config) -> list[Panel]:
-    """Reward, KL, beta; length, cut answers and dead groups, gradient norm."""
+    """Reward, KL, beta; length, truncation and groups without signal, gradient norm."""
     return [draw(config) for draw in (reward, kl, beta, length, lost, gradient)]
 
 
@@ -68,8 +68,8 @@ def lost(config: Config) -> Panel:
             main(keys.TRUNCATION.of(name), colour, name),
             companion(keys.FRAC_REWARD_ZERO_STD.of(name), colour, name),
         ]
-    unit = "solid: cut at the cap; dashed: groups of equal reward"
-    return Panel("Cut answers and dead groups", unit, tuple(marks), Scale(-0.02, 1.02, numbers="percent"))
+    unit = "solid: completions cut at the cap; dashed: groups of equal reward"
+    return Panel("Truncation, groups without signal", unit, tuple(marks), Scale(-0.02, 1.02, numbers="percent"))
 
 
 def gradient(config: Config) -> Panel:

@@ -54,7 +54,7 @@ def check_switches(template: Any, switches: Mapping[str, Any]) -> None:
     text = "\n".join(template.values()) if isinstance(template, dict) else template or ""
     if unread := [name for name in switches if name not in text]:
         read = _variables(text)
-        found = f"it reads {', '.join(read)}" if read else "it reads no switch at all" if text else "there is none"
+        found = f"it reads {', '.join(read)}" if read else "it reads no switch at all" if text else "the model has none"
         raise ModelError(
             f"model.chat_template_kwargs has '{unread[0]}', which the chat template does not read: "
             f"{found}{did_you_mean(unread[0], read)}. Correct the name or remove it"

@@ -249,7 +249,7 @@ def _explain(source: Source, part: str, error: Exception) -> str:
         return no_safetensors(f"hub repository '{source.name}'", pickled=True)
     if isinstance(error, ImportError):
         advice = 'pip install "grpo_nb[gguf]"' if source.kind == "gguf" else "install that package"
-        return f"{where} needs a package that is not installed: {_first_line(text)}. To go on, {advice}"
+        return f"{where} needs a package that is not installed: {_first_line(text)}. To continue, {advice}"
     if source.kind == "hub" and isinstance(error, OSError):
         return (
             f"{where} was found neither as a file or folder from {Path.cwd()} nor on the hub: {_first_line(text)} "

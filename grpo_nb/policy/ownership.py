@@ -89,8 +89,8 @@ class Ownership:
         yield
         if self._begun != begun:
             raise PolicyTaken(
-                "a training in another thread went on to its next step while this policy was read, so what was read "
-                "belongs to no one step. Read it in the loop over the steps, request it from the training "
+                "another thread trained a step while this policy was read, so the values read "
+                "belong to no single step. Read it in the loop over the steps, request it from the training "
                 "(`run.knobs.request('evaluate')`), or evaluate a checkpoint: evaluate(run) without `policy`"
             )
 

@@ -80,8 +80,8 @@ def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> 
             dependencies_file.write(run.path, Ledger(started=before.started, entries=entries))
     for kind in sorted(_incomparable(before.entries, found)):
         logger.warning(
-            "the %s of %s: from files before, in memory now, or the other way round, so that their content cannot be "
-            "compared; what is found is kept beside what was",
+            "the %s of %s: from files before and in memory now, or the reverse, so their content cannot be "
+            "compared; the run keeps both records",
             kind,
             run.name,
         )
@@ -168,8 +168,8 @@ def watch(run: Run, step: int, policy: Policy, tasks: Mapping[str, Task], said: 
                 continue
             run.log_event("dependency_replaced", step=step, key=key, path=str(read.path))
             logger.warning(
-                "%s was replaced since %s loaded it; the training goes on with what it has in memory, and its next "
-                "start will compare the content",
+                "%s was replaced since %s loaded it; training continues with the copy in memory; the next start "
+                "compares the content",
                 read.path,
                 run.name,
             )
@@ -282,9 +282,9 @@ def _refusal(run: Run, refused: Mapping[str, tuple[Entry, Entry]], verb: Verb) -
     given = ", ".join(f'"{kind}"' for kind in kinds)
     lines = "\n".join(f"  {line}" for line in _lines(refused))
     return (
-        f"{run.path} was made with other content than is found now:\n{lines}\n"
-        f"Put back what it was made with, or accept the change, which is logged: grpo-nb {verb} {run.path} {flags} "
-        f"(beside the flags that you gave), in Python {_CALLS[verb]}accept_changed={{{given}}})"
+        f"the content that {run.path} was made with has changed:\n{lines}\n"
+        f"Restore the old content, or accept the change, which is logged: grpo-nb {verb} {run.path} {flags} "
+        f"(in addition to your flags), in Python {_CALLS[verb]}accept_changed={{{given}}})"
     )
 
 

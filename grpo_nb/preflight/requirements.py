@@ -57,14 +57,12 @@ def check_ahead(
     try:
         check_judges(config)
     except ConfigError as error:
-        logger.warning("%s; the warm-up needs no judge, but GRPO after it does", error)
+        logger.warning("%s; SFT needs no judge, but GRPO does", error)
     try:
         check_model(policy)
     except ModelError as error:
         check_model(policy, draws=False)
-        logger.warning(
-            "%s; the warm-up draws nothing, but GRPO after it does, unless with an engine of your own", error
-        )
+        logger.warning("%s; SFT samples nothing, but GRPO does, unless you give it an engine of your own", error)
     given = tasks or {}
     known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
     loaded = load_tasks(config, folder, given, known)

@@ -292,12 +292,12 @@ def starts(run: Run) -> Table:
 
 _STARTS = {
     "start": "started from the result of SFT, or from the model as loaded",
-    "resume": "went on from the checkpoint of this step",
+    "resume": "continued from the checkpoint of this step",
     "takeover": "took over from a trainer that had died",
-    "stopped": "stopped when asked to",
-    "torn": "ended inside an update, so it goes on from the newest checkpoint",
-    "step_undone": "ended inside a step, which was undone, so it goes on from the step before",
-    "done": "reached the steps asked for",
+    "stopped": "stopped on request",
+    "torn": "ended inside an update, so training continues from the newest checkpoint",
+    "step_undone": "ended inside a step, which was undone, so training continues from the previous step",
+    "done": "reached the requested steps",
     "failed": "failed",
 }
 
@@ -309,7 +309,7 @@ def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
     near = rows.at(steps.at[(steps.values > around - window) & (steps.values <= around + window)])
     columns = ("step", key, key.replace("/", "_mode/", 1))
     table = pd.DataFrame([{name: row[name] for name in columns if name in row} for row in near])
-    return Table(table, f"{key} in use, step by step")
+    return Table(table, f"{key} active, step by step")
 
 
 def sft_losses(run: Run) -> Table:
@@ -363,7 +363,7 @@ def scored_examples(tasks: Mapping[str, Task], count: int = 1) -> Table:
                 _scored(name, task, example, kind, answer)
                 for kind, answer in (("gold", example.target), *_BAD_ANSWERS.items(), ("of another question", other))
             ]
-    return Table(pd.DataFrame(table), "what the scorers say of good and bad answers")
+    return Table(pd.DataFrame(table), "what the scorers give good and bad answers")
 
 
 def ranked(bench: Bench) -> Table:

@@ -81,7 +81,7 @@ class Notes:
                 f"log_extra('{column}', ...) has {len(found)} values; needs {self.count}, one a completion"
             )
         if column in self.extra:
-            raise ValueError(f"log_extra('{column}', ...) is there already in this step; choose another name")
+            raise ValueError(f"log_extra('{column}', ...) exists already in this step; choose another name")
         try:
             plain = json.loads(json.dumps(found, allow_nan=False))
             deep = not schema.shallow({"extra": {column: plain}})

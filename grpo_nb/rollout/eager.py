@@ -178,7 +178,7 @@ def not_finite(policy: Policy, t: int) -> str:
     if broken:
         return (
             f"{found}: {len(broken)} of its weights hold nan or infinity, {broken[0]} first; an update damaged them "
-            "(go on from an earlier checkpoint with half the learning rate), or the model's file did (load another)"
+            "(continue from an earlier checkpoint with half the learning rate), or the model's file did (load another)"
         )
     return (
         f"{found}; its weights are finite, so numbers overflow on the way: {overflow_advice(dtype)}, or set a "

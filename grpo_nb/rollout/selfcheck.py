@@ -164,9 +164,9 @@ def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> 
     return found
 
 
-_PADDING = "scores change with the padding beside a row"
+_PADDING = "scores change with a row's padding"
 _RANDOM = "scores in training mode are not those in eval mode"
-_DECODING = "tokens are drawn from another distribution than they are scored under"
+_DECODING = "tokens are sampled from one distribution and scored under another"
 _CAUSES = {
     _PADDING: "its positions or states do not leave padding out, so rows of unequal length cannot be trained together",
     _RANDOM: "something random is active, dropout or router noise under a name that is not known here",

@@ -121,7 +121,7 @@ class VLLMEngine:
         except ServerError as error:
             self.close()
             advice = command(policy.name, anatomy.rank(policy.model), longest)
-            raise ServerError(f"{error}. A server that has what is needed: {advice}") from None
+            raise ServerError(f"{error}. This command starts a suitable server: {advice}") from None
 
     def close(self) -> None:
         """Unload the adapter and remove its files; the next rollout loads it again. What is still drawn is given up."""
@@ -281,7 +281,7 @@ def _take(policy: Policy, request: Request, drawn: eager.Drawn, place: int, choi
     group, cap = request.group_size, request.sampling.max_completion_length
     ends, rows = set(policy.stop_token_ids), range(place * group, (place + 1) * group)
     if [choice.index for choice in choices] != list(range(group)):
-        raise ServerError(f"the server gave {len(choices)} completions of a prompt; {group} were asked for")
+        raise ServerError(f"the server gave {len(choices)} completions of a prompt; {group} were requested")
     for row, choice in zip(rows, choices, strict=True):
         ids, logprobs = choice.token_ids, choice.logprobs.token_logprobs
         if choice.prompt_token_ids != list(request.prompt_ids[place]):
@@ -295,7 +295,7 @@ def _take(policy: Policy, request: Request, drawn: eager.Drawn, place: int, choi
         if not complete or len(ids) > cap or len(logprobs) != len(ids):
             raise ServerError(
                 f"the server ended a completion of {len(ids)} tokens by '{choice.finish_reason}', with {len(logprobs)} "
-                f"log-probs; it must end at a terminator ({sorted(ends)}) or at {cap} tokens"
+                f"log-probs; it must end at a stop token ({sorted(ends)}) or at {cap} tokens"
             )
         drawn.ids[row], drawn.logprobs[row] = list(ids), list(logprobs)
     drawn.end(rows)

@@ -25,7 +25,7 @@ def clock_set_back(times: Sequence[float]) -> Finding | None:
         "warning",
         None,
         f"the clock went back {len(far)} time{'s' if len(far) > 1 else ''} while this run was logged, by {worst:.0f} s "
-        "at most: times in the log are no order, and another machine may take a living trainer for a dead one.",
+        "at most: times in the log give no order, and another machine may take a running trainer for a dead one.",
         {"times": len(far), "seconds": worst, "at": at},
         "let a time server set the clock of every machine that writes this run; steps and checkpoints hang on no clock",
     )

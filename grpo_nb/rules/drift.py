@@ -65,8 +65,8 @@ def kl_estimator(rows: Rows, config: Config, objective: str) -> Finding | None:
         "kl_estimator",
         "error",
         newest(rows),
-        f"the KL of {objective} reads {kl:.3g} nats per token and half of the mean squared log-ratio is {k2:.3g}: that "
-        "near to the reference the two must agree, so what is measured is no KL, and beta holds the policy by it.",
+        f"the KL of {objective} reads {kl:.3g} nats per token and half of the mean squared log-ratio is {k2:.3g}: this "
+        "close to the reference the two must agree, so this number is not the KL, and beta acts on it.",
         {"objective": objective, "kl": kl, "half_squared": k2, "factor": statistics.median(near)},
         "use an estimator of losses/kl.py as it is; clamp(ref - new, 0, 10) is 0 where training moves a token up",
     )
@@ -117,7 +117,7 @@ def kl_exploded(rows: Rows, config: Config, objective: str) -> Finding | None:
         "error" if kl > 3 * limit else "warning",
         newest(rows),
         f"KL of {objective} is {kl:.3g} nats per token ({f'its band ends at {band[1]:g}' if band else 'no band'})"
-        ": that far from the reference, text falls apart and rewards are easily tricked.",
+        ": this far from the reference, text degenerates and rewards are easy to hack.",
         {"objective": objective, "kl": kl, "limit": limit, "beta": beta},
         f"{_more_beta(objective, beta)}halve the learning rate (now {rate_of(rows[-1], config):g}), and read the "
         "newest samples",

@@ -141,7 +141,7 @@ def judge_disagrees(rows: Rows, config: Config, objective: str) -> Finding | Non
         f"the judge of {objective} ranks answers against the task's own score (rank correlation {agreement:.2f}): "
         "what one rewards the other takes away.",
         {"objective": objective, "agreement": agreement},
-        "read the reasons in judge.jsonl beside the labels in samples.jsonl and see which of the two is right",
+        "compare the reasons in judge.jsonl with the labels in samples.jsonl and see which of the two is right",
     )
 
 

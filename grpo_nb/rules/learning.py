@@ -64,7 +64,11 @@ def truncation(rows: Rows, config: Config, objective: str) -> Finding | None:
         {"objective": objective, "share": share, "cap": cap, "p95": level(rows, keys.LENGTH_P95.of(objective))},
         (f"{more_sft(rows, config, 'to teach the stop token')}; then " if started_without(rows) else "")
         + f"raise sampling.max_completion_length from {cap} to {2 * cap}"
-        + ("; if nothing ends then either, SFT must teach the terminator (check the SFT data)" if never_ends else "")
+        + (
+            "; if completions still do not end, SFT must teach the stop token (check the SFT data)"
+            if never_ends
+            else ""
+        )
         + ("" if config.algorithm.mask_truncated else "; algorithm.mask_truncated=true leaves them out of the loss"),
     )
 
@@ -118,7 +122,7 @@ def length_collapse(rows: Rows, config: Config, objective: str) -> Finding | Non
         "error" if empty else "warning",
         newest(rows),
         f"half of the {objective} answers have {lengths[-1]:g} token{'' if lengths[-1] == 1 else 's'} or fewer, the "
-        f"terminator included (at the start: {before:g}).",
+        f"stop token included (at the start: {before:g}).",
         {"objective": objective, "p50": lengths, "p50_start": before},
         f"see what an empty answer earns: it must earn least; raise beta/{objective} and go back to a checkpoint from "
         "before the fall",
@@ -182,7 +186,7 @@ def unscored(rows: Rows, config: Config, objective: str) -> Finding | None:
         "unscored",
         "error" if 1 - scored > UNSCORED_BADLY else "warning",
         newest(rows),
-        f"{1 - scored:.0%} of {objective} answers got no score; a group with one such answer is left out whole.",
+        f"{1 - scored:.0%} of {objective} answers got no score; one such answer excludes its whole group.",
         {"objective": objective, "scored": scored, "groups": level(rows, keys.UNSCORED_GROUPS.of(objective))},
         "read `cause` in samples.jsonl: it names the reward function or judge that gave none, and the reason",
     )

@@ -47,8 +47,8 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
         "sampler_broken",
         "error",
         newest(rows),
-        f"the engine's log-probs of its own tokens differ from the trainer's by {gap:.3g} nats on average: it draws "
-        "from another distribution than the one that is trained, so advantages belong to other answers.",
+        f"the engine's log-probs of its own tokens differ from the trainer's by {gap:.3g} nats on average: it "
+        "samples from another distribution than the trainer scores, so advantages belong to other answers.",
         {"gap": gap, "values": {key: found for key, (found, _) in beyond.items()}},
         "see that the engine has the newest weights, the temperature of the step, and positions and masks that count "
         "real tokens only; where it must differ a little, set algorithm.importance_correction to 'tis'",

@@ -74,7 +74,7 @@ def collapse(rows: History, config: Config, objective: str) -> Finding | None:
         "collapse",
         "error" if worst >= FALLEN_BADLY else "warning",
         newest(rows),
-        f"{objective}: {what} since step {since} and did not recover: what the policy had learnt is lost. "
+        f"{objective}: {what} since step {since} and did not recover: the policy lost what it had learned. "
         + (f"What changed then: {others}." if others else "No other curve or setting changed with it."),
         {
             "objective": objective,

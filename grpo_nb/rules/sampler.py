@@ -78,7 +78,7 @@ def _words(cause: str, rows: Rows, config: Config) -> tuple[str, str]:
         ),
         "positions": (
             f"the model's positions ('{kind}') are those of the longest row of a batch, so a completion's log-probs "
-            "depend on the rows beside it, and sampler and trainer batch differently",
+            "depend on the other rows, and sampler and trainer batch differently",
             "lower sampling.max_prompt_length + sampling.max_completion_length to the length the model was first "
             "trained with (original_max_position_embeddings), or set batch.micro_batch=1",
         ),

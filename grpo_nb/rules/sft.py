@@ -85,7 +85,7 @@ def by_heart(rows: Rows, losses: Rows, config: Config) -> Finding | None:
         "sft_by_heart",
         "warning",
         newest(rows),
-        f"SFT learnt its pairs by heart: their loss fell from {before:.3g} to {now:.3g} nats per token, on held-out "
+        f"SFT memorised its pairs: their loss fell from {before:.3g} to {now:.3g} nats per token, on held-out "
         f"pairs it rose from {held[0]:.3g} to {held[-1]:.3g}.",
         {"trained": [before, now], "held_out": [held[0], held[-1]]},
         f"fewer sft.steps (now {config.sft.steps}), a lower sft.learning_rate (now {config.sft.learning_rate:g}), or "

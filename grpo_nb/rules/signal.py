@@ -72,7 +72,7 @@ def mostly_dead(rows: Rows, config: Config, objective: str) -> float | None:
 
 
 def _cause(rows: Rows, config: Config, objective: str, unexplained: float | None) -> Cause:
-    """Of dead groups; `unexplained`: the share of them that is more than chance gives."""
+    """Of groups without signal; `unexplained`: the share of them that is more than chance gives."""
     right, unparsed = label_level(rows, objective, "correct"), label_level(rows, objective, "unparsed") or 0.0
     always = _always_hedges(rows, objective)
     if unparsed >= UNREADABLE:
@@ -91,7 +91,7 @@ def _cause(rows: Rows, config: Config, objective: str, unexplained: float | None
         )
     if right is not None and right >= SOLVED:
         why = f"{right:.0%} of answers are correct, so there is little left to learn"
-        return Cause("solved", why, "nothing; add harder prompts if the run should go on")
+        return Cause("solved", why, "nothing; add harder prompts if the run should continue")
     if always:
         why = f"nearly all that are not correct {always.words} where the text answers, and earn the same"
         return Cause("hedging", why, hedging_advice(rows, config, objective))

@@ -84,10 +84,10 @@ def repeated_skips(rows: Rows, config: Config) -> Finding | None:
         f"every update of the last {SKIPS_TO_STOP} steps was skipped: nothing is learnt, and the cause does not go by "
         "itself.",
         {"norms": [str(number(row, keys.GRAD_NORM)) for row in tail]},
-        "go on from the checkpoint before the first skip with half the learning rate (now "
+        "continue from the checkpoint before the first skip with half the learning rate (now "
         f"{rate_of(rows[-1], config):g})"
         if any(number(row, keys.GRAD_NORM) is not None for row in tail)
-        else "no group was scored whole, so there was nothing to learn from: read `cause` in samples.jsonl",
+        else "no group was scored completely, so no group had a signal: read `cause` in samples.jsonl",
         "stop",
     )
 

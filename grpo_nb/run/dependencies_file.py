@@ -65,8 +65,8 @@ def read(folder: Path) -> Ledger | None:
         if isinstance(error, RunError):
             raise
         raise RunError(
-            f"{file} is damaged ({type(error).__name__}); restore it from a copy, or move it away: the run then takes "
-            "what it finds at its next start for what it was made with"
+            f"{file} is damaged ({type(error).__name__}); restore it from a copy, or move it away: the run then "
+            "adopts the content it finds at its next start"
         ) from None
 
 

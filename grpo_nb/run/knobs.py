@@ -296,8 +296,8 @@ class Knobs(Mapping[str, Knob]):
             self._check_one(name, record)
             if record.mode == "auto" and self._edited(name, record):
                 raise RunError(
-                    f"{self.path} gives '{name}' the value {record.value:g}, but its controller sets it; write "
-                    '"mode": "manual" beside it, or put the value back'
+                    f"{self.path} gives '{name}' the value {record.value:g}, but its controller sets it; add "
+                    '"mode": "manual", or restore the value'
                 )
 
     def _check_one(self, name: str, asked: Record | Turn) -> None:

@@ -116,7 +116,7 @@ class Run:
             if (path / CONFIG).exists():
                 raise RunError(
                     f"{path} holds a run already; open it (`Run.open`, or `Run.open_or_create` to change the settings "
-                    "of one that has not trained), or choose another folder"
+                    "of an untrained run), or choose another folder"
                 )
             if remains := [name for name in ("metrics.jsonl", "checkpoints", "sft") if (path / name).exists()]:
                 raise RunError(

@@ -114,8 +114,8 @@ def refuse_contradiction(folder: Path, differences: Differences) -> None:
     if differences:
         raise RunError(
             f"run {folder} was made with other settings, which never change:\n"
-            f"{listed(differences, 'the run has', 'asked for')}\n"
-            "leave them out to go on with the run as it is, or choose another run folder" + _further(differences)
+            f"{listed(differences, 'the run has', 'requested')}\n"
+            "leave them out to continue the run as it is, or choose another run folder" + _further(differences)
         )
 
 

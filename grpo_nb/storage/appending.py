@@ -32,7 +32,7 @@ def mend_tail(fd: int, path: Path) -> int:
     tail = os.pread(fd, end - start, start) if end - start <= schema.LONGEST_LINE else b""
     if parse(tail) is not None:  # whole but for its newline, e.g. saved by an editor: readers have shown it
         return end + os.write(fd, b"\n")
-    logger.warning("%s: cut off a torn last line of %d bytes, left by a killed writer", path, end - start)
+    logger.warning("%s: removed an incomplete last line of %d bytes, left by a killed writer", path, end - start)
     os.ftruncate(fd, start)
     return start
 

@@ -125,7 +125,7 @@ class BBQ:
             if gold != BANDS.best or any(value is None or value >= gold for value in bad):
                 raise DataError(
                     f"{example.id}: the gold target {example.target!r} scores {gold} and the other answers {bad}; "
-                    "its options cannot be told apart by their text"
+                    "the text of its options does not distinguish them"
                 )
 
     def _answers(self, examples: Sequence[Example], scores: Sequence[Score]) -> list[bias.Answer]:
@@ -279,5 +279,5 @@ def _refuse_duplicates(rows: Sequence[Row]) -> None:
     for row in rows:
         key = (row.data["category"], row.data["example_id"])
         if key in seen:
-            raise DataError(f"{row.where}: example {key[0]}/{key[1]} is there already ({seen[key]}); remove one copy")
+            raise DataError(f"{row.where}: example {key[0]}/{key[1]} appears already ({seen[key]}); remove one copy")
         seen[key] = row.where

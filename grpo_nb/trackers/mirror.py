@@ -145,8 +145,9 @@ class Mirror:
             self._warned = True
             message = " ".join(redacted(f"{type(error).__name__}: {error}", known_secrets()).split())[:LONGEST_REASON]
             logger.warning(
-                "run.trackers: %s fails (%s). Training goes on, and its logs have every row; what the tracker lacks is "
-                "sent once it works again, at the latest at the next start. Further failures are not shown",
+                "run.trackers: %s fails (%s). Training continues, and its logs have every row; the mirror sends "
+                "the missing rows once the tracker works again, at the latest at the next start. It logs "
+                "no further failures",
                 self.name,
                 message,
             )

@@ -43,8 +43,8 @@ def check_rollouts(rollouts: object, stop_token_ids: Sequence[int], most_bad: fl
     for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
         if not ids or (ids[-1] in ends) != (reason == "stop") or ends & set(ids[:-1]):
             raise TrainingError(
-                f"completion {i} ({len(ids)} ids, stop reason '{reason}') does not end with its first terminator; "
-                f"the engine must cut there and keep it (terminators: {sorted(ends)})"
+                f"completion {i} ({len(ids)} ids, stop reason '{reason}') does not end with its first stop token; "
+                f"the engine must cut there and keep it (stop tokens: {sorted(ends)})"
             )
     bad = {*rollouts.not_finite()}
     forgiven = bad if most_bad is not None and len(bad) <= most_bad * len(rollouts.logprobs) else set()

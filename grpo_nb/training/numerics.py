@@ -99,7 +99,7 @@ def begin(run: Run, policy: Policy, given: Engine | str | None) -> tuple[Numeric
 
 
 def begin_sft(run: Run, policy: Policy) -> Numerics:
-    """The choices of a warm-up that starts; it draws nothing, and shares no prompts."""
+    """The choices of an SFT that starts; it samples nothing, and shares no prompts."""
     compile_kernels(policy, run.config)
     chosen = threads.choose(run, policy, "sft_")
     return Numerics(passes=_served(run.config, policy), threads=chosen, tf32=_rounds(run.config, policy))
@@ -151,12 +151,12 @@ def stored(run: Run, state: State) -> Numerics:
     except ValidationError as error:
         places = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
         raise RunError(
-            f"{run.path} computes in ways unknown here ({places}); go on with the version that made it"
+            f"{run.path} computes in ways unknown here ({places}); continue with the version that made it"
         ) from None
     if not 1 <= found.random_stream <= STREAM:
         raise RunError(
-            f"{run.path} draws by random stream {found.random_stream}, and this version has 1 to {STREAM}; go on with "
-            "the version that made the run"
+            f"{run.path} draws by random stream {found.random_stream}, and this version has 1 to {STREAM}; continue "
+            "with the version that made the run"
         )
     return found
 
@@ -172,7 +172,7 @@ def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | Non
 
 
 def resume_sft(policy: Policy, before: Numerics) -> Numerics:
-    """The same of a warm-up."""
+    """The same of an SFT."""
     return before if _serve(before.passes, policy) else before.model_copy(update={"passes": "model"})
 
 

@@ -161,7 +161,7 @@ def _saved(run: Run, accept_changed: Collection[str]) -> tuple[Checkpoint | None
         return newest, None
     if (last := run.last_step()) is not None and last > 0:
         raise RunError(
-            f"{run.path} has metrics up to step {last} but no checkpoint that verifies, so it cannot go on; "
+            f"{run.path} has metrics up to step {last} but no valid checkpoint, so it cannot continue; "
             "restore its checkpoints folder or begin a new run"
         )
     warm, damaged = run.sft_checkpoints.latest(finite=True, dispensable={OPTIMIZER})  # GRPO begins its own moments

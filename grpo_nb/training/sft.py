@@ -1,4 +1,4 @@
-"""Supervised warm-up: the model learns the form of an answer, its terminator included.
+"""Supervised fine-tuning: the model learns the form of an answer, its stop token included.
 
 `for step in sft(run): ...` trains and saves; like `grpo()` it resumes by itself.
 """
@@ -77,7 +77,7 @@ def sft(
         return
     config = run.config
     dependencies.accepted_kinds(accept_changed)
-    requirements.check_combiner(config)  # GRPO would refuse it too, but after the warm-up's minutes
+    requirements.check_combiner(config)  # GRPO would refuse it too, but after minutes of SFT
     trackers.check(config)
     if run.checkpoints.latest()[0] is not None:
         if finished(run):

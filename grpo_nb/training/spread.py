@@ -89,13 +89,13 @@ def refuse_reports(config: Config) -> None:
     algorithm, several = config.algorithm, len(config.objectives) > 1
     if several and algorithm.combine != "sum":
         raise ConfigError(
-            f"model.shard='fsdp2' with all weights learning spreads gradients, and algorithm.combine="
-            f"'{algorithm.combine}' needs them whole. Set algorithm.combine='sum', or model.train='lora'"
+            f"model.shard='fsdp2' with all weights learning shards gradients, and algorithm.combine="
+            f"'{algorithm.combine}' needs complete ones. Set algorithm.combine='sum', or model.train='lora'"
         )
     if algorithm.gradient_report_every:
         raise ConfigError(
             f"model.shard='fsdp2' with all weights learning spreads gradients, and algorithm.gradient_report_every="
-            f"{algorithm.gradient_report_every} needs them whole. Set it to 0, or model.train='lora'"
+            f"{algorithm.gradient_report_every} needs complete ones. Set it to 0, or model.train='lora'"
         )
 
 

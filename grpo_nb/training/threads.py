@@ -116,8 +116,8 @@ class _Active:
             self._trainings.append(threads)
         if others:
             logger.warning(
-                "a training that resumes with %d threads runs beside one with %d in this process: both may have "
-                "other bits than alone. Train them one after the other, or with where='process'",
+                "a training that resumes with %d threads runs in the same process as one with %d: the bits of "
+                "both may differ from a lone run's. Train them one after the other, or with where='process'",
                 threads,
                 min(others),
             )

@@ -10,7 +10,7 @@ def steer(desk: Desk, run: Run) -> None:
     """Hold the run, ask for another beta and temperature, take one step with them, go on."""
     desk.press("Pause")
     until(lambda: run.status().state == "paused", "the pause")
-    desk.says("holding before step")
+    desk.says("paused before step")
     before = run.last_step() or 0
     desk.type_into("β fairness", "0.09")
     until(lambda: run.knobs["beta/fairness"].value == 0.09, "the typed beta")
