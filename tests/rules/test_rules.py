@@ -238,7 +238,7 @@ def test_truncation_names_the_cap_and_what_to_set() -> None:
     finding = only(ill(lambda row: {f"truncation/{F}": 0.3}, since=45), "truncation")
     assert finding.severity == "warning" and names(finding.advice, "raise", "sampling.max_completion_length", 12, 24)
     all_of_them = only(ill(lambda row: {f"truncation/{F}": 1.0}), "truncation")
-    assert all_of_them.severity == "error" and "terminator" in all_of_them.advice
+    assert all_of_them.severity == "error" and names(all_of_them.advice, "SFT")
 
 
 def test_answers_that_shrink_to_the_terminator() -> None:
