@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import yaml
 from markdown_it import MarkdownIt
-from peft import PeftModel
+from peft import LoraModel, PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,6 +19,7 @@ from grpo_nb.config import ModelConfig
 from grpo_nb.evaluation.evaluate import restore_policy
 from grpo_nb.exports import Export, ExportError, export, resolved
 from grpo_nb.exports.card import licence, nearest_preset
+from grpo_nb.policy.merged import merged
 from grpo_nb.policy.model import ModelError, load_policy
 from grpo_nb.policy.source import locate
 from grpo_nb.run.run import Run, RunError
@@ -83,6 +85,30 @@ def test_a_merged_model_opens_in_plain_transformers(run: Run, tmp_path: Path, st
     assert not torch.allclose(logits(model), expected(run, 4), atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")  # of this very danger
+@pytest.mark.parametrize("targets", [("lm_head", "q_proj"), ("embed_tokens",)])
+def test_weights_that_two_ends_share_are_merged_at_one(
+    targets: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported.tiny, "folder", partial(tiny.folder, tie_word_embeddings=True))
+    run = exported.a_run(tmp_path, model__lora_targets=list(targets))
+    want = expected(run)
+    assert torch.allclose(logits(merged(restore_policy(run, 4)).model), want, atol=1e-4)
+    made = export(run, tmp_path / "out", format="merged")
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(made.folder)), want, atol=1e-4)
+    pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
+    made = export(run, tmp_path / "gguf", format="gguf")
+    read = load_policy(ModelConfig(name=str(made.folder / "model.gguf"), train="full", device="cpu"))
+    assert torch.allclose(logits(read.model), want, atol=1e-4)
+
+
+def test_a_merged_model_that_is_another_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoraModel, "merge_and_unload", lambda self, **asked: self.unload())
+    with pytest.raises(ModelError, match=pattern("format='adapter'")):
+        export(run, tmp_path / "out", format="merged")
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".*"))
+
+
 def test_a_model_that_trained_in_full_is_exported_whole(tmp_path: Path) -> None:
     run = exported.a_run(tmp_path, model__train="full")
     with pytest.raises(ExportError, match=pattern("format='merged'")):
@@ -119,11 +145,12 @@ def test_an_unknown_format_is_refused(run: Run, tmp_path: Path) -> None:
         export(run, tmp_path / "out", format="onnx")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_stages(run: Run) -> None:
     assert (resolved(run, "latest"), resolved(run, 2), resolved(run, "sft")) == (4, 2, "sft")
-    for wrong in ("newest", "best/nobody", "base"):
-        with pytest.raises(ValueError, match=pattern("fairness" if wrong != "base" else "'base'")):
-            resolved(run, wrong)
+    for wrong in ("newest", "best/nobody", "best/", "base", "4", 2.0, None, True):
+        with pytest.raises(ExportError, match=pattern("fairness" if wrong != "base" else "'base'")):
+            resolved(run, wrong)  # type: ignore[arg-type]
     with pytest.raises(RunError):
         resolved(run, "best")
     with pytest.raises(RunError):
@@ -258,13 +285,15 @@ def test_the_token_is_nowhere(
     assert not any(TOKEN.encode() in data for data in files) and not any(TOKEN in text for text in texts)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_without_a_token_or_a_repository_nothing_begins(
     run: Run, tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpo_nb.exports.restore_policy", None)
-    for wrong in ("fair", "a/b/c", "../x", "a/..", "https://hub/a/b", "a/b--c"):
+    refused = ("fair", "a/b/c", "../x", "a/..", "https://hub/a/b", "a/b--c", "a/b.", "a/b.git", "a/b-", "/b", "a/ü", 3)
+    for wrong in refused:
         with pytest.raises(ExportError, match=pattern("owner/name")):
-            export(run, tmp_path / "out", push=wrong)
+            export(run, tmp_path / "out", push=wrong)  # type: ignore[arg-type]
     monkeypatch.setenv("HF_TOKEN", " ")
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     with pytest.raises(ExportError, match=pattern("HF_TOKEN", REPOSITORY)):
