@@ -1,10 +1,11 @@
 """A run's model for use elsewhere: an adapter, a merged model or a GGUF file with a model card, on disk or a hub."""
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,9 +24,10 @@ from grpo_nb.policy import adapter_files, gguf_files
 from grpo_nb.policy.merged import merged
 from grpo_nb.policy.model import Policy
 from grpo_nb.policy.source import Source
-from grpo_nb.printable import clean_logger, cut
+from grpo_nb.printable import brief, clean_logger, one_line
 from grpo_nb.report.report import picture
 from grpo_nb.run.run import Run
+from grpo_nb.storage.files import flock, flocked
 
 logger = clean_logger(__name__)
 
@@ -33,6 +35,8 @@ Format = Literal["adapter", "merged", "gguf"]
 FORMATS: tuple[str, ...] = get_args(Format)
 README = "README.md"
 WEIGHTS = {"adapter": adapter_files.WEIGHTS, "merged": "model.safetensors", "gguf": "model.gguf"}
+_DRAFT = re.compile(r"\.grpo_nb-export\.\d+-[0-9a-f]{8}\.tmp")
+"""Names of the hidden folders that exports are written to first."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def export(
 
     Args:
         run: a Run, its name or its path.
-        folder: where to write; must be missing or empty.
+        folder: where to write; must be missing or empty. An empty folder may be a link or a mounted disk.
         format: `adapter` (PEFT), `merged` (a transformers model, the adapter added to its weights), or `gguf` (one
             file, for the architectures of `gguf_files`). None: `adapter` where LoRA trains, else `merged`.
         stage: `latest`, a step, `sft`, `best` (`pareto.knee`: the stage that gives up least of any objective), or
@@ -75,7 +79,8 @@ def export(
         public: a repository that is made can be read by anyone.
 
     Raises:
-        ExportError: something is in the folder, the format does not fit the run, or the hub refused.
+        ExportError: something is in the folder, it cannot be written, the format does not fit the run, or the hub
+            refused.
         ModelError: the weights cannot be written in this format; the message says which would do.
         RunError: the stage has no checkpoint.
         DependencyChanged: as `restore_policy`.
@@ -84,14 +89,15 @@ def export(
     _check(format, folder)
     token = None if push is None else hub.check(push)
     chosen = resolved(run, stage)
-    policy = restore_policy(run, chosen)
-    kind = _fitting(policy, format)
-    with timed(f"writing {kind} of {run.name}"), _appearing(folder) as draft:
-        source = _source(policy)
-        _write(policy, kind, draft, run.name)
-        drawn = _draw(run, draft)
-        contents = Contents(kind, chosen, source, WEIGHTS[kind], drawn)
-        (draft / README).write_text(card(run, contents), encoding="utf-8")
+    with _appearing(folder) as draft:  # before the model is loaded: a place that cannot be written is refused at once
+        policy = restore_policy(run, chosen)
+        kind = _fitting(policy, format)
+        with timed(f"writing {kind} of {run.name}"), _clearly(folder):
+            source = _source(policy)
+            _write(policy, kind, draft, run.name)
+            drawn = _draw(run, draft)
+            contents = Contents(kind, chosen, source, WEIGHTS[kind], drawn)
+            (draft / README).write_text(card(run, contents), encoding="utf-8")
     files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
     address = ""
     if push is not None and token is not None:
@@ -112,13 +118,13 @@ def resolved(run: Run, stage: Stage | str) -> Stage:
     wanted: Stage
     if stage == "best":
         wanted = best(run, objectives[0]) if len(objectives) == 1 else knee(run)
-    elif isinstance(stage, str) and stage.startswith("best/"):
+    elif isinstance(stage, str) and stage.startswith("best/") and stage.removeprefix("best/") in objectives:
         wanted = best(run, stage.removeprefix("best/"))
-    elif isinstance(stage, int) or stage in ("sft", "latest", "base"):
+    elif type(stage) is int or stage in ("sft", "latest", "base"):
         wanted = stage  # type: ignore[assignment]
     else:
         raise ExportError(
-            f"stage='{cut(stage)}' is no stage; needs latest, sft, a step, best, or best/OBJECTIVE, with one of "
+            f"stage={brief(stage)} is no stage; needs latest, sft, a step, best, or best/OBJECTIVE, with one of "
             f"{', '.join(objectives)}"
         )
     checkpoint = stage_checkpoint(run, wanted)
@@ -132,11 +138,23 @@ def resolved(run: Run, stage: Stage | str) -> Stage:
 
 def _check(format: str | None, folder: Path) -> None:
     if format not in (None, *FORMATS):
-        raise ExportError(f"format='{cut(str(format))}' is unknown; needs one of {', '.join(FORMATS)}")
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ExportError(f"format={brief(format)} is unknown; needs one of {', '.join(FORMATS)}")
+    if "\0" in str(folder) or str(folder).encode(errors="ignore").decode() != str(folder):
+        raise ExportError(f"{str(folder)!r} is no path in UTF-8, as weights are written to; name another folder")
+    with _clearly(folder):
+        _refuse_full(folder)
+        if not folder.parent.is_dir():
+            raise ExportError(f"the folder {folder.parent} is missing; make it, or name another place")
+
+
+def _refuse_full(folder: Path) -> None:
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(_lasting(folder))):
         raise ExportError(f"{folder} is not an empty folder; an export needs a new one. Name another, or remove it")
-    if not folder.parent.is_dir():
-        raise ExportError(f"the folder {folder.parent} is missing; make it, or name another place")
+
+
+def _lasting(folder: Path) -> Iterator[Path]:
+    """What is in a folder but exports that are being written, or that were killed."""
+    return (path for path in folder.iterdir() if _DRAFT.fullmatch(path.name) is None)
 
 
 def _fitting(policy: Policy, format: str | None) -> str:
@@ -163,7 +181,7 @@ def _write(policy: Policy, kind: str, folder: Path, name: str) -> None:
     elif kind == "merged":
         merged(policy).save(folder)
     else:
-        gguf_files.save(merged(policy), folder / WEIGHTS["gguf"], name)
+        gguf_files.save(merged(policy), folder / WEIGHTS["gguf"], one_line(name))
 
 
 def _draw(run: Run, folder: Path) -> bool:
@@ -192,15 +210,63 @@ def _report_local_base(source: Source) -> None:
 
 @contextmanager
 def _appearing(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside it, which takes its name once the block ends; nothing is left where the block fails."""
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    """A hidden folder whose content is that of `folder` once the block ends; nothing is left where the block fails.
+
+    It lies beside a folder that is missing, and takes its name. It lies inside one that exists, which may be a link, a
+    mounted disk or somebody's working folder, and its files are moved out.
+    """
+    place = folder if os.path.isdir(folder) else folder.parent
+    draft = place / f".grpo_nb-export.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    held = None
     try:
-        draft.mkdir()
+        with _clearly(folder):
+            _sweep(place)
+            draft.mkdir()
+            held = os.open(draft, os.O_RDONLY)
+            flock(held)
+            with suppress(FileNotFoundError):
+                folder.lstat()  # fails for a name that the disk does not take, e.g. one that is too long
         yield draft
-        if folder.is_dir():
-            folder.rmdir()
-        draft.rename(folder)
-    except OSError as error:
-        raise ExportError(f"cannot write {folder}: {error}; choose a folder that can be written") from error
+        with _clearly(folder):
+            _refuse_full(folder)
+            if place != folder and not folder.exists():
+                draft.rename(folder)
+            else:
+                for path in sorted(draft.iterdir(), key=lambda path: path.name == README):  # which is last
+                    path.rename(folder / path.name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _sweep(place: Path) -> None:
+    """Remove what killed exports left: nobody holds the lock of such a folder."""
+    for left in place.iterdir():
+        if _DRAFT.fullmatch(left.name) is None or not left.is_dir() or left.is_symlink():
+            continue
+        fd = os.open(left, os.O_RDONLY)
+        try:
+            if flocked(fd) == "free":
+                shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _clearly(folder: Path) -> Iterator[None]:
+    """Name the folder in an error of the disk, also in those that the writers of weights and tokenizers wrap.
+
+    Raises:
+        ExportError: in place of such an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, OSError) and not _OF_THE_DISK.search(str(error)):
+            raise
+        raise ExportError(f"cannot write {folder}: {error}; choose a folder that can be written") from error
+
+
+_OF_THE_DISK = re.compile(r"\(os error \d+\)")
+"""How libraries in Rust end an error of the operating system, whatever its class in Python."""

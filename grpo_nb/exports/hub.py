@@ -1,18 +1,16 @@
 """Uploading an exported folder to a hub, with the token of the environment and of nowhere else."""
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_nb.exports.errors import ExportError
 from grpo_nb.judge.secrets import strike
 from grpo_nb.policy.loading import quietly
-from grpo_nb.printable import cut
+from grpo_nb.printable import brief
 
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 """Environment variables that hold the token, the first that is set."""
-_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 def check(repository: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -21,8 +19,8 @@ def check(repository: str, environment: Mapping[str, str] = os.environ) -> str:
     Raises:
         ExportError: `repository` is no `owner/name`, or no variable of the environment has a token.
     """
-    if _REPOSITORY.fullmatch(repository) is None or ".." in repository or "--" in repository:
-        raise ExportError(f"push='{cut(repository)}' is no repository of a hub; give owner/name, e.g. ada/fair-demo")
+    if not _is_repository(repository):
+        raise ExportError(f"push={brief(repository)} is no repository of a hub; give owner/name, e.g. ada/fair-demo")
     token = next((value for name in TOKENS if (value := environment.get(name, "").strip())), None)
     if token is None:
         raise ExportError(
@@ -30,6 +28,20 @@ def check(repository: str, environment: Mapping[str, str] = os.environ) -> str:
             "Python starts; a token is never taken from a setting, and never written down"
         )
     return token
+
+
+def _is_repository(name: object) -> bool:
+    """Whether a hub takes it as `owner/name`, by its client's own rule."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    if not isinstance(name, str) or name.count("/") != 1 or name.strip() != name or not all(name.split("/")):
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def push(folder: Path, repository: str, token: str, *, public: bool = False) -> str:
