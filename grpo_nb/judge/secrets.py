@@ -46,7 +46,7 @@ def _pieces(secret: str) -> set[str]:
         return set()
     forms = [(secret, SHORTEST_PIECE)]
     for encoding, size in _ENCODINGS.items():
-        data = secret.encode(encoding)
+        data = secret.encode(encoding, "surrogatepass")  # what is no UTF-8 in the environment comes as surrogates
         forms.append((data.hex(), size))
         for offset in range(3):  # base64 differs with the place of the secret in what was encoded
             encoded = base64.b64encode(b"\0" * offset + data).decode().rstrip("=")

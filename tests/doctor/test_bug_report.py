@@ -98,6 +98,12 @@ def test_secrets_are_known_by_the_names_of_their_variables() -> None:
     assert "judge-9911" in known_secrets(["JUDGE"], environment)
 
 
+def test_a_secret_that_is_no_utf_8_is_struck() -> None:
+    secret = known_secrets(environment={"MY_TOKEN": b"s3cr3t\xff\xfe4711abc".decode("utf-8", "surrogateescape")})
+    assert "4711abc" not in redacted(f"found {secret[0]} here", secret)
+    assert redacted("nothing of it", secret) == "nothing of it"
+
+
 @pytest.mark.parametrize("login", ["tok3nvalue99", "bob:p@ss/w0rdXY", "9f8e7d6c5b4a@x", "me:a:b@c@d"])
 def test_the_login_of_an_address_is_struck_whole(login: str) -> None:
     assert redacted(f"see http://{login}@proxy.corp:3128/path now") == "see http://***@proxy.corp:3128/path now"
