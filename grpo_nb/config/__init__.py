@@ -63,11 +63,11 @@ class SFTConfig(Settings):
 
     # advanced
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of each task's training templates or texts whose gold answers SFT learns; GRPO is asked all of them, and
-    learns little from prompts whose answers SFT has memorized. Without effect on `sft.data`."""
+    """Share of each task's training templates or texts whose gold answers SFT learns; GRPO samples from all of them,
+    and learns little from prompts whose answers SFT has memorized. Without effect on `sft.data`."""
     mix: Literal["examples", "objectives"] = "examples"
-    """What a batch has in equal parts: `examples`, so that the objective with the most has most of it, or `objectives`.
-    Without effect on `sft.data`."""
+    """How a batch is mixed: `examples` weighs every example equally, so that the largest objective fills most of the
+    batch; `objectives` gives every objective an equal part. Without effect on `sft.data`."""
     micro_batch: Count = 8
     """Examples per forward and backward pass; changes memory, never the gradient."""
     warmup_steps: Annotated[int, Field(ge=0)] = 10
@@ -93,12 +93,12 @@ def _names(value: Any) -> Any:
 
 
 class RunConfig(Settings):
-    """How long, how often, and from which seed."""
+    """Length of the run, its seed, and the intervals of checkpoints and evaluations."""
 
     steps: Steps = 100
-    """GRPO steps in total; a resumed run goes on to this number."""
+    """GRPO steps in total; a resumed run continues to this number."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Every random draw is a function of (seed, step, stream)."""
+    """Seed of the run; every random draw is a function of (seed, step, stream)."""
     checkpoint_every: Count = 20
     """Steps between checkpoints."""
 
@@ -116,11 +116,12 @@ class RunConfig(Settings):
     quick_eval_every: Annotated[int, Field(ge=0)] = 0
     """Steps between quick evaluations while training; 0: never. Those of a checkpoint's step can be loaded."""
     rank_timeout: Annotated[float, Field(ge=1, le=86_400)] = 1800.0
-    """On several GPUs: seconds after which a rank that does not answer ends the training, saved."""
+    """Seconds after which a GPU's process that does not answer ends the training, saved; for runs on several GPUs."""
     quick_eval_examples: Count = 32
     """Examples per objective of a quick evaluation: of the test split, others than `eval_examples` if it has enough."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_names)] = ()
-    """What the run's numbers are mirrored to: names of `tensorboard`, `wandb`, `trackio`, `mlflow`. Changes no step."""
+    """Experiment trackers that mirror the run's metrics: `tensorboard`, `wandb`, `trackio`, `mlflow`. Changes no step.
+    """
 
 
 class Config(Settings):
@@ -189,7 +190,9 @@ class Config(Settings):
         return self.batch.describe(len(self.objectives)) + ahead
 
     def inequalities(self) -> list[Inequality]:
-        """What the settings of the batch must satisfy, with their numbers put in; of a valid configuration all hold."""
+        """Inequalities that the batch settings must satisfy, with the numbers put in; all hold in a valid
+        configuration.
+        """
         return [*self.batch.inequalities(), *self._shared()]
 
     def _shared(self) -> Iterator[Inequality]:
@@ -201,7 +204,9 @@ class Config(Settings):
         return self.batch.prompts // len(self.objectives)
 
     def unused_settings(self) -> list[str]:
-        """A sentence for each setting that was changed and does nothing, or less than it seems, beside the others."""
+        """One sentence for each changed setting that has no effect, or less than it seems, because of the other
+        settings.
+        """
         notes = [note for name, o in self.objectives.items() for note in o.unused_settings(f"objectives.{name}")]
         if self.algorithm.combine != "sum" and len(self.objectives) == 1:
             notes.append(f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives")

@@ -43,7 +43,7 @@ class AlgorithmConfig(Settings):
     surrogate: Annotated[str, one_of(CHOICES["surrogate"], "auto")] = "auto"
     """The per-token policy loss; `auto`: the algorithm's own."""
     reduction: Annotated[str, one_of(CHOICES["reduction"], "auto")] = "auto"
-    """What the per-token losses are averaged over; `auto`: the algorithm's own."""
+    """Normaliser of the per-token losses; `auto`: the algorithm's own."""
     kl: Annotated[str, AfterValidator(refuse_k1), one_of(CHOICES["kl"], "auto")] = "auto"
     """KL per token: k2 has the gradient of KL(policy || reference), k3 the unbiased value, `k3_k2` both;
     `k1_in_reward` subtracts it from the reward; `auto`: the algorithm's own."""
@@ -72,7 +72,8 @@ class AlgorithmConfig(Settings):
     top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Only this share of an objective's tokens, those of highest entropy, learn from the reward; 0.2 is usual."""
     importance_correction: Literal["none", "tis", "mis"] = "none"
-    """Where the engine's log-probs are not the trainer's: weigh by the ratio, truncated (`tis`) or masked (`mis`)."""
+    """Weight for the difference between the engine's log-probs and the trainer's: their ratio, truncated (`tis`) or
+    masked (`mis`)."""
     importance_correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
     """Whose ratio that is: a token's, the completion's, or the completion's geometric mean."""
     importance_correction_bounds: tuple[Annotated[float, Field(ge=0)], Positive] = (0.5, 2.0)
@@ -111,27 +112,27 @@ class AlgorithmConfig(Settings):
 
     @property
     def kl_factor(self) -> Literal["none", "ratio", "ratio_through"]:
-        """What `kl_weight` comes to."""
+        """Resolved value of `kl_weight`, with `auto` replaced."""
         if self.kl_weight == "auto":
             return "ratio_through" if self.row.kl_needs_ratio else "ratio"
         return self.kl_weight
 
     @property
     def advantage_bound(self) -> float | None:
-        """What `advantage_clip` comes to; None: no bound."""
+        """Resolved value of `advantage_clip`, with `auto` replaced; None: no bound."""
         if self.advantage_clip == "auto":
             return ADVANTAGE_BOUND if self.row.scale_free else None
         return self.advantage_clip
 
     @property
     def old_first(self) -> bool:
-        """Whether the old log-probs are needed before the update, so that on-policy steps measure them too."""
+        """Whether the old log-probs must be computed before the update, on-policy steps included."""
         return self.row.kl_in_reward or self.top_entropy_quantile < 1 or self.importance_correction != "none"
 
     def unused_settings(self, on_policy: bool) -> list[str]:
-        """Settings that were changed and do nothing beside the others, each with what they would need.
+        """Changed settings that have no effect with the other settings, each with the setting it needs.
 
-        With one update a rollout every ratio is 1, and whatever holds a ratio rests.
+        With one update per rollout every ratio is 1, so a setting that limits the ratio has no effect.
         """
         row = self.row
         moves = ("two updates a rollout (batch.mini_batch or batch.num_iterations)", not on_policy)
@@ -212,7 +213,7 @@ class AlgorithmConfig(Settings):
 
 
 def _taken_by(setting: str, surrogate: str) -> tuple[str, bool]:
-    """What one surrogate's own setting needs, in words, and whether this surrogate is it."""
+    """Requirement of a surrogate's own setting as a sentence, and whether `surrogate` meets it."""
     takers = [name for name, row in SURROGATE_ROWS.items() if setting in row.settings]
     return "surrogate " + " or ".join(f"'{name}'" for name in takers), surrogate in takers
 
@@ -231,9 +232,9 @@ class ShapingConfig(Settings):
     overlong_buffer: Annotated[int, Field(ge=0)] = 0
     """The last so many tokens before the cap cost more and more (DAPO); 0: none do."""
     overlong_penalty: Positive = 1.0
-    """What an answer at the cap costs then, in reward."""
+    """Penalty, in reward, of a completion at the cap; shorter ones inside `overlong_buffer` pay less."""
     normalise: bool = False
-    """Running mean and std of all rewards seen; most algorithms cancel it inside a group, and the log says so."""
+    """Running mean and std of all rewards seen; most algorithms cancel it inside a group, and the log warns of it."""
     clip: Positive | None = None
     """Rewards are cut at +- this, after all else; null never cuts."""
 
@@ -242,7 +243,9 @@ class ShapingConfig(Settings):
         return self != ShapingConfig()
 
     def unused_settings(self, row: Algorithm) -> list[str]:
-        """What does nothing here, or less than it seems: a group's mean takes any shift away, its std any scale."""
+        """Changed settings with no or little effect: a group's mean cancels any shift of the rewards, its std any
+        scale.
+        """
         notes = []
         if self.overlong_penalty != 1.0 and not self.overlong_buffer:
             notes.append(f"shaping.overlong_penalty={self.overlong_penalty:g} does nothing; it needs overlong_buffer")

@@ -1,4 +1,4 @@
-"""What every settings group is built from."""
+"""Base class of every settings group."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -27,7 +27,7 @@ def one_of(names: Collection[str], *more: str) -> AfterValidator:
 
 
 class ConfigError(Clean, ValueError):
-    """A setting is wrong: the message says what was found, what is needed and what to change."""
+    """Raised for a wrong setting; the message names the value found, the value needed and the change to make."""
 
 
 class Settings(BaseModel):
@@ -36,7 +36,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     former: ClassVar[Mapping[str, str]] = {}
-    """What earlier versions called a setting -> its name."""
+    """Former name of a setting -> its name now."""
 
     @model_validator(mode="before")
     @classmethod

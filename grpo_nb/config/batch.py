@@ -34,9 +34,9 @@ class BatchConfig(Settings):
     """A prompt stands once before its K completions in the passes that score and train: `auto` where the model bears
     it and it is cheaper. Other bits, the same numbers to rounding."""
     passes: Literal["auto", "model"] = "auto"
-    """What scores and trains: `auto` takes one line of tokens without padding where the policy is LoRA on a model of
-    Llama's kin on CUDA, fewer and larger operations where it is a small one on the CPU, and the model's own forward
-    pass else; `model` always that. Other bits, as above."""
+    """Forward pass that scores and trains. `auto`: one packed row without padding for LoRA on a Llama-like model on
+    CUDA, fewer and larger operations for a small one on the CPU, else the model's own forward pass. `model`: always the
+    model's own. The results differ by rounding, as above."""
 
     @property
     def completions(self) -> int:
@@ -55,7 +55,7 @@ class BatchConfig(Settings):
 
     @property
     def on_policy(self) -> bool:
-        """One update per rollout: the ratio is exactly 1 and clipping never acts."""
+        """Whether there is one update per rollout: the ratio is exactly 1 and clipping never acts."""
         return self.updates_per_rollout == 1
 
     def describe(self, objectives: int = 1) -> str:
@@ -70,7 +70,7 @@ class BatchConfig(Settings):
         )
 
     def inequalities(self) -> Iterator[Inequality]:
-        """What the four counts must satisfy, with their numbers put in."""
+        """Inequalities that the four counts must satisfy, with the numbers put in."""
         return of_batch(self.prompts, self.group_size, self.update_size, self.micro_batch, MOST_COMPLETIONS)
 
     @model_validator(mode="after")

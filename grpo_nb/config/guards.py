@@ -25,17 +25,18 @@ class GuardsConfig(Settings):
     recovery_steps: Count = 10
     """Healthy steps after which a halved learning rate doubles, until it is the requested one again."""
     snapshot: Literal["host", "device"] = "host"
-    """Where the last good weights and optimizer moments are kept: in the machine's memory, or on the device."""
+    """Memory that holds the last good weights and optimizer moments: the machine's (`host`) or the GPU's (`device`)."""
     mask_bad_rows: Share | None = 0.25
     """Completions with a log-prob that is not finite leave the loss, up to this share of a step; null: they stay."""
     find_overflow: bool = True
-    """Where numbers are not finite and all weights are: find the first layer responsible by one more forward pass."""
+    """Whether one more forward pass finds the first layer that overflowed, when numbers are not finite but all weights
+    are."""
     length_jump: Factor | None = 4.0
     """Warn where the mean length is so many times the median of the last steps, or that much shorter; null: never."""
     entropy_jump: Factor | None = 4.0
-    """The same of the entropy, where it also moves by 0.5 nats; the learning rate is halved."""
+    """Factor by which the entropy may jump, and by 0.5 nats at least, before the learning rate is halved; null: off."""
     truncation_jump: Share | None = 0.5
-    """The same where the share of truncated completions rises by this much; the learning rate is halved."""
+    """Rise of the share of truncated completions at which the learning rate is halved; null: off."""
     canary_halves: bool = True
     """Whether a jump of entropy or truncation halves the learning rate; false: it is logged only."""
 

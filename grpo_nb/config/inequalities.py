@@ -1,4 +1,4 @@
-"""What a batch must satisfy, with the numbers put in: the validators refuse by these, and `grpo-nb plan` shows them."""
+"""Inequalities between batch settings, with the numbers put in; validators raise by them, `grpo-nb plan` shows them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Inequality:
     """Names and numbers on both sides."""
     holds: bool
     otherwise: str = ""
-    """What is wrong and what to change, where it does not hold."""
+    """Error text for an inequality that fails: the value found and the change to make."""
 
     def __str__(self) -> str:
         return f"{self.text}: {'holds' if self.holds else 'FAILS'}"

@@ -13,7 +13,7 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 
 OPENAI = "https://api.openai.com/v1"
 _BASE_URL = "OPENAI_BASE_URL"
-"""Variable that clients of OpenAI read; what it says is written into the run's settings."""
+"""Environment variable that OpenAI clients read; its value is written into the run's settings."""
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -52,7 +52,7 @@ class JudgeProvider(Settings):
     """One OpenAI-compatible server and the model that judges there."""
 
     model: Annotated[str, Field(min_length=1)]
-    """Name of the model as the server knows it."""
+    """Name of the model on the server."""
     base_url: Address = Field(
         default_factory=lambda: os.environ.get(_BASE_URL, "").strip() or OPENAI, validate_default=True
     )
@@ -66,7 +66,7 @@ class JudgeProvider(Settings):
 
     @property
     def label(self) -> str:
-        """What the log calls it: `model@host`."""
+        """Name of the provider in the log: `model@host`."""
         return f"{self.model}@{urlsplit(self.base_url).netloc}"
 
     @property
@@ -74,7 +74,7 @@ class JudgeProvider(Settings):
         return self.usd_per_million_in is not None and self.usd_per_million_out is not None
 
     def usd(self, tokens_in: int, tokens_out: int) -> float:
-        """What a request cost; 0 where no price is set."""
+        """Cost of a request in US dollars; 0 where no price is set."""
         return (tokens_in * (self.usd_per_million_in or 0) + tokens_out * (self.usd_per_million_out or 0)) / 1e6
 
 
@@ -82,18 +82,19 @@ class JudgeConfig(Settings):
     """An LLM judge as a further part of an objective's reward."""
 
     providers: tuple[JudgeProvider, ...]
-    """Servers in order: the next one is asked about a whole group where the one before failed on any of it."""
+    """Servers in order; if one fails on any completion of a group, the next one judges the complete group."""
     weight: Positive = 0.04
-    """The judge's score, 0 to 1, counts this much beside the task's own; below the gaps between the task's classes
-    a tricked judge cannot lift a wrong answer above a right one."""
+    """Weight of the judge's score, 0 to 1, added to the task's own. While it is below the gaps between the task's
+    classes, a tricked judge cannot lift a wrong answer above a right one."""
     decides_ties: bool = False
-    """Whether it counts in a group whose task scores are all equal, where it alone would decide what is learnt."""
+    """Whether the judge counts in a group whose task scores are all equal, where it alone decides what is learnt."""
     budget_tokens: Count | None = 5_000_000
-    """Tokens, in and out, that this judge may use in the whole run; the run then stops, saved. null: no limit."""
+    """Tokens, in and out, that this judge may use in the run, which then stops, saved. null: no limit."""
     budget_usd: Positive | None = None
-    """The same in US dollars; needs both prices of every provider."""
+    """US dollars that this judge may use in the run; needs both prices of every provider. null: no limit."""
     cache: bool = True
-    """Keep verdicts in the run's judge.jsonl and never ask about the same text twice; a resumed run sees the same."""
+    """Keep verdicts in the run's judge.jsonl and never send the same text twice; a resumed run uses the same verdicts.
+    """
 
     # advanced
     concurrency: Count = 32
@@ -128,5 +129,5 @@ class JudgeConfig(Settings):
 
 
 def _source(url: str) -> str:
-    """Where an address that was not given comes from, in words."""
+    """Sentence that names the environment variable an address comes from; empty where the settings give the address."""
     return f"; it comes from {_BASE_URL}" if url == os.environ.get(_BASE_URL, "").strip() else ""

@@ -1,4 +1,4 @@
-"""Which model learns."""
+"""Settings of the model that is trained."""
 
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ _RENDERING |= {"return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kw
 
 
 class ModelConfig(Settings):
-    """Which model, in which precision, and which of its weights learn."""
+    """The model, its precision, and which of its weights are trained."""
 
     name: str = "demo"
     """`demo` (built in, no download), a hub id, a local folder, or a .gguf file."""
@@ -39,8 +39,9 @@ class ModelConfig(Settings):
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """The chat template's own switches, given to it wherever it is rendered, e.g. {"enable_thinking": false}."""
     shard: Literal["none", "fsdp2"] = "none"
-    """On several GPUs: a full base on each (`none`), or its layers spread over them (`fsdp2`: slower, for a base that
-    does not fit one GPU). The variable GRPO_NB_SHARD replaces it, e.g. to resume on one GPU."""
+    """Placement of the base model on several GPUs: a full copy on each (`none`), or its layers spread over them
+    (`fsdp2`: slower, for a base that does not fit one GPU). The variable GRPO_NB_SHARD replaces it, e.g. to resume on
+    one GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
 

@@ -12,7 +12,9 @@ USUAL_BETA = 0.04
 
 
 class ObjectiveConfig(Settings):
-    """One thing to get better at: its data, its weight, and how far it may drift from the reference."""
+    """One objective of the training: its task and data, its weight, and how far the policy may drift from the
+    reference.
+    """
 
     task: str
     """`bbq`, `halueval_qa`, `halueval_dialogue`, `halueval_summarization`, or the name of a task passed to `grpo()`."""
@@ -25,7 +27,7 @@ class ObjectiveConfig(Settings):
     kl_band: tuple[float, float] | None = (0.01, 0.10)
     """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
     judge: JudgeConfig | None = None
-    """An LLM judge beside the task's own score: `providers`, `weight`, budgets; null: none."""
+    """LLM judge in addition to the task's own score: `providers`, `weight`, budgets; null: none."""
 
     # advanced
     beta_bounds: tuple[float, float] = (1e-4, 1.0)
@@ -37,21 +39,21 @@ class ObjectiveConfig(Settings):
     controller_gain: Positive = 0.1
     """`proportional`: change of beta per error of KL, both relative; `dual_ascent`: beta per nat; else unused."""
     controller_limit: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """No controller changes beta by more than this share at once, but for the way up to the first of `beta_bounds`."""
+    """Largest relative change of beta in one move of a controller; the rise to the lower of `beta_bounds` is exempt."""
 
     @property
     def start(self) -> float:
-        """Where a controller starts beta again: `beta`, or its default where that is 0, within `beta_bounds`."""
+        """Value at which a controller restarts beta: `beta`, or its default where that is 0, within `beta_bounds`."""
         low, high = self.beta_bounds
         return min(max(self.beta or USUAL_BETA, low), high)
 
     @property
     def controlled(self) -> bool:
-        """Whether a controller moves beta when nobody holds it."""
+        """Whether a controller moves beta while no person holds it."""
         return self.kl_band is not None and self.controller != "fixed"
 
     def unused_settings(self, prefix: str) -> list[str]:
-        """Settings that were changed and do nothing beside the others, each with what it would need."""
+        """Changed settings that have no effect with the other settings, each with the setting it needs."""
         banded = ("a kl_band", self.kl_band is not None)
         moves = ("a controller that moves beta", self.controller != "fixed")
         steers = ("controller 'proportional' or 'dual_ascent'", self.controller in ("proportional", "dual_ascent"))

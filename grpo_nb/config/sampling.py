@@ -1,4 +1,4 @@
-"""How completions are drawn, and by what."""
+"""Settings of the sampler and of the engine that runs it."""
 
 from typing import Annotated, Literal
 
@@ -10,14 +10,14 @@ from grpo_nb.storage import former_names
 
 
 class SamplingConfig(Settings):
-    """How completions are drawn. Temperature 1 and nothing else keeps sampler and learner equal."""
+    """How completions are sampled. With temperature 1 and the other defaults, sampler and policy are equal."""
 
     former = former_names.SETTINGS["sampling"]
 
     temperature: Positive = 1.0
     """Divides the logits when sampling and in every log-prob; a knob while training."""
     max_completion_length: Count = 256
-    """Cap on completion length in tokens, terminator included."""
+    """Cap on completion length in tokens, stop token included."""
     max_prompt_length: Count = 1024
     """Prompts longer than this are an error before any work: they are never cut."""
 
@@ -33,22 +33,25 @@ class SamplingConfig(Settings):
 
     @property
     def changes_policy(self) -> bool:
-        """Whether anything but temperature shapes the sampler, so that it is not the scored policy."""
+        """Whether a setting other than temperature shapes the sampler, so that its distribution is not the scored
+        policy's.
+        """
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
 
 class RolloutConfig(Settings):
-    """What draws the completions."""
+    """Engine that samples the completions."""
 
     # advanced
     engine: Literal["auto", "eager", "graph", "grouped", "vllm"] = "auto"
     """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `grouped`, on the
-    CPU, is faster for models of a few million parameters; `auto`: one of these where it serves the model. Other bits,
-    the same distribution. `vllm`: a server at `url` draws for LoRA; a resumed run has its bits to rounding only."""
+    CPU, is faster for models of a few million parameters; `auto`: one of these where it serves the model. They sample
+    the same distribution with different bits. `vllm`: a server at `url` samples for LoRA; a resumed run then repeats
+    its numbers only up to rounding."""
     steps_off_policy: Literal[0, 1] = 0
-    """1: the next step's completions are drawn before this step's update, so that judges answer while it trains; they
-    are one update older than the policy that learns from them, which `algorithm.importance_correction` weighs against.
-    The temperature acts at once: a turn of it gives up what was drawn ahead."""
+    """1: the next step's completions are sampled before this step's update, so that judges answer while it trains. They
+    are one update older than the policy that learns from them; `algorithm.importance_correction` weighs for that. A
+    change of the temperature acts at once: completions sampled ahead are discarded."""
     url: Address | None = None
     """Address of the running vLLM server, e.g. http://127.0.0.1:8000; the variable GRPO_NB_VLLM_URL replaces it."""
     api_key_env: Variable | None = None
@@ -60,12 +63,12 @@ class RolloutConfig(Settings):
 
     @property
     def server(self) -> JudgeProvider | None:
-        """The server that the settings name, as one that something is sent to."""
+        """Server of the settings as a `JudgeProvider`, the form that requests are sent to; None without a `url`."""
         if self.url is None:
             return None
         return JudgeProvider(model="vllm", base_url=self.url, api_key_env=self.api_key_env)
 
     def unused_settings(self) -> list[str]:
-        """A sentence for each changed setting of a server that is not asked."""
+        """One sentence for each changed server setting while no server samples."""
         need = [("rollout.engine='vllm'", self.engine == "vllm")]
         return self._unused("rollout", dict.fromkeys(("url", "api_key_env", "timeout_s", "patience_s"), need))

@@ -1,4 +1,4 @@
-"""Every key that `--set` and `Config.replace` take, with its value and the sentence that stands under its field."""
+"""Keys that `--set` and `Config.replace` take, each with its value and the sentence under its field."""
 
 import json
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from grpo_nb.config.base import Settings
 
 @dataclass(frozen=True)
 class Setting:
-    """One key."""
+    """One setting: its dotted key, its value and its meaning."""
 
     key: str
     value: Any
     meaning: str
     active: bool = True
-    """Whether it has this value; else it is the default of a key in a group that is null, or in an item of a list."""
+    """Whether the configuration has this value; False for defaults of a group that is null or of a list's item."""
     default: Any = None
     """The default; None too where a value has to be given."""
 
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def changed(self) -> bool:
-        """Whether the configuration has another value than the default."""
+        """Whether the value differs from the default."""
         return self.active and bool(self.value != self.default)
 
 
@@ -44,7 +44,7 @@ def settings(config: Settings) -> list[Setting]:
 
 
 def _of_group(kind: type[Settings], group: Settings | None, prefix: str) -> Iterator[Setting]:
-    """The settings of a group; of one that is null, the defaults."""
+    """Settings of a group; the defaults, for a group that is null."""
     for name, field in kind.model_fields.items():
         value = _default(field) if group is None else getattr(group, name)
         members = value if isinstance(value, dict) else {}

@@ -23,7 +23,7 @@ into whatever cell ran last."""
 
 @dataclass(frozen=True)
 class Server:
-    """Where a tracker sends what it is given."""
+    """Server that a tracker sends to."""
 
     url: str
     variable: str = ""
@@ -32,12 +32,12 @@ class Server:
 
 @dataclass(frozen=True)
 class Package:
-    """One tracker."""
+    """One tracker: the package it needs and the server it sends to."""
 
     distributions: tuple[str, ...]
     """Any of them brings it."""
     server: Callable[[], Server | None]
-    """Where it sends; None where all stays on this machine."""
+    """Function that returns the server the tracker sends to; None where everything stays on this machine."""
 
 
 def _wandb() -> Server | None:
@@ -47,10 +47,10 @@ def _wandb() -> Server | None:
 
 
 def wandb_mode() -> str:
-    """What WANDB_MODE asks for: online, offline or disabled.
+    """Mode that WANDB_MODE requests: online, offline or disabled.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the variable has another value.
     """
     mode = os.environ.get("WANDB_MODE") or "online"
     mode = {"run": "online", "dryrun": "offline"}.get(mode, mode)
@@ -80,7 +80,7 @@ def _mlflow() -> Server | None:
 
 
 def mlflow_store() -> str:
-    """Where MLflow keeps its runs."""
+    """Address of the MLflow store: MLFLOW_TRACKING_URI, else a local one."""
     return os.environ.get("MLFLOW_TRACKING_URI") or LOCAL_STORE
 
 

@@ -1,4 +1,4 @@
-"""The hint for a setting that does not exist: the known name that is most like it, or the names that are known."""
+"""Hint for a setting that does not exist: the existing name that is most like it, or all existing names."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
@@ -27,7 +27,7 @@ ELSEWHERE: Mapping[str, str] = {
     "save_steps": "run.checkpoint_every",
     "save_total_limit": "run.keep_checkpoints",
 }
-"""What other trainers call a setting -> its name here; names that are the same here are found without."""
+"""Name of a setting in other trainers -> its name here; equal names need no row."""
 MOST_MEANT = 3
 """Settings of other groups that a message names."""
 NAME = "NAME"
@@ -41,7 +41,7 @@ NO_OFFLOADING = (
 
 
 def unknown(dotted: str, name: str, known: Iterable[str], settings: type[BaseModel] | None = None) -> str:
-    """The sentence about setting `dotted`, whose part `name` is none of those `known` in its place."""
+    """Error sentence for setting `dotted`, whose part `name` is none of the `known` names at its place."""
     if now := former_names.setting(dotted):
         return f"'{dotted}' is now called '{now}'; use that name"
     if name in OFFLOADING:
