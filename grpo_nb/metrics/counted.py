@@ -11,7 +11,7 @@ Column = NDArray[np.float64]
 
 
 class Columns:
-    """Columns by key, one value a row: nan where a row has none, 0 where `keys.counted_with` says so."""
+    """Columns by key, one value per row: nan where a row has none, 0 where `keys.counted_with` applies."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Column]) -> None:
         """`names` are the keys of all columns; `read` gives one of them as it was logged, nan where a row has none."""

@@ -1,4 +1,4 @@
-"""What a healthy value of each metric is, or what a change of it means: a sentence for every row of `keys.TABLE`."""
+"""Healthy value of each metric, or the meaning of a change: one sentence for every row of `keys.TABLE`."""
 
 from collections.abc import Mapping
 
@@ -106,4 +106,4 @@ HEALTHY: Mapping[str, str] = {
     keys.TIME_JUDGE_P50.name: "Steady.",
     keys.TIME_JUDGE_P95.name: "Far below judge.timeout_s.",
 }
-"""By the name of the row."""
+"""Sentence of each row of `keys.TABLE`, by the row's name."""

@@ -1,4 +1,4 @@
-"""Every key of metrics.jsonl and sft.jsonl, with its unit, its meaning, and the file that computes it.
+"""Table of the keys of metrics.jsonl and sft.jsonl, each with its unit, its meaning, and the file that computes it.
 
 A key is a name, `keys.LOSS`, or a family with fields, `keys.KL.of("fairness")`. Nothing else in the package spells one.
 """
@@ -38,7 +38,7 @@ class Key:
         return self._format % fields
 
     def below(self, *fields: str) -> str:
-        """What the keys with these first fields begin with.
+        """Prefix of the keys with these first fields.
 
         >>> LABEL.below("fairness")
         'label/fairness/'
@@ -46,7 +46,7 @@ class Key:
         return "%s".join(self._format.split("%s")[: len(fields) + 1]) % fields
 
     def has(self, key: str) -> bool:
-        """Whether a key is one of this row, and of no other."""
+        """Whether a key belongs to this row, and to no other."""
         return row_of(key) is self
 
     @cached_property
@@ -277,10 +277,10 @@ TABLE: Mapping[str, Key] = _rows
 
 
 def counted_with(key: str, found: Iterable[str]) -> list[str]:
-    """Those of the `found` keys that a row has only if it counted `key`: where it lacks `key` itself, that is 0.
+    """Keys among `found` that a row has only if it also counts `key`; a row with one of them but no `key` counted 0.
 
-    A label, a kind of failure or a provider has a key in the rows in which it occurred, and in no other. Empty for the
-    keys of everything else, which are missing where they were not measured.
+    A label, a kind of failure or a provider has a key only in the rows in which it occurred. Empty for every other kind
+    of key, which is missing where it was not measured.
 
     >>> counted_with("label/fairness/wrong", ["loss", "label/fairness/correct"])
     ['label/fairness/correct']
@@ -303,7 +303,7 @@ the same family."""
 
 @lru_cache(maxsize=20_000)
 def row_of(key: str) -> Key | None:
-    """The row of the table that a key belongs to: of several, the one that spells most of it."""
+    """The row of the table that a key belongs to: of several matches, the one with the most literal text."""
     found = [row for row in _by_head().get(key.partition("/")[0], ()) if row._pattern.fullmatch(key)]
     return max(found, key=lambda row: len(row._format), default=None)
 

@@ -1,4 +1,4 @@
-"""How long a step takes, and what that makes of the steps that are left."""
+"""Seconds per step, and the estimate of the time left."""
 
 import statistics
 from collections.abc import Iterable, Mapping

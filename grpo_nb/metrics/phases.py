@@ -16,7 +16,7 @@ SECONDS = 1.0
 
 
 def watched() -> bool:
-    """Whether a cell of a notebook waits for this; a training in a thread has its status line."""
+    """Whether a notebook cell waits for this work; a training in a thread has its status line instead."""
     if "ipykernel" not in sys.modules or threading.current_thread() is not threading.main_thread():
         return False
     from IPython.core.getipython import get_ipython
@@ -56,7 +56,7 @@ def timed(what: str) -> Iterator[Callable[[str], None]]:
 
 
 _parts: list[list[str]] = []
-"""Those that run, each with its text; the innermost is shown."""
+"""Texts of the running phases, outermost first; the innermost is shown."""
 _line: dict[int, Any] = {}
 """The output of the newest cell that had one, by the cell's number."""
 
