@@ -1,9 +1,9 @@
-"""From the rewards of a prompt's answers to their advantages.
+"""Advantages of completions from the rewards of their group.
 
-Rewards come as [prompt, group]; NaN is unscored: such an answer gets exactly 0 and leaves every mean and std of
-the others alone. A group with fewer than two scored answers, or whose rewards are equal but for rounding, has
-nothing to compare and gets exactly 0 throughout (but for `reinforce_pp`, which compares with the whole batch).
-Computed in float64 whatever the rewards are in, given back in their type.
+Rewards are [prompt, group]; NaN is unscored: such a completion gets exactly 0 and does not affect the mean and std of
+the others. A group with fewer than two scored completions, or whose rewards are equal up to rounding, is without signal
+and gets exactly 0 throughout (except in `reinforce_pp`, which compares with the complete batch).
+Computed in float64 and returned in the type of the rewards.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ LAST_DIGITS = 1e-13
 STD_EPS = 1e-4
 """Added to a group's std before dividing, as TRL does; it matters: rewards .50001, .5, .5, .5 give A = .07, not 1.5."""
 ROUNDING, EXACT_ROUNDING = 1e-6, 1e-10
-"""A std below this share of what the rewards were summed from is rounding: float32's (8 ulp), for reward functions
-compute in it whatever they return; float64's where all rewards of a group are whole numbers. Nothing can be compared
-there, and noise is not blown up to advantages. The share is relative at every scale."""
+"""Largest std that counts as rounding, relative to the terms that the rewards were summed from. The first is 8 ulp of
+float32, in which reward functions compute whatever they return; the second, for groups whose rewards are all integers,
+is float64's. Below it a group is without signal, so that noise is not scaled up to advantages."""
 WHITEN_EPS = 1e-8
-"""Added to the variance of a whole batch before its root, as OpenRLHF does."""
+"""Added to the variance of a batch before the square root, as OpenRLHF does."""
 CPGD_MAX_WEIGHT = 3.0
 """CPGD's cap on how much the groups that can be compared are lifted for those that cannot."""
 
@@ -43,12 +43,12 @@ class GroupRewards:
     lengths: Int[Tensor, "prompt group"]
     """Trained tokens of each answer."""
     kl_cost: Float[Tensor, "prompt group token"] | None = None
-    """What each token costs, in units of the reward: beta · k1, with KL in the reward; 0 beyond the length."""
+    """Cost of each token in units of the reward: beta · k1, with KL in the reward; 0 beyond the completion's length."""
     scale: Groups | None = None
     """Size of what each reward was summed from, where parts may cancel; None: the reward's own size."""
 
     def double(self) -> "GroupRewards":
-        """The same in float64."""
+        """The group rewards in float64."""
         kl_cost = None if self.kl_cost is None else self.kl_cost.double()
         return GroupRewards(self.rewards.double(), self.lengths, kl_cost, self.scale)
 
@@ -72,7 +72,7 @@ class GroupRewards:
         return self.rewards[..., None] - self.kl_cost.flip(-1).cumsum(-1).flip(-1)
 
     def has_signal(self) -> Bool[Tensor, "prompt 1"]:
-        """Whether each group has something to compare."""
+        """Whether each group's returns differ by more than rounding, [P, 1]."""
         return group_std(self.totals())[:, None] > self.noise()
 
     def weights(self) -> TokenGroups:
@@ -93,15 +93,15 @@ def group_std(rewards: Groups) -> Float[Tensor, "prompt"]:
 
 
 def has_signal(rewards: Groups) -> Bool[Tensor, "prompt"]:
-    """Whether a group has something to compare: two scored answers or more, that differ by more than rounding."""
+    """Whether each group has a signal, [P]: two or more scored completions that differ by more than rounding."""
     wide = rewards.double()
     return group_std(wide) > rounding_noise(wide, wide.abs())
 
 
 def rounding_noise(rewards: Groups, scale: Groups) -> Float[Tensor, "prompt"]:
-    """The std that rounding alone may give to each group: a share of the largest `scale` of its scored answers.
+    """Std that rounding alone may give to each group, [P]: a share of the largest `scale` of its scored completions.
 
-    A group beside which float64 has no more digits for the batch's largest is rounding too.
+    A group that is too small to have digits in float64 next to the batch's largest counts as rounding too.
     """
     scored = ~rewards.isnan()
     whole = (rewards == rewards.round()) | ~scored
@@ -148,7 +148,7 @@ def _check(groups: GroupRewards, name: str) -> None:
         )
 
 
-# ---- estimators: GroupRewards -> advantages, NaN where there is none
+# ---- estimators: GroupRewards -> advantages, NaN where a group has none
 
 
 def grpo(groups: GroupRewards) -> TokenGroups:
@@ -195,7 +195,7 @@ def cpgd(groups: GroupRewards) -> TokenGroups:
 def reinforce_pp(groups: GroupRewards) -> TokenGroups:
     """Aᵢₜ = (Gᵢₜ − mean G) / √(var G + 1e-8) over all tokens of the batch, G the returns. Hu et al. 2025.
 
-    No group: an answer is compared with the whole batch, so a group of equal rewards still learns.
+    It uses no groups: a completion is compared with the complete batch, so a group of equal rewards still learns.
     """
     return _whitened(groups.returns(), groups.weights(), groups.noise())
 

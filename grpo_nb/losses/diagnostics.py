@@ -1,4 +1,4 @@
-"""What the log reports of a step's tokens; no gradient."""
+"""Per-token diagnostics of a step for the log; no gradient."""
 
 import torch
 
@@ -38,10 +38,10 @@ def clip_fractions(
     clip: ClipConfig,
     mask: TokenMask,
 ) -> tuple[Scalar, Scalar]:
-    """Shares of tokens that the surrogate's clip holds, below and above; 0 on a side without one.
+    """Shares of tokens clipped by the surrogate, (low, high); 0 on a side without a clip.
 
-    For a clip that acts by the sign of A: (below and A < 0, above and A > 0). One of a weight acts whatever A is.
-    The ratio is the one that the surrogate clips: a token's, or the completion's.
+    A clip that depends on the sign of A acts on (below and A < 0, above and A > 0); the clip of a weight acts whatever
+    A is. The ratio is the one that the surrogate clips: the token's, or the completion's.
     """
     delta = log_ratio(logp.detach(), logp_old.detach(), mask)
     row = SURROGATE_ROWS[surrogate]
@@ -56,6 +56,6 @@ def clip_fractions(
 
 @torch.no_grad()
 def ratio_deviation(logp: TokenFloats, logp_old: TokenFloats, mask: TokenMask) -> Scalar:
-    """max |r − 1| over the masked tokens, 0 if there are none: exactly 0 before a step's first update."""
+    """max |r − 1| over the masked tokens, 0 without any: exactly 0 before a step's first update."""
     deviation = log_ratio(logp.detach(), logp_old.detach(), mask).expm1().abs()
     return deviation.max() if deviation.numel() else deviation.sum()

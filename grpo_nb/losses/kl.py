@@ -81,7 +81,7 @@ KLWeight = Literal["none", "ratio", "ratio_through"]
 def kl_weight(
     kind: KLWeight, logp: TokenFloats, logp_old: TokenFloats, clamp: float, mask: TokenMask | None = None
 ) -> TokenFloats:
-    """What multiplies a token's KL: r = exp(logp − logp_old) for an expectation over the policy of now.
+    """Weight of a token's KL: r = exp(logp − logp_old), so that the expectation is over the current policy.
 
     `ratio` is a constant weight, exactly 1 while the policy is the one that sampled, so it acts off-policy only.
     `ratio_through` lets the gradient through r too, which makes the gradient of k3 that of KL(policy ‖ reference),

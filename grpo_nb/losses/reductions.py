@@ -1,4 +1,4 @@
-"""From per-token losses to one number: Σ over micro-batches = the value of the whole."""
+"""Reductions of per-token losses to one number; the sum over the micro-batches is the value of the complete batch."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,6 +1,6 @@
-"""How far two computations of the same log-probs may differ by rounding: a mean and a high quantile, never the largest.
+"""Bounds on how far two computations of the same log-probs may differ by rounding: a mean and a high quantile.
 
-The largest of many differences is as large as its tail is long. A Llama of 135 M random weights in bfloat16, scaled to
+The maximum is not bounded: it grows with the number of tokens. A Llama of 135 M random weights in bfloat16, scaled to
 an entropy of 1.6 nats, whose rows are cut and padded otherwise, differs on 1024 tokens by 0.009 on average, by 0.25 at
 the 99th percentile and by 0.78 at most; scored at a temperature of 0.9 instead of 1.0 by 0.11, 0.66 and 1.25. Other
 positions, masks or weights give more.
@@ -18,7 +18,8 @@ MEAN_FLOOR, HIGH_FLOOR = 1e-3, 1e-2
 HIGH_TOKENS = 100
 """Below so many tokens the 99th percentile is the largest of all."""
 FAR, FAR_SHARE = 2.0, 1e-3
-"""Nats that no rounding gives, and the share of tokens that may have them: fewer than a terminator in each row."""
+"""Difference in nats that rounding does not reach, and the share of tokens that may have it: fewer than one stop token
+in each row."""
 SLACK = 3.0
 """A mean of n long-tailed numbers is uncertain by about this over the root of n, of itself."""
 
@@ -42,7 +43,7 @@ def step(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def broken(gap: Gap, eps: float, temperature: float = 1.0) -> dict[str, tuple[float, float]]:
-    """What of the gap is more than rounding, by name: (found, bound). Empty where all of it may be.
+    """Statistics of the gap that exceed rounding, by name: (found, bound). Empty where rounding explains all of them.
 
     `eps` is what `step` returns. A temperature below 1 multiplies rounding.
     """
@@ -56,7 +57,7 @@ def broken(gap: Gap, eps: float, temperature: float = 1.0) -> dict[str, tuple[fl
 
 
 def overflow_advice(dtype: str) -> str:
-    """What can be done where activations of this type overflow."""
+    """Advice for an overflow of activations of this type."""
     if dtype == "float16":
         return "set model.dtype to bfloat16 or float32 in a new run, whose range is wider"
     return (

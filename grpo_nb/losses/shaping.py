@@ -59,11 +59,11 @@ class Moments:
 
     @property
     def spread(self) -> float:
-        """What rewards are divided by: the std, or 1 while nothing differs by more than rounding."""
+        """Divisor of the rewards: the std, or 1 while the rewards differ by no more than rounding."""
         return self.std if self.std > ROUNDING * max(self.largest, abs(self.mean)) else 1.0
 
     def update(self, values: list[float], scale: float = 0.0) -> "Moments":
-        """With more rewards seen; unscored ones are not among `values`. `scale`: the largest that they are made of."""
+        """The moments after more rewards; unscored ones are not among `values`. `scale`: largest term of a reward."""
         count, mean, squares = self.count, self.mean, self.squares
         for value in values:
             count += 1

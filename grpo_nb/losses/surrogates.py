@@ -1,7 +1,7 @@
-"""The per-token policy losses: what stands in for "more of what went well" off the policy that sampled.
+"""Per-token policy losses: surrogates of the policy gradient for completions of an older policy.
 
-All are minimised, all have the gradient of −A log π where the policy is still the one that sampled, and they differ
-in what holds a token whose probability has moved. r = exp(δ), δ = logp − logp_old; A > 0 wants r up, A < 0 down.
+All are minimised and have the gradient of −A log π while the policy is the one that sampled; they differ in how they
+limit a token whose probability has moved. r = exp(δ), δ = logp − logp_old; A > 0 wants r up, A < 0 down.
 """
 
 import math

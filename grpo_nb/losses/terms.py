@@ -33,22 +33,23 @@ class LossInputs:
     logp: TokenFloats
     logp_old: TokenFloats
     logp_ref: TokenFloats | None
-    """None where nothing looks at the reference."""
+    """Log-probs of the reference policy, in nats; None where no term uses them."""
     advantage: Advantage
     mask: TokenMask
     weight: TokenFloats | None = None
     """Multiplies the surrogate (see `losses.weights`); None: 1."""
     entropy: TokenFloats | None = None
-    """In nats, with its gradient, where there is an entropy bonus."""
+    """Entropy in nats, with its gradient; only with an entropy bonus."""
 
 
 def loss_terms(inputs: LossInputs, config: LossConfig, beta: float, normalizer: LossNormalizer) -> dict[str, Scalar]:
-    """{policy, kl, entropy}, those that are there. Their sum is the loss; over an update's micro-batches they add up.
+    """Terms of the loss by name: policy, kl, entropy, those that are active. Their sum is the loss; summed over an
+    update's micro-batches they give the update's loss.
 
     policy = reduce(w · surrogate), kl = reduce(beta · KL), entropy = −coef · Σ H / n_tokens (more entropy, less loss).
 
     Raises:
-        ValueError: tables of different shapes; a term without what it is made of; old or reference log-probs that
+        ValueError: tables of different shapes; a term whose inputs are missing; old or reference log-probs that
             carry a gradient.
     """
     names = config.terms(beta)

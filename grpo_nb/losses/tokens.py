@@ -1,4 +1,4 @@
-"""What every part of the mathematics shares: shapes, counts, and the one log-ratio."""
+"""Types and functions that all losses share: shapes, counts, and the one log-ratio."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ TokenMask = Bool[Tensor, "batch token"]
 Scalar = Float[Tensor, ""]
 
 Advantage = Float[Tensor, "batch #token"]
-"""One number a completion, [batch, 1], or one a token, [batch, token]."""
+"""One number per completion, [batch, 1], or per token, [batch, token]."""
 
 FAR = 1e4
 """Nats. A log-ratio stops here, so that a token which one policy forbids (log-prob -inf) stays a number."""

@@ -1,7 +1,7 @@
-"""What multiplies a token's surrogate: a correction for another sampler, and the choice of tokens that learn.
+"""Weights of a token's surrogate: the correction for another sampler, and the mask of tokens that learn.
 
-Both are constants of the step, [batch, token], made once from log-probs and entropies that no longer change. They
-weigh the surrogate alone: the KL penalty and the denominators stay whole.
+Both are constants of the step, [batch, token], made once from log-probs and entropies that no longer change. They weigh
+the surrogate alone; the KL penalty and the denominators do not change.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _LEVELS: Mapping[CorrectionLevel, Callable[[TokenFloats, TokenMask], Float[Tenso
 
 @dataclass(frozen=True)
 class Correction:
-    """How another sampler's tokens are weighed."""
+    """Importance-sampling correction: its kind, its level and its bounds."""
 
     kind: CorrectionKind
     level: CorrectionLevel
@@ -57,10 +57,10 @@ def correction(how: Correction, logp_old: TokenFloats, logp_sampler: TokenFloats
 
 
 def top_entropy(entropy: TokenFloats, mask: TokenMask, share: float) -> TokenMask:
-    """The tokens whose entropy is in the top `share` of all that the mask leaves in: forks, not the road between.
+    """Mask of the tokens whose entropy is in the top `share` of the masked tokens.
 
-    Wang et al. 2025, "Beyond the 80/20 rule". The threshold is the (1 − share) quantile, itself included. Give it
-    the whole step: a quantile of a micro-batch would make the gradient depend on how the step is cut.
+    Wang et al. 2025, "Beyond the 80/20 rule". The threshold is the (1 − share) quantile, itself included. Give it all
+    tokens of the step: a quantile of a micro-batch would make the gradient depend on the split.
     """
     if share >= 1 or not mask.any():
         return mask
