@@ -1,29 +1,30 @@
-"""Rollouts that are drawn one step ahead (`rollout.steps_off_policy=1`): what is kept of them until they train.
+"""Rollouts that are sampled one step ahead (`rollout.steps_off_policy=1`), and their state until they train.
 
 Step n does, in this order, in the training's own thread:
 
-1. It takes the completions that step n - 1 drew for it.
-2. It draws those of step n + 1, by the weights before its own update. Engine and training share one device and one set
-   of weights, so that drawing beside the update would take a copy of the weights and gain nothing; the order alone
-   decides which weights draw. An engine that draws elsewhere (`rollout.Remote`) is given the weights and the request
-   here, draws while the step trains, and is waited for at the end of the updates. An evaluation, a pause or a stop
-   between two steps therefore finds nothing half drawn.
+1. It takes the completions that step n - 1 sampled for it.
+2. It samples those of step n + 1 with the weights before its own update. Engine and training share one device and one
+set of weights, so sampling during the update would take a copy of the weights and gain nothing; the order alone
+decides which weights sample. An engine that samples elsewhere (`rollout.Remote`) gets the weights and the request
+here, samples while the step trains, and is waited for at the end of the updates. An evaluation, a pause or a stop
+between two steps therefore never finds a partly sampled batch.
 3. It scores and trains its own completions. Each token's loss is weighed by the truncated ratio of the policy before
-   the update to the weights that drew (`algorithm.importance_correction`); the denominator are the log-probs that the
+   the update to the weights that sampled (`algorithm.importance_correction`); the denominator are the log-probs that
+   the
    engine gave with the tokens. Ratio, clip, KL and entropy are those of the policy before the update, as on-policy; the
-   tokens on which they are measured come from the weights that drew.
+   tokens on which they are measured come from the weights that sampled.
 
-What runs beside it is the waiting: judges, and reward functions that only wait, get each completion of step n + 1 as it
+Only the waiting is concurrent: judges, and reward functions that only wait, get each completion of step n + 1 as it
 ends, in an event loop that stays open between steps, and have until that point of step n + 1: one complete step.
 
-What is drawn is a function of seed and step: no thread decides anything. It is used where the step would draw it in the
-same way today, but for the weights: a turn of the temperature, or a rollback with its new sampling stream, gives it up,
-and the step draws its own completions, on-policy. Betas and learning rate act when a step trains, at once. Step 1 is
-on-policy, too. A checkpoint keeps the completions that wait for the next step; their verdicts are asked for again, and
-found in judge.jsonl. The last step draws as well, so that the run can continue past its goal bit for bit; no judge is
-asked about those until then.
+The completions are a function of seed and step; no thread affects them. A step uses them if it would sample in the same
+way except for the weights: a change of the temperature, or a rollback with its new sampling stream, discards them, and
+the step samples its own completions, on-policy. Betas and learning rate act when a step trains, at once. Step 1 is
+on-policy, too. A checkpoint keeps the completions that wait for the next step; their verdicts are requested again, and
+found in judge.jsonl. The last step samples as well, so that the run can continue past its goal bit for bit; no judge
+gets those until then.
 
-Several ranks draw and train in the same order, so that nothing else holds for them.
+Several ranks sample and train in the same order, so all of this holds for them too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,13 +43,13 @@ from grpo_nb.rewards.scoring import Scoring
 from grpo_nb.types import Rollouts, StopReason
 
 FILE = "rollouts"
-"""The set of tensors of a checkpoint that has the pending completions; how they were drawn is in its state."""
+"""Name of a checkpoint's tensor set with the pending completions; the way they were sampled is in its state."""
 _REASONS: Sequence[StopReason] = ("stop", "length")
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a step's completions are drawn, but for the weights."""
+    """The way a step's completions are sampled, except for the weights."""
 
     step: int
     temperature: float
@@ -65,11 +66,11 @@ class Sampled:
     staleness: int | None = None
     """Updates between the weights that drew them and those that they train; None where it is always 0."""
     scoring: Scoring | None = None
-    """At work; None before it begins and after it was given up."""
+    """Scoring that runs; None before it begins and after it was discarded."""
     notes: Mapping[str, Notes] = field(default_factory=dict)
-    """What reward functions note, by objective."""
+    """Notes of reward functions, by objective."""
     tallies: Mapping[str, Tally] = field(default_factory=dict)
-    """What judges do, by objective."""
+    """Tallies of the judges, by objective."""
 
     def close(self) -> None:
         """Cancel what still scores; scoring can begin anew."""
@@ -78,12 +79,12 @@ class Sampled:
             self.scoring = None
 
     def row(self) -> dict[str, float | int | str | None]:
-        """What a step's row has of it."""
+        """Columns that these completions add to the step's row: the staleness, if sampled ahead."""
         return {} if self.staleness is None else {keys.STALENESS: self.staleness}
 
 
 class Ahead:
-    """The completions that were drawn for steps that have not ended, by step."""
+    """Completions sampled for steps that have not ended, by step."""
 
     def __init__(self) -> None:
         self.loop = Loop()
@@ -94,7 +95,7 @@ class Ahead:
         self._by_step[sampled.drawing.step] = sampled
 
     def of(self, drawing: Drawing) -> Sampled | None:
-        """The completions that were drawn so; others for the same step are given up."""
+        """Completions sampled in this way; others for the same step are discarded."""
         found = self._by_step.get(drawing.step)
         if found is not None and found.drawing != drawing:
             self._drop(drawing.step)
@@ -122,7 +123,7 @@ class Ahead:
         self._by_step.pop(step).close()
 
     def stored(self, step: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """What a checkpoint keeps of the completions of `step`: values of JSON, and tensors; None where there are none.
+        """State of the completions of `step` for a checkpoint: JSON values and tensors; None without completions.
 
         Log-probs are kept by their bits, as integers, since some may not be finite (`guards.mask_bad_rows`).
         """
@@ -144,7 +145,7 @@ class Ahead:
 
 
 def restored(data: Mapping[str, Any], tensors: Mapping[str, Tensor], group: int, vocabulary: int) -> Sampled:
-    """What `stored` gave, without the examples of its prompts.
+    """Completions from the state that `stored` returned, without the examples of their prompts.
 
     Args:
         vocabulary: the number of tokens.

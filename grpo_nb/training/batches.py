@@ -17,7 +17,7 @@ AnyBatch = Batch | PackedBatch | FlatBatch | GroupedBatch
 def batch_of(
     policy: Policy, prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int], numerics: Numerics
 ) -> AnyBatch:
-    """Completions as one line, or as one padded batch, no wider than they need; behind shared prompts where it pays.
+    """Completions as one packed row or one padded batch, no wider than needed; prompts are shared where it pays.
 
     Args:
         prompts, completions, prompt_of: as `packing.pack`.
@@ -41,9 +41,10 @@ def score(
     entropy_learns: bool = False,
     adapter: str | None = None,
 ) -> TokenStats:
-    """Log-probs and entropies, in nats, of a batch's completion tokens, by what the batch was made for.
+    """Log-probs and entropies, in nats, of a batch's completion tokens, by the forward pass that the batch was built
+    for.
 
-    `adapter` names the one that acts on a flat batch; other batches take the one that is active.
+    `adapter` names the adapter of a flat batch; other batches use the active one.
     """
     if isinstance(batch, FlatBatch):
         return passes.token_stats(policy, batch, temperature, entropy_learns, adapter)

@@ -1,4 +1,4 @@
-"""Which rank scores and trains which rows of a step."""
+"""Assignment of a step's rows to the ranks that score and train them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from grpo_nb.training.wire import rows_of
 from grpo_nb.types import Rollouts
 
 Rows = Mapping[str, Sequence[int]]
-"""By objective."""
+"""Rows by objective."""
 
 
 def prompts_of(rollouts: Rollouts, ranks: int, rows: Sequence[int]) -> list[list[int]]:

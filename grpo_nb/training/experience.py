@@ -1,4 +1,4 @@
-"""What a step learns from: completions compared with their groups, as tensors that no longer change."""
+"""Builds the training data of a step: completions compared with their groups, as tensors that no longer change."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -85,9 +85,9 @@ def shape(
     moments: losses.Moments,
     scale: Float[Tensor, "prompt group"] | None = None,
 ) -> tuple[Float[Tensor, "prompt group"], losses.Moments]:
-    """Rewards as the settings shape them, in this order: truncated, overlong, normalised, clipped; and the moments.
+    """Shaped rewards, [prompt, group], and the new moments. Order: truncated, overlong, normalised, clipped.
 
-    `scale`: size of what each reward was summed from, where that is known to be more than its own.
+    `scale`: size of the terms of each reward, where it is larger than the reward's own.
     """
     shaping = config.shaping
     if shaping.truncated_factor is not None:
@@ -105,13 +105,13 @@ def shape(
 
 
 def reward_matrix(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
-    """Rewards by prompt and completion, in float64; NaN where there is none."""
+    """Rewards by prompt and completion, in float64; NaN where a completion has none."""
     values = [float("nan") if s.value is None else s.value for s in scores]
     return by_prompt(torch.tensor(values, dtype=torch.float64), group)
 
 
 def part_matrix(scores: Sequence[Score], part: str, group: int) -> Float[Tensor, "prompt group"]:
-    """One part of the rewards by prompt and completion, in float64; NaN where there is none."""
+    """One part of the rewards by prompt and completion, in float64; NaN where a completion has none."""
     return reward_matrix([replace(score, value=score.parts.get(part)) for score in scores], group)
 
 
@@ -132,7 +132,7 @@ def without_lone_judge(
 
 
 def reward_scale(scores: Sequence[Score], group: int) -> Float[Tensor, "prompt group"]:
-    """Size of what each reward was summed from, by prompt and completion; 0 where there is none."""
+    """Size of the terms that each reward was summed from, by prompt and completion; 0 without a reward."""
     values = [max(s.scale, abs(s.value or 0.0)) for s in scores]
     return by_prompt(torch.tensor(values, dtype=torch.float64), group)
 
@@ -148,7 +148,7 @@ def sampler_logprobs(rollouts: Rollouts) -> Float[Tensor, "batch token"]:
 def _group_rewards(
     state: TrainState, plan: StepPlan, name: str, rollouts: Rollouts, measured: Measured, scores: Sequence[Score]
 ) -> losses.GroupRewards:
-    """One objective's rewards, shaped, with what its estimator needs; moves its reward moments."""
+    """Shaped rewards of one objective with the other inputs of its estimator; updates its reward moments."""
     objective, config, group = state.objectives[name], state.config, rollouts.group_size
     rows = rollouts.rows_of(name)
     own, drawn = [scores[i] for i in rows], torch.tensor([len(rollouts.completion_ids[i]) for i in rows])

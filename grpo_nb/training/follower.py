@@ -1,4 +1,4 @@
-"""A rank beside rank 0: it holds a replica of the policy, and does what rank 0's messages say until the stage ends."""
+"""A rank other than rank 0: it holds a replica of the policy and follows rank 0's messages until the stage ends."""
 
 import contextlib
 import signal
@@ -46,7 +46,7 @@ Reply = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 
 @dataclass
 class Replica:
-    """What a rank beside rank 0 holds during a stage."""
+    """State of a rank other than rank 0 during a stage."""
 
     link: Link
     run: Run
@@ -54,15 +54,15 @@ class Replica:
     given: Given
     group: "dist.ProcessGroup"
     ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What to leave when the stage ends."""
+    """Contexts to leave when the stage ends."""
     lockstep: Lockstep | None = None
-    """How the ranks make passes together, where weights are spread over them."""
+    """Synchronises the ranks' forward passes where weights are spread over them; else None."""
     rows: parts.Rows | None = None
-    """What it trains, where it trains its part of the weights."""
+    """Rows of the weights that this rank trains, where each rank trains its part."""
     tasks: Mapping[str, Task] = field(default_factory=dict)
     engine: Engine | None = None
     examples: dict[str, dict[str, Example]] = field(default_factory=dict)
-    """By objective and id."""
+    """Examples by objective and id."""
     sets: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
     """Gradients of the newest work, until they are added up."""
 
@@ -72,7 +72,7 @@ class Replica:
 
 
 def follows(given: Given) -> bool:
-    """Whether this process is a rank beside rank 0, which has then worked for it through one stage.
+    """Whether this process is not rank 0; if so, it has worked for rank 0 through one stage when this returns.
 
     Raises:
         RankError: as `follow`.
@@ -128,7 +128,7 @@ def left_to_rank_0() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replica(link: Link, run: Run, opened: Message, given: Given) -> Iterator[Replica | None]:
-    """None where rank 0 ends the stage before the model is loaded."""
+    """Replica of the policy on this rank; None where rank 0 ends the stage before the model is loaded."""
     backend, seconds = opened.data["backend"], opened.data["seconds"]
     group, passes = transfers(backend, seconds), lockstep(backend, seconds) if opened.data["shards"] else None
     if passes is None:
@@ -164,7 +164,7 @@ def _next(link: Link, run: Run | None) -> Message:
 
 def _lives(run: Run) -> bool:
     owner, alive = RunLock(run.path / LOCK).look()
-    return alive and owner is not None and owner.age < run.config.run.rank_timeout  # one that is stopped exists
+    return alive and owner is not None and owner.age < run.config.run.rank_timeout  # a stopped process still exists
 
 
 def _answer(replica: Replica, message: Message) -> None:
@@ -242,7 +242,7 @@ def _measure(replica: Replica, message: Message) -> Reply:
 
 
 def _idle(replica: Replica, message: Message) -> Reply:
-    """As `gradients.measure` without rows."""
+    """Take part in the forward passes of `gradients.measure` without rows of its own."""
     policy = replica.policy
     with policy.eval_mode():
         with policy.within():
@@ -308,4 +308,4 @@ WORK = {
     parts.TAKE_UP: _take_up,
     **dict.fromkeys((parts.UPDATE, parts.WHOLE, parts.REMEMBER, parts.PUT_BACK), _of_rows),
 }
-"""By the name of the work."""
+"""Functions by the name of the work."""

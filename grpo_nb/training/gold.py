@@ -1,4 +1,4 @@
-"""What SFT learns: gold answers of the objectives' tasks, or pairs of a file."""
+"""Completions that SFT trains on: gold answers of the objectives' tasks, or pairs of a file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,7 +58,7 @@ def leaks(texts: Sequence[Text], tasks: Mapping[str, Task]) -> Iterator[Finding]
 
 
 def pools(settings: SFTConfig, pairs: Sequence[Pair], origins: Sequence[str]) -> dict[str, list[Pair]]:
-    """Pairs by the random stream that a step draws them with: all together, or those of each objective."""
+    """Pairs by the random stream that samples a step's batch from them: one pool, or one for each objective."""
     if settings.mix == "examples":
         return {STREAM: list(pairs)}
     named = list(zip(pairs, origins, strict=True))
@@ -66,7 +66,7 @@ def pools(settings: SFTConfig, pairs: Sequence[Pair], origins: Sequence[str]) ->
 
 
 def counts(batch: int, pools: int) -> list[int]:
-    """How many pairs of a batch each pool gives.
+    """Number of pairs that each pool gives to a batch.
 
     >>> counts(32, 3)
     [11, 11, 10]

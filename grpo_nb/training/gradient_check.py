@@ -1,7 +1,7 @@
-"""Whether the gradient of the first update is right: at step 1 it is made once more, by another way.
+"""Check of the first update's gradient: step 1 computes it once more, in another way.
 
-The gradient of each micro-batch is taken apart from `.grad` and added up here, so code that overwrites, clears or
-applies gradients between two micro-batches shows. An entropy bonus is checked against its own values: along its
+The gradient of each micro-batch is computed outside `.grad` and summed here, which reveals code that overwrites, clears
+or applies gradients between two micro-batches. An entropy bonus is checked against its own values: along its
 gradient the entropy must rise by what the gradient predicts.
 """
 
@@ -26,7 +26,7 @@ from grpo_nb.training.plan import StepPlan, UpdateRows
 from grpo_nb.types import Experience
 
 MOST = 1 << 26
-"""Numbers of a gradient that are compared, smallest tensors first: adapters as a whole, of a large model a part."""
+"""Numbers of a gradient that are compared, smallest tensors first: all of an adapter, a part of a large model."""
 NUDGE = 5e-3
 """Part of the entropy by which a move along its gradient should change it: above rounding, and nearly straight."""
 
@@ -34,7 +34,7 @@ Gradient = dict[str, Tensor]
 
 
 def expected_gradient(policy: Policy, batch: Experience, plan: StepPlan) -> Gradient:
-    """What `.grad` must hold after the first update's backward passes; empty where nothing is compared.
+    """Gradient that `.grad` must hold after the first update's backward passes; empty where nothing is compared.
 
     Costs one forward and backward pass of step 1. Combined gradients are another sum, and are not compared.
     """
@@ -96,7 +96,7 @@ def _compared(policy: Policy) -> dict[str, Parameter]:
 
 
 def _entropy_rise(policy: Policy, batch: Experience, plan: StepPlan) -> float | None:
-    """How much the entropy rises by a small step against the gradient of its term, over how much that should be."""
+    """Ratio of the measured rise of the entropy, by a small step against its term's gradient, to the expected rise."""
     rows, parameters = plan.updates(batch)[0], _compared(policy)
     gradient = _summed(policy, batch, rows, plan, "entropy")
     norm, present = global_norm(list(gradient.values())), _bonus(policy, batch, rows, plan)

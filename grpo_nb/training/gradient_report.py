@@ -1,4 +1,4 @@
-"""Each objective's and each loss term's gradient by itself: norms and cosines for the log, never for the update."""
+"""Gradients of each objective and each loss term alone: norms and cosines for the log, never for the update."""
 
 from collections.abc import Sequence
 

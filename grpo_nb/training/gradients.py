@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass
 class GradientStats:
-    """What the backward passes of one update reported; `loss` is in reward units, the rest without unit."""
+    """Statistics of the backward passes of one update; `loss` is in reward units, the rest without unit."""
 
     loss: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class GradientStats:
     cosine: float | None = None
     """Smallest cosine between two objectives' gradients, zero gradients left out."""
     seen: TokenStats | None = None
-    """[batch, token] of the policy before the update, as its forward passes saw it; None where that was known."""
+    """[batch, token] of the policy before the update, from its own forward passes; None where computed before."""
     bad: list[int] = field(default_factory=list)
     """Rows that the update left out: a log-prob is not finite."""
 
@@ -60,15 +60,15 @@ class Measured:
     """Log-probs of the sampled tokens, in nats, under the policies that a step compares."""
 
     old: TokenStats | None
-    """None: the step's only update sees them, before it moves the weights."""
+    """Statistics of the old policy; None: the step's only update computes them before it moves the weights."""
     reference: Float[Tensor, "batch token"] | None
-    """None where nothing looks at the KL."""
+    """Log-probs of the reference policy, in nats; None where nothing needs the KL."""
 
 
 def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
     """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
     by = plan.numerics.passes
-    with policy.eval_mode() if by == "model" else torch.no_grad():  # the others know no modes
+    with policy.eval_mode() if by == "model" else torch.no_grad():  # the others have no modes
         with policy.within():
             old = token_stats(policy, rollouts, plan) if plan.old_first else None
         if not plan.needs_reference:
@@ -92,14 +92,14 @@ def objective_gradients(
 ) -> GradientStats:
     """Accumulate the gradient of each objective over its `rows` and leave their combination in `.grad`.
 
-    Every forward pass has a graph of its own, denominators count the whole update, and `.grad` is only ever
+    Every forward pass has a graph of its own, denominators count the complete update, and `.grad` is only ever
     added to: any micro_batch gives the same gradient to rounding. With `sum` nothing else is stored; another
     combiner keeps one gradient per objective and weighs them through their Gram matrix.
 
-    With `plan.most_bad_rows`, rows whose log-probs are not finite leave the update, denominators included: it is begun
-    anew without them, unless they are more than that share of the step.
+    With `plan.most_bad_rows`, rows whose log-probs are not finite leave the update, denominators included: it restarts
+    without them, unless they exceed that share of the step.
 
-    `accumulate` gives what this process does by default, e.g. by several.
+    `accumulate` replaces the accumulation by this process alone, e.g. with one by several ranks.
     """
     accumulate = accumulate or accumulated
     rows = {name: own for name, given in rows.items() if (own := [i for i in given if batch.kept[i]])}
@@ -164,7 +164,7 @@ def accumulated(
 
 
 def is_separate(plan: StepPlan, objectives: Sized) -> bool:
-    """Whether the gradients of an update with these objectives are kept apart, for a combiner."""
+    """Whether an update with these objectives keeps their gradients apart, for a combiner."""
     return plan.algorithm.combine != "sum" and len(objectives) > 1
 
 
@@ -193,7 +193,7 @@ def combined(policy: Policy, found: Accumulated, plan: StepPlan, generator: torc
 def loss_inputs(
     policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPlan, seen: TokenStats | None = None
 ) -> losses.LossInputs:
-    """One forward pass of some rows, in addition to what the step knows of them.
+    """Loss inputs of some rows: one forward pass, and the values that the step has already measured.
 
     Before the step's only update this pass is also the old policy's, and its numbers go into `seen`.
     """
@@ -227,7 +227,7 @@ def _refuse_bad(inputs: losses.LossInputs, rows: Sequence[int], plan: StepPlan) 
 
 
 def _alone(policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPlan) -> list[int]:
-    """Those of the rows that are bad by themselves: one can spoil others in its pass."""
+    """Rows that are bad by themselves; a bad row can spoil the others in its pass."""
     bad: list[int] = []
     for row in rows:
         try:
@@ -266,7 +266,7 @@ def collate(policy: Policy, rollouts: Rollouts, rows: Sequence[int], plan: StepP
 
 
 def store(table: TokenStats, rows: Sequence[int], stats: TokenStats) -> None:
-    """Write one micro-batch's numbers into a table of the whole step."""
+    """Write one micro-batch's numbers into a table of the complete step."""
     index, width = list(rows), stats.logprobs.shape[1]
     table.logprobs[index, :width] = stats.logprobs.detach().float().cpu()
     table.entropy[index, :width] = stats.entropy.detach().float().cpu()

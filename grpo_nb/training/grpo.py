@@ -93,7 +93,7 @@ def grpo(
     trackers.check(run.config)
     with run.lock() as lock, sharded.leading(run, policy) as ranks:
         run.check_settings()
-        run.knobs.request(Command.RUN)  # before the model loads: what is asked meanwhile is not forgotten
+        run.knobs.request(Command.RUN)  # before the model loads: requests made meanwhile are kept
         state = resume.prepare(run, goal, replace(given, ranks=ranks), lock)
         sharded.begin(state)
         if lock.took_over:

@@ -18,13 +18,14 @@ ROUNDING = 1e-3
 
 
 class TrainingError(Clean, RuntimeError):
-    """Training must not go on; the message says what was found and what to change."""
+    """Raised when training must not continue; the message names the finding and the change to make."""
 
 
 def check_rollouts(rollouts: object, stop_token_ids: Sequence[int], most_bad: float | None = None) -> None:
-    """Every stopped completion holds its terminator as last id and nowhere before, so that stopping is trained; and
-    every token has the log-prob it was drawn with. Log-probs that are not finite are passed over where no more than
-    the share `most_bad` of the completions has any.
+    """Check that a stop token ends every stopped completion and occurs nowhere before, so that stopping is trained, and
+    that every token has the log-prob it was sampled with.
+
+    Log-probs that are not finite are accepted where at most the share `most_bad` of the completions has any.
 
     Raises:
         TrainingError: an engine returned something else.
@@ -64,10 +65,10 @@ def _check_logprobs(completion: int, tokens: int, logprobs: Sequence[float]) -> 
 
 
 def check_masks(batch: Experience, mask_truncated: bool) -> None:
-    """The trained tokens of a row are its sampled tokens, terminator included.
+    """Check that the trained tokens of a row are its sampled tokens, stop token included.
 
     Raises:
-        TrainingError: a mask is longer or shorter than what was sampled.
+        TrainingError: a mask is longer or shorter than the completion.
     """
     trained, rollouts = batch.mask().sum(dim=1).tolist(), batch.rollouts
     for i, (ids, reason) in enumerate(zip(rollouts.completion_ids, rollouts.stop_reasons, strict=True)):
@@ -77,7 +78,7 @@ def check_masks(batch: Experience, mask_truncated: bool) -> None:
 
 
 def check_ends_with_stop(completion_ids: Sequence[Sequence[int]], stop_token_ids: Sequence[int]) -> None:
-    """Every completion to learn ends with a stop token, so that the model learns to stop.
+    """Check that every completion to learn ends with a stop token, so that the model learns to stop.
 
     Raises:
         TrainingError: one does not.
@@ -100,7 +101,7 @@ def watch(state: TrainState, row: metrics.Row) -> None:
     left_out = row[keys.STATUS] == "skipped" or row[keys.GRAD_SKIPPED]
     state.history.append(row)
     skip = rules.before_update(state.history, state.config) if left_out else None
-    ends = health.repeated_rollbacks(state.history, state.config)  # known since a resume or not, it ends the run
+    ends = health.repeated_rollbacks(state.history, state.config)  # it ends the run, new or found before a resume
     found = [*([skip] if skip else []), *rules.after_step(state.history, state.config)]
     found += [ends] if ends and ends.key not in {finding.key for finding in found} else []
     log_and_raise(state.run, found)

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 
 
 class Progress(Protocol):
-    """Where a training stands."""
+    """Position of a training: its run, its goal and its newest step."""
 
     run: Run
     goal: int
@@ -45,15 +45,15 @@ class Stage(ABC):
     """A training that `walk` takes to its goal: what is particular to SFT or to GRPO."""
 
     prefix: Literal["", "sft_"]
-    """Before the kind of each event of the loop."""
+    """Prefix of the kind of each event of the loop."""
     progress: Progress
     problem: str | None = None
-    """Why knobs.json cannot be used, once logged; None while it can."""
+    """Reason why knobs.json cannot be used, once logged; None while it can."""
 
     @property
     @abstractmethod
     def checkpoints(self) -> Checkpoints:
-        """Where `store` writes."""
+        """Directory of the checkpoints."""
 
     @property
     @abstractmethod
@@ -63,11 +63,11 @@ class Stage(ABC):
     @property
     @abstractmethod
     def policy(self) -> Policy:
-        """What it trains."""
+        """Policy that the stage trains."""
 
     @abstractmethod
     def begin(self) -> None:
-        """What comes before the first step of this start."""
+        """Hook that runs before the first step of this start."""
 
     def check(self) -> None:  # noqa: B027
         """Look at the step boundary before anything else is done there; whatever is raised ends the training."""
@@ -84,7 +84,7 @@ class Stage(ABC):
 
     @abstractmethod
     def advance(self) -> StepStats:
-        """One step: sets `mid_update` before the weights move; counts the step and clears it once the row is logged."""
+        """Run one step: set `mid_update` before the weights move; count the step and clear it when it is logged."""
 
     def undo(self) -> bool:
         """Make the state that of the newest step boundary again; whether it is, which takes a copy of that state."""
@@ -95,7 +95,7 @@ class Stage(ABC):
         """Write a checkpoint of this step boundary, and set `saved`."""
 
     def finish(self) -> None:  # noqa: B027
-        """What comes after the last step, before it is saved."""
+        """Hook that runs after the last step, before it is saved."""
 
 
 def walk(stage: Stage, lock: RunLock) -> Steps:
@@ -223,13 +223,13 @@ def _leave(stage: Stage, kind: str) -> None:
 
 
 def _unsaved(stage: Stage) -> bool:
-    """Whether the newest step boundary has no checkpoint: none was written, or it was removed since."""
+    """Whether the newest step boundary has no checkpoint, because none was written or it was removed."""
     at = stage.progress
     return at.saved < at.step or (at.step > 0 and not stage.checkpoints.holds(at.step))
 
 
 def _undone(stage: Stage) -> bool:
-    """Whether the step that was broken off is undone, which is logged; a device that failed keeps nothing."""
+    """Whether the interrupted step could be undone, which is logged; a device that failed keeps nothing."""
     try:
         undone = stage.undo()
     except Exception as error:
@@ -266,7 +266,7 @@ def _log_lost(stage: Stage) -> None:
 
 
 def _obey(stage: Stage) -> KnobSnapshot:
-    """The knobs for the next step, once nobody asks for a pause."""
+    """Knobs for the next step; waits while a pause is requested."""
     run, paused = stage.progress.run, False
     while True:
         now = run.knobs.snapshot()

@@ -1,8 +1,8 @@
-"""When the device's memory is full: free what can be freed, take half as much at a time, and do the step again.
+"""Recovery from a full device memory: free what can be freed, halve the rows at a time, and repeat the step.
 
-The effective batch stays, so the gradient is the same to rounding. What is halved stays so for the rest of the run and
-on resuming: the step that could not be done is the step boundary at which the bits change. A step whose updates are
-settled is never done again: what comes after them takes less at a time by itself, or is left out and logged.
+The effective batch stays, so the gradient is the same to rounding. The halved size is kept for the rest of the run and
+on resuming: the bits change from the step that failed. A step whose updates are settled is never repeated: work after
+them takes fewer rows at a time by itself, or is left out and logged.
 """
 
 import gc
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class RolloutMemoryError(Clean, RuntimeError):
-    """The memory was full while completions were drawn; its cause is torch's error."""
+    """Raised when the memory was full while completions were sampled; its cause is torch's error."""
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Tells a full memory inside the block from one anywhere else in a step."""
+    """Raise `RolloutMemoryError` for a full memory inside the block, to separate it from the rest of a step."""
     try:
         with full_memory():
             yield
@@ -46,7 +46,7 @@ def take_less(state: TrainState, less: tuple[str, int], error: Exception) -> Non
 
 
 def spared(work: Callable[[], T], failed: Callable[[str], object]) -> T | None:
-    """What `work` gives; None where the memory is full, which `failed` logs.
+    """Result of `work`; None where the memory is full, which `failed` logs.
 
     For work that comes after a step is settled: a lack of memory in it neither undoes the step nor ends the run.
     """
@@ -70,7 +70,7 @@ def halved(state: TrainState, error: Exception) -> tuple[str, int] | None:
 
 
 def rows_at_once(state: TrainState) -> int:
-    """Completions that are drawn at a time, on each rank."""
+    """Completions that are sampled at a time, on each rank."""
     batch = state.config.batch
     every = -(-batch.prompts // state.ranks.size) * batch.group_size
     return min(state.numerics.rows_at_once or every, getattr(state.engine, "max_rows", every), every)

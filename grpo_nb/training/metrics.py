@@ -28,11 +28,11 @@ from grpo_nb.types import Experience, Rollouts, Score
 
 Row = dict[str, float | int | str | None]
 Updates = list[tuple[GradientStats, Update]]
-"""What each optimizer update of a step saw and did."""
+"""Gradient statistics and result of each optimizer update of a step."""
 
 
 PHASE_RANGE = "grpo_nb/"
-"""Before the name of a phase in a profiler's trace."""
+"""Prefix of a phase's name in a profiler's trace."""
 
 
 class Clock:
@@ -57,7 +57,7 @@ class Clock:
 
 
 def rank_row(ranks: Ranks) -> Row:
-    """What each rank took for its part since the row before; nothing where there is one."""
+    """Seconds and peak memory of each rank since the row before; empty with one rank."""
     if ranks.size == 1:
         return {}
     seconds: Row = {keys.TIME_RANK.of(str(rank)): value for rank, value in sorted(ranks.seconds().items())}
@@ -164,8 +164,8 @@ def reward_row(
 ) -> Row:
     """Rewards of one objective as given: mean, spread inside the groups, unscored groups, labels; each part's too.
 
-    A dead group teaches nothing: it was scored, and none of its answers `learns`, has a trained token with an
-    advantage that is not 0.
+    A group without signal was scored, but none of its completions `learns`: has a trained token with an advantage other
+    than 0.
     """
     scored = [s for s in scores if s.value is not None]
     complete = ~rewards.isnan().any(dim=1)
@@ -213,7 +213,7 @@ def condition_row(objective: str, scores: Sequence[Score], told: Sequence[bool |
 
 
 def length_row(objective: str, rollouts: Rollouts, rows: Sequence[int]) -> Row:
-    """Completion lengths in tokens, terminator included, and the share that hit the cap."""
+    """Completion lengths in tokens, stop token included, and the share that hit the cap."""
     lengths = torch.tensor([float(len(rollouts.completion_ids[i])) for i in rows])
     truncated = sum(rollouts.stop_reasons[i] == "length" for i in rows)
     return {
@@ -258,7 +258,7 @@ def policy_row(objective: str, batch: Experience, log_ratio_clamp: float) -> Row
 
 
 def sampler_row(batch: Experience, sampled: Float[Tensor, "batch token"]) -> Row:
-    """How far the sampler's log-probs are from the trainer's, in nats per trained token, and what was done about it."""
+    """Sampler/trainer log-prob difference in nats per trained token, and the effect of its correction."""
     mask = batch.mask() & batch.kept[:, None]
     if not mask.any():
         return {keys.SAMPLER_DIFFERENCE.mean: None}

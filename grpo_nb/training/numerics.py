@@ -1,4 +1,4 @@
-"""How a run computes: choices that change bits, made when it starts, kept in its checkpoints and used again."""
+"""Numerical choices of a run that change bits: made at its start, kept in its checkpoints and used again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -41,14 +41,14 @@ class Numerics(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     engine: str = Field(default="eager", max_length=200)
-    """What draws: a name of `rollout.ENGINES`, or the class of a caller's own engine. A server (`vllm`) draws by seeds
+    """Engine: a name of `rollout.ENGINES`, or the class of a caller's own engine. A server (`vllm`) samples with seeds
     of its own, so that a resumed run has the same completions to rounding only; see `rollout.vllm`."""
     random_stream: int = Field(default=1, ge=1, le=10**6)
     """Version of the random numbers that decide tokens."""
     shares_prompts: bool = False
-    """Whether a prompt may stand once before its completions in the passes that score and train."""
+    """Whether completions may share one copy of their prompt in the passes that score and train."""
     passes: Passes = "model"
-    """What scores and trains: the model's own forward pass on rows, `grpo_nb.passes` on one line of tokens (after
+    """Forward pass that scores and trains: the model's own on rows, `grpo_nb.passes` on one line of tokens (after
     which the optimizer takes all adapters together), or `policy.llama_layers` on groups."""
     micro_batch: Rows | None = None
     """Completions per forward and backward pass where `batch.micro_batch` was too much for the memory."""
@@ -57,7 +57,7 @@ class Numerics(BaseModel):
     tf32: bool = False
     """Whether float32 matrix products on a GPU round their inputs to TF32 (`model.tf32`)."""
     rows_at_once: Rows | None = None
-    """Completions drawn at a time where all of them were too much for the memory."""
+    """Completions sampled at a time, where the memory was too small for all of them; else None."""
 
     def micro_batch_of(self, setting: int) -> int:
         """The setting, or the less that the memory had room for."""
@@ -66,7 +66,8 @@ class Numerics(BaseModel):
     def uniforms(
         self, seed: int, step: int, size: tuple[int, int], device: torch.device, stream: int = 0
     ) -> Float64[Tensor, "row t"]:
-        """Number (row, t) of [0, 1) decides token t of a step's completion; rows count over the whole step.
+        """Number (row, t) of [0, 1) decides token t of a step's completion; rows count over the complete step. float64,
+        [rows, tokens].
 
         `stream`: another number gives other completions.
         """
@@ -99,14 +100,14 @@ def begin(run: Run, policy: Policy, given: Engine | str | None) -> tuple[Numeric
 
 
 def begin_sft(run: Run, policy: Policy) -> Numerics:
-    """The choices of an SFT that starts; it samples nothing, and shares no prompts."""
+    """Choices of an SFT that starts; it samples nothing, and shares no prompts."""
     compile_kernels(policy, run.config)
     chosen = threads.choose(run, policy, "sft_")
     return Numerics(passes=_served(run.config, policy), threads=chosen, tf32=_rounds(run.config, policy))
 
 
 def _rounds(config: Config, policy: Policy) -> bool:
-    """Whether TF32 serves: in bfloat16, and on the CPU, no product is of float32 matrices that it would round."""
+    """Whether TF32 applies: in bfloat16, and on the CPU, no float32 matrix product exists that it would round."""
     if policy.device.type != "cuda" or policy.dtype != torch.float32:
         return False
     return policy.full if config.model.tf32 == "auto" else config.model.tf32
@@ -162,7 +163,7 @@ def stored(run: Run, state: State) -> Numerics:
 
 
 def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | None) -> tuple[Numerics, Drawer]:
-    """The choices of a run that goes on: those that it made, as far as the model as loaded here still bears them."""
+    """Choices of a run that resumes: those of its start, as far as the model as loaded here still supports them."""
     compile_kernels(policy, run.config)
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
     drawer = choose(given or known, policy, run.config.rollout)
@@ -172,7 +173,7 @@ def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | Non
 
 
 def resume_sft(policy: Policy, before: Numerics) -> Numerics:
-    """The same of an SFT."""
+    """Choices of an SFT that resumes."""
     return before if _serve(before.passes, policy) else before.model_copy(update={"passes": "model"})
 
 

@@ -23,7 +23,7 @@ Rewards = Mapping[str, Functions]
 
 @dataclass
 class Objective:
-    """One objective ready to train: its settings, how it scores, its prompts, its beta."""
+    """One objective ready to train: its settings, its rubric, its prompts, its beta."""
 
     name: str
     config: ObjectiveConfig
@@ -31,20 +31,20 @@ class Objective:
     examples: list[Example]
     beta: BetaState
     moments: Moments = field(default_factory=Moments)
-    """Of the rewards seen, where they are normalised."""
+    """Moments of the rewards seen, where they are normalised."""
     judge: Judge | None = None
-    """Also a function of the rubric; kept by itself for its tally of a step."""
+    """The judge; also a function of the rubric, kept by itself for its tally of a step."""
     tally: Tally | None = None
-    """What the judge did in the newest step."""
+    """Tally of the judge in the newest step."""
     notes: Notes = field(default_factory=lambda: Notes(0))
-    """What reward functions logged in the newest step."""
+    """Notes that reward functions logged in the newest step."""
 
 
 def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> dict[str, Objective]:
     """Every objective of the run, in the order of its settings.
 
     Raises:
-        ConfigError: rewards for an objective that is not there, or a judge that could not be asked.
+        ConfigError: rewards for an objective that does not exist, or a judge without the means to send requests.
         DataError: an example id that is used twice, or an example without the evidence that the judge needs.
     """
     config = run.config

@@ -39,7 +39,7 @@ def _overflow_row(state: TrainState, plan: StepPlan, batch: Experience, row: Row
 
 
 def explain_no_scores(state: TrainState) -> None:
-    """Log the first layer that overflows on the next step's prompts, from which an engine could draw nothing."""
+    """Log the first layer that overflows on the next step's prompts, from which an engine could not sample."""
     memory_ladder.spared(lambda: _explain_no_scores(state), _failed(state))
 
 

@@ -14,7 +14,7 @@ from grpo_nb.training.numerics import Numerics
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt and the completion to learn, as token ids; the completion ends with a terminator."""
+    """A prompt and the completion to learn, as token ids; the completion ends with a stop token."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
@@ -42,6 +42,6 @@ def accumulate(policy: Policy, share: Share) -> float:
 
 
 def logprobs(policy: Policy, pairs: Sequence[Pair], numerics: Numerics) -> Float[Tensor, "pair token"]:
-    """Of each completion token in nats, 0 behind a completion."""
+    """Log-probs of completion tokens, in nats; 0 after the end."""
     prompts, completions = [pair.prompt_ids for pair in pairs], [pair.completion_ids for pair in pairs]
     return score(policy, batch_of(policy, prompts, completions, range(len(pairs)), numerics)).logprobs

@@ -1,7 +1,7 @@
 """Weights of which each rank trains its own rows: one update, one checkpoint and one rollback of all ranks.
 
-Rank 0 asks, and every rank does the same to its rows (`policy.parts`). Where each rank has all the weights, or there
-is one rank, each function does what it does to the policy alone.
+Rank 0 sends a message, and every rank does the same to its rows (`policy.parts`). Where each rank has all the weights,
+or only one rank exists, each function acts on the policy alone.
 """
 
 import contextlib
@@ -26,12 +26,13 @@ from grpo_nb.training.snapshot import Snapshot
 
 T = TypeVar("T")
 TAKE_UP, UPDATE, WHOLE, REMEMBER, PUT_BACK = "take up", "update", "whole", "remember", "put back"
-"""Messages: load rows from checkpoints; an optimizer step; give rows for whole tensors; copy the rows; restore them."""
+"""Messages: load rows from checkpoints; an optimizer step; send rows for complete tensors; copy the rows; restore them.
+"""
 
 
 @dataclass
 class Rows:
-    """What a rank beside rank 0 trains."""
+    """Trained part of a rank other than rank 0."""
 
     policy: Policy
     optimizer: torch.optim.Optimizer
@@ -56,21 +57,21 @@ def apply(policy: Policy, optimizer: torch.optim.Optimizer, settings: Mapping[st
 
 
 def state_dict(policy: Policy, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint, whole: what the policy has learnt, and the optimizer's memory of it."""
+    """Tensors of a checkpoint, gathered from all ranks: the policy's trained weights and the optimizer's moments."""
     if policy.parts is None or not isinstance(ranks, Leader):
         return {"policy": policy.state(), OPTIMIZER: optim.state_tensors(policy.parameters_by_name(), optimizer)}
     return _all(ranks, Message(WHOLE, {"reference": False}), lambda: gathered(policy, optimizer))
 
 
 def stored_reference(policy: Policy, ranks: Ranks) -> dict[str, Tensor]:
-    """The reference's weights, whole."""
+    """Weights of the reference policy, gathered from all ranks."""
     if policy.parts is None or not isinstance(ranks, Leader):
         return policy.reference_state()
     return _all(ranks, Message(WHOLE, {"reference": True}), lambda: gathered_reference(policy))
 
 
 def gathered(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """On rank 0 what all ranks train, put together; they call it at once."""
+    """Trained weights and moments of all ranks, complete on rank 0; all ranks call it at once."""
     assert policy.parts is not None
     policy.settle()
     parameters = policy.parameters_by_name()
@@ -107,14 +108,14 @@ def load_state_dict(policy: Policy, optimizer: torch.optim.Optimizer, checkpoint
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows begin."""
+    """Checkpoints that rows are loaded from."""
 
     newest: Checkpoint | None
     """Weights and moments."""
     reference: Checkpoint | None = None
     """The reference's weights; None: those that the policy has."""
     refers: bool = True
-    """Whether there is a reference."""
+    """Whether a reference policy exists."""
 
 
 def others_take_up(policy: Policy, optimizer: torch.optim.AdamW, ranks: Ranks, run: Run, places: Places) -> None:
@@ -163,7 +164,7 @@ def put_back(policy: Policy, ranks: Ranks) -> None:
 
 
 def serve(rows: Rows, message: Message) -> None:
-    """What a rank beside rank 0 does of all these."""
+    """Handle a message of rank 0 on another rank: update, gather, copy or restore its rows."""
     policy, optimizer, parameters = rows.policy, rows.optimizer, rows.policy.parameters_by_name()
     if message.work == UPDATE:
         with contextlib.suppress(optim.BrokenUpdate):  # rank 0 has the same verdict, and decides

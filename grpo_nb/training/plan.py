@@ -20,26 +20,26 @@ UpdateRows = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does, decided before it begins."""
+    """Plan of one step, decided before it begins."""
 
     step: int
     """1-based."""
     seed: int
     temperature: float
-    """At which completions are drawn, and at which every log-prob of the step is taken."""
+    """Temperature of the sampling and of every log-prob of the step."""
     learning_rate: float
-    """After its warm-up, and halved where a guard has halved it."""
+    """Learning rate after its warm-up, halved where a guard has halved it."""
     algorithm: AlgorithmConfig
     loss: losses.LossConfig
     betas: Mapping[str, float]
     weights: Mapping[str, float]
-    """Of the objectives' gradients."""
+    """Weights of the objectives' gradients."""
     kl_targets: Mapping[str, KLTarget]
-    """What a controller keeps the KL to; of the objectives with a `kl_band`."""
+    """KL targets of the controllers, for objectives with a `kl_band`."""
     needs_reference: bool
-    """Whether anything looks at the KL."""
+    """Whether the step needs the KL, and so the reference policy."""
     old_first: bool
-    """Whether the old policy's log-probs come from a pass of their own, before the updates."""
+    """Whether a separate pass before the updates computes the old policy's log-probs."""
     reports_gradients: bool
     micro_batch: int
     max_completion_length: int
@@ -52,7 +52,7 @@ class StepPlan:
     epochs: int = 1
     updates_per_epoch: int = 1
     ranks: Ranks = ALONE
-    """Who computes it."""
+    """Ranks that compute the step."""
 
     def updates(self, batch: Experience) -> list[UpdateRows]:
         """Rows of each optimizer update: every epoch deals each objective's rows evenly."""
@@ -68,7 +68,7 @@ class StepPlan:
         return every
 
     def generator(self, stream: str) -> torch.Generator:
-        """This step's random numbers of one stream."""
+        """Random generator of one stream of this step."""
         return seeding.generator(self.seed, self.step, stream)
 
     def _shuffled(self, rows: list[int], stream: str) -> list[int]:
@@ -127,7 +127,7 @@ def loss_config(algorithm: AlgorithmConfig) -> losses.LossConfig:
 
 
 def kl_target_of(objective: ObjectiveConfig) -> KLTarget | None:
-    """What the objective's controller keeps the KL to; None where nothing watches it."""
+    """KL target of the objective's controller; None without a `kl_band`."""
     if objective.kl_band is None:
         return None
     return KLTarget(

@@ -1,9 +1,9 @@
-"""Quick evaluation: while a run trains, every so many steps, the same few held-out prompts of each objective.
+"""Quick evaluation during training: every so many steps, on the same few held-out prompts of each objective.
 
-Greedy, so nothing is drawn, and in eval mode without gradients: training has the bits that it would have without.
-The pool is taken from templates or texts of the test split that `evaluate` leaves out, where there are enough for
-both: what is chosen by these numbers (the best checkpoint, the knee) can still be measured on questions that had no
-part in the choice. Where they must share, the log has how much.
+It is greedy, so it uses no random numbers, and runs in eval mode without gradients: training has the same bits without
+it. The pool is taken from templates or texts of the test split that `evaluate` leaves out, where there are enough for
+both: a choice made by these numbers (the best checkpoint, the knee) can still be measured on questions that had no part
+in it. Where the two must share questions, the log states how many.
 """
 
 import math
@@ -46,7 +46,7 @@ ANSWERS_LOGGED = 4
 
 
 def due(config: Config, step: int) -> bool:
-    """Whether the policy is measured after this step; step 0 is where GRPO starts."""
+    """Whether quick evaluation runs after this step; step 0 is the policy with which GRPO starts."""
     every = config.run.quick_eval_every
     return every > 0 and step % every == 0
 
@@ -77,12 +77,12 @@ def begin(state: TrainState) -> None:
 
 
 def measure(state: TrainState, step: int) -> metrics.Row:
-    """Evaluate the policy as it is after `step`; what the step's row has of it: all metrics that have a value.
+    """Evaluate the policy as it is after `step`; returns the columns of the step's row: all metrics that have a value.
 
     Each objective's result goes into evaluations.jsonl, as `evaluate` writes it, with stage `step N` and mode `quick`,
-    once all are measured. Where memory is full, fewer answers are drawn at a time (see `ask`); where there is no room
-    for one, or a task fails, nothing is measured after this step and the log has `evaluation_failed`: the step itself
-    stands. At step 0, where nothing is lost yet, a task that fails ends the run.
+    once all are measured. Where memory is full, fewer answers are sampled at a time (see `ask`); where memory is too
+    small for one, or a task fails, nothing is measured after this step and the log has `evaluation_failed`: the step
+    itself stands. At step 0, where nothing is lost yet, a task that fails ends the run.
     """
     row: metrics.Row = {}
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
@@ -155,7 +155,7 @@ def _leak(objective: Objective) -> Finding | None:
 
 
 def _pool(state: TrainState, name: str) -> list[Example]:
-    """The pool of an objective, ordered once for the whole run: a large split takes a second to order."""
+    """The pool of an objective, ordered once for the run: a large split takes a second to order."""
     if name not in state.quick_pools:
         state.quick_pools[name] = pool(state.run, state.objectives[name])
     return state.quick_pools[name]

@@ -1,6 +1,6 @@
-"""What is left of the rollbacks of a run: a halved learning rate that returns, and the number of the sampling stream.
+"""State after the rollbacks of a run: a halved learning rate that returns, and the number of the sampling stream.
 
-Pure functions from record to record; the record belongs to a checkpoint, so that a resumed run goes on alike.
+Pure functions from record to record; the record belongs to a checkpoint, so that a resumed run continues alike.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from grpo_nb.rules.health import LOWEST_FACTOR
 
 @dataclass(frozen=True)
 class Recovery:
-    """Where a run stands after its rollbacks.
+    """Learning-rate factor, sampling stream and counters after the rollbacks of a run.
 
     >>> Recovery().rolled_back().rolled_back()
     Recovery(factor=0.25, stream=2, in_a_row=2, healthy=0)
     """
 
     factor: float = 1.0
-    """What the requested learning rate is multiplied by: a power of 1/2."""
+    """Factor of the requested learning rate: a power of 1/2."""
     stream: int = 0
     """Number of the sampling stream; each rollback takes the next one."""
     in_a_row: int = 0
@@ -28,7 +28,7 @@ class Recovery:
     """Healthy steps since the factor last changed."""
 
     def rolled_back(self) -> "Recovery":
-        """After one more rollback: half the rate, another sampling stream."""
+        """The record after one more rollback: half the rate, another sampling stream."""
         return Recovery(max(self.factor, LOWEST_FACTOR) / 2, self.stream + 1, self.in_a_row + 1)
 
     def slowed(self) -> "Recovery":
@@ -36,7 +36,7 @@ class Recovery:
         return replace(self, factor=max(self.factor / 2, min(self.factor, LOWEST_FACTOR)), healthy=0)
 
     def went_well(self, steps: int) -> "Recovery":
-        """After one more healthy step: after `steps` of them a halved rate doubles."""
+        """The record after one more healthy step: after `steps` of them a halved rate doubles."""
         if self.factor == 1:
             return replace(self, in_a_row=0)
         if self.healthy + 1 < steps:

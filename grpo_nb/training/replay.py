@@ -1,4 +1,4 @@
-"""A logged step again, up to its loss: the tensors behind a row of metrics.jsonl."""
+"""Replays a logged step up to its loss: the tensors behind a row of metrics.jsonl."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class Replay:
         return next((group for group in groups if bool(self.batch.learns()[group].any())), groups[0])
 
     def inputs(self, rows: list[int]) -> losses.LossInputs:
-        """What the loss is computed from, of these rows, by a forward pass with a graph."""
+        """Loss inputs of these rows, from a forward pass with a graph."""
         return gradients.loss_inputs(self.policy, self.batch, rows, self.plan)
 
     def normalizer(self, rows: list[int]) -> losses.LossNormalizer:
@@ -48,10 +48,11 @@ class Replay:
 
 
 def replay(run: Run, tasks: Mapping[str, Task] | None = None, rewards: Rewards | None = None) -> Replay:
-    """The newest logged step that has a checkpoint before it: sampled, scored and compared again, but not applied.
+    """Replay the newest logged step that has a checkpoint before it: sample, score and compare again, without an
+    update.
 
-    The completions are those of the log, bit for bit, unless they were sampled one step off-policy. Judges are asked
-    again.
+    The completions are those of the log, bit for bit, unless they were sampled one step off-policy. Judges get their
+    requests again.
 
     Raises:
         RunError: no checkpoint precedes a logged step, or it is damaged.

@@ -1,4 +1,4 @@
-"""Where a run goes on from: everything of a `TrainState` made or read back before its next step."""
+"""Prepares a run to start or resume: builds or reads back everything of a `TrainState` before its next step."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ logger = clean_logger(__name__)
 
 @dataclass(frozen=True)
 class Given:
-    """What a caller hands over: its own parts in place of those that the settings name."""
+    """Parts that a caller passes in place of those that the settings name."""
 
     policy: Policy | None = None
     tasks: Mapping[str, Task] | None = None
@@ -50,7 +50,7 @@ class Given:
     accept_changed: Collection[str] = ()
     """Kinds of content that may be other than the run was made with."""
     ranks: Ranks = ALONE
-    """Who computes the steps."""
+    """Ranks that compute the steps."""
 
 
 def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
@@ -103,7 +103,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
 def _choices(
     run: Run, policy: Policy, newest: Checkpoint | None, given: Engine | str | None
 ) -> tuple[Numerics, Drawer]:
-    """How the run computes: what it decides now, or decided when it started."""
+    """Numerical choices of the run, made now or when it started, and its engine."""
     if newest is None:
         return numerics.begin(run, policy, given)
     return numerics.resume(run, policy, numerics.stored(run, newest.state()), given)
@@ -155,7 +155,7 @@ def _log_new_moments(run: Run, newest: Checkpoint) -> None:
 
 
 def _saved(run: Run, accept_changed: Collection[str]) -> tuple[Checkpoint | None, Checkpoint | None]:
-    """Where to go on from: GRPO's newest whole checkpoint; before there is one, the result of SFT."""
+    """Checkpoint to resume from: (GRPO's newest valid one, None); before GRPO has one, (None, SFT's result or None)."""
     newest = newest_whole(run, run.checkpoints, accept_changed)
     if newest is not None:
         return newest, None
@@ -173,7 +173,7 @@ def _saved(run: Run, accept_changed: Collection[str]) -> tuple[Checkpoint | None
 
 
 def _restore(state: TrainState, newest: Checkpoint) -> None:
-    """Reference from where GRPO started (checkpoint 0), everything else from the newest whole checkpoint."""
+    """Restore the reference from checkpoint 0, where GRPO started, and the rest from the newest valid checkpoint."""
     run, policy = state.run, state.policy
     start = load_reference(run, policy)
     state.origin = start.state()

@@ -1,6 +1,6 @@
-"""The guard of the state: after a step's updates it is looked at, and taken back where it is not healthy.
+"""Rollback guard: after a step's updates it checks the state, and undoes the step where the state is not healthy.
 
-What decides is the rule `rules.health.exploded`, which the doctor asks of the log, too.
+The decision is the rule `rules.health.exploded`, which the doctor applies to the log, too.
 """
 
 import math
@@ -26,14 +26,15 @@ from grpo_nb.types import Experience
 logger = clean_logger(__name__)
 
 PROBED, LONGEST = 64, 64
-"""One completion in so many of an objective is looked at after the updates, at least one; its first tokens, at most."""
+"""After the updates, one in so many completions of an objective is measured, at least one; and at most so many of its
+first tokens."""
 RECENT, SLACK, NEAR = 16, 1.1, 0.25
 """An update needs no KL of its own where one of the last RECENT steps moved the weights at least 1 / SLACK as far and
 was found healthy, and no KL of the step, all of its tokens, is above NEAR of the limit."""
 
 
 def remember(state: TrainState) -> None:
-    """Keep the state of this step boundary, which is known to be good; its weights where `guards.rollback` is on."""
+    """Keep the state of this step boundary, which is healthy; its weights where `guards.rollback` is on."""
     if state.config.guards.rollback:
         _copy_weights(state)
     state.snapshot.controllers = {name: (o.beta, o.moments) for name, o in state.objectives.items()}
@@ -79,7 +80,7 @@ def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Ro
 
 
 def due(past: Rows, row: Row, config: Config) -> bool:
-    """Whether the KL after the updates is to be measured: not where it cannot be far from known ones (see RECENT)."""
+    """Whether to measure the KL after the updates: not where it must be close to measured ones (see RECENT)."""
     moved, limit = number(row, keys.GRAD_UPDATE), config.guards.rollback_kl
     if not moved or not math.isfinite(moved) or limit is None:
         return False
@@ -111,7 +112,7 @@ def take_back(state: TrainState) -> bool:
 
 
 def _probed(state: TrainState, plan: StepPlan, batch: Experience) -> Row:
-    """What `probe` measures; where memory is full nothing, since looking must not end a run."""
+    """Row of `probe`; empty where memory is full, since a measurement must not end a run."""
 
     def failed(reason: str) -> None:
         state.run.log_event("health_not_measured", step=plan.step, reason=reason)

@@ -1,4 +1,4 @@
-"""The completions of a step and their scores: drawn when it begins, or one step ahead (see `ahead`)."""
+"""The completions of a step and their scores, sampled when it begins or one step ahead (see `ahead`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -21,14 +21,14 @@ from grpo_nb.types import Rollouts, SampledPrompt, Score
 logger = clean_logger(__name__)
 
 POLL_SECONDS = 0.5
-"""Between two looks at completions that are drawn elsewhere."""
+"""Seconds between two polls of completions that are sampled elsewhere."""
 
 
 @contextmanager
 def sampled(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Sampled]:
-    """The step's completions, whose judges are at work; leaving the block cancels what still runs.
+    """The step's completions, with their judges running; leaving the block cancels unfinished scoring.
 
-    One step off-policy, those that are pending; in the block the next step's are drawn.
+    One step off-policy these are the pending completions, and the block samples the next step's.
     """
     with clock("rollout"):
         found = _pending(state, plan) or _drawn(state, plan)
@@ -38,8 +38,9 @@ def sampled(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Sampled
 
 @contextmanager
 def _next_drawn(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[None]:
-    """One step off-policy, draw the next step's completions by the weights of now, before the block or, where the
-    engine draws elsewhere, while it is done. Past the goal no judge is asked about them."""
+    """One step off-policy, sample the next step's completions with the current weights, before the block or, where the
+    engine samples elsewhere, during it. Past the goal no judge gets them.
+    """
     if not state.config.rollout.steps_off_policy or state.ahead.of(drawing_of(plan)) is not None:
         yield
         return
@@ -66,7 +67,7 @@ def _next_drawn(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Non
 
 
 def _waited(begun: "Future[Rollouts]") -> Rollouts:
-    """What comes of it; an order to break the step off is seen meanwhile."""
+    """Result of the future; an order to interrupt the step is noticed meanwhile."""
     while not begun.done():
         futures.wait([begun], timeout=POLL_SECONDS)
     return begun.result()
@@ -74,7 +75,7 @@ def _waited(begun: "Future[Rollouts]") -> Rollouts:
 
 @contextmanager
 def _open(scoring: Scoring) -> Iterator[Scoring]:
-    """It stays open, unless the block raises."""
+    """Keep the scoring open, unless the block raises."""
     try:
         yield scoring
     except BaseException:
@@ -83,7 +84,7 @@ def _open(scoring: Scoring) -> Iterator[Scoring]:
 
 
 def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
-    """The completions that were drawn ahead for this step, and are scored by now."""
+    """Completions that were sampled ahead for this step, with their scoring begun; None without any."""
     state.ahead.forget_before(plan.step)
     found = state.ahead.of(drawing_of(plan))
     if found is not None and found.scoring is None:
@@ -93,7 +94,7 @@ def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
 
 
 def drawing_of(plan: StepPlan) -> Drawing:
-    """How the plan draws."""
+    """The plan's way of sampling."""
     return Drawing(plan.step, plan.temperature, plan.sampling_stream)
 
 
@@ -125,7 +126,7 @@ def sample(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> Rollou
 
 
 def request_of(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> tuple[Request, Sequence[SampledPrompt]]:
-    """What the engine is asked for a step, and the prompts in it; completions that have ended go to `scoring`."""
+    """Request to the engine for a step, and the prompts in it; completions that have ended go to `scoring`."""
     config = state.config
     drawn_P = draw_prompts(state, plan.step)
     size = len(drawn_P) * config.batch.group_size, plan.max_completion_length
@@ -138,10 +139,10 @@ def request_of(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> tu
 
 
 def checked(state: TrainState, plan: StepPlan, rollouts: Rollouts, drawn_P: Sequence[SampledPrompt]) -> Rollouts:
-    """What the engine gave, with the examples of its prompts.
+    """The engine's rollouts, checked, with the examples of their prompts.
 
     Raises:
-        TrainingError: it is something else than complete answers with their log-probs.
+        TrainingError: they are not complete answers with their log-probs.
     """
     guards.check_rollouts(rollouts, state.policy.stop_token_ids, plan.most_bad_rows)
     return replace(rollouts, prompts=drawn_P)
@@ -150,7 +151,7 @@ def checked(state: TrainState, plan: StepPlan, rollouts: Rollouts, drawn_P: Sequ
 def hand_over(
     state: TrainState, drawn_P: Sequence[SampledPrompt], scoring: Scoring | None
 ) -> Callable[[Sequence[Ended]], None] | None:
-    """What gives completions that have ended to the functions that take them; None where no objective has any."""
+    """Callback that passes ended completions to the functions that take them; None where no objective has any."""
     if scoring is None:
         return None
     places: dict[int, tuple[Rubric, int]] = {}
@@ -198,7 +199,7 @@ def score(state: TrainState, found: Sampled) -> None:
 
 
 def verdicts(state: TrainState, found: Sampled) -> list[Score]:
-    """The scores once the judges have answered; what they did, and what became known of their servers, is logged."""
+    """Scores once the judges have answered; logs the judges' tallies and the notices about their servers."""
     assert found.scoring is not None
     scores = found.scoring.scores()
     for name, tally in found.tallies.items():

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the model learns the form of an answer, its stop token included.
+"""SFT: supervised fine-tuning teaches the model the form of an answer, its stop token included.
 
 `for step in sft(run): ...` trains and saves; like `grpo()` it resumes by itself.
 """
@@ -61,15 +61,15 @@ def sft(
 
     Like `grpo` it resumes automatically; if SFT is done, it yields nothing.
 
-    The loss is the mean over completion tokens of the whole batch, terminator included, prompt excluded.
-    `accept_changed` names what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
-    A policy that is given belongs to this training until the generator ends or is closed.
+    The loss is the mean over completion tokens of the batch, stop token included, prompt excluded.
+    `accept_changed` names the kinds of content that may differ from the run's start, e.g. `{"data"}` (see
+    `dependencies`). A policy that is given belongs to this training until the generator ends or is closed.
     Loss on held-out pairs before and after goes to events.jsonl as `sft_eval`.
 
     Raises:
         ConfigError, ModelError, DataError: before any work.
         PolicyTaken: `policy` belongs to another training, which is still open; before any work.
-        DependencyChanged: what the run depends on changed, and was not accepted; before any work.
+        DependencyChanged: content that the run depends on changed, and was not accepted; before any work.
         RunError: GRPO has begun in this run before SFT was done, so its reference must not change any more.
         TrainingError: a completion to learn has no stop token at its end, or three updates in a row were refused.
     """
@@ -77,7 +77,7 @@ def sft(
         return
     config = run.config
     dependencies.accepted_kinds(accept_changed)
-    requirements.check_combiner(config)  # GRPO would refuse it too, but after minutes of SFT
+    requirements.check_combiner(config)  # GRPO would refuse it too, but after the minutes of SFT
     trackers.check(config)
     if run.checkpoints.latest()[0] is not None:
         if finished(run):
@@ -117,7 +117,7 @@ def sft(
 
 
 def finished(run: Run) -> bool:
-    """Whether nothing is left of SFT: it has reached its steps, or none were asked for."""
+    """Whether SFT has reached its steps, or has none to do."""
     newest, _ = run.sft_checkpoints.latest()
     return run.config.sft.steps == 0 or (newest is not None and newest.step >= run.config.sft.steps)
 
@@ -133,7 +133,7 @@ def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int, numer
 
 @dataclass
 class Warm:
-    """Where an SFT stands."""
+    """Position of an SFT."""
 
     run: Run
     goal: int
@@ -197,7 +197,7 @@ class Sft(loop.Stage):
             self._measure()
 
     def accept(self, knobs: KnobSnapshot) -> None:
-        """No knob is one of SFT's, but for pause and stop."""
+        """Accept every knob: none belongs to SFT, except pause and stop."""
 
     def advance(self) -> StepStats:
         run, step = self.progress.run, self.progress.step + 1
@@ -275,13 +275,13 @@ class Sft(loop.Stage):
 
 @dataclass(frozen=True)
 class SftPlan:
-    """What one step of SFT does, decided before it begins."""
+    """Plan of one step of SFT, decided before it begins."""
 
     step: int
     """1-based."""
     pairs: Sequence[Pair]
     learning_rate: float
-    """After warm-up and decay."""
+    """Learning rate after warm-up and decay."""
     max_grad_norm: float
     micro_batch: int
     numerics: Numerics
@@ -328,7 +328,7 @@ def sft_step(
 
 
 def schedule(step: int, warmup_steps: int, steps: int) -> float:
-    """Factor of the learning rate: up over the warm-up, then linearly down to a tenth at the last step."""
+    """Factor of the learning rate: linear warm-up, then a linear decay to a tenth at the last step."""
     if step <= warmup_steps:
         return optim.warmup(step, warmup_steps)
     return 1.0 - 0.9 * (step - warmup_steps) / max(steps - warmup_steps, 1)

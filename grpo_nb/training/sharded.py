@@ -58,8 +58,9 @@ def leading(run: Run, policy: Policy | None) -> Iterator[Ranks]:
 
 
 def begin(state: TrainState) -> None:
-    """Give every replica what rank 0 has decided, its reference and its weights; prompts are dealt from here on, but
-    for a server, which rank 0 alone asks for all completions."""
+    """Send every replica rank 0's choices, its reference and its weights; from here on prompts are dealt to the ranks,
+    except with a server, from which rank 0 alone requests all completions.
+    """
     ranks, policy = state.ranks, state.policy
     if isinstance(ranks, Leader):
         start_replicas(ranks, policy, state.numerics, list(policy.reference_by_name().values()))
@@ -68,7 +69,7 @@ def begin(state: TrainState) -> None:
 
 
 def start_replicas(ranks: Leader, policy: Policy, numerics: Numerics, reference: Sequence[Tensor] = ()) -> None:
-    """The same for a stage that draws nothing."""
+    """Send every replica the numerical choices and weights of a stage, and its reference if it has one."""
     spread_out = policy.parts is not None  # each rank has its own
     weights = [] if spread_out else [parameter.data for parameter in policy.parameters_by_name().values()]
     ranks.begin(Message(wire.BEGIN, {"numerics": numerics.model_dump()}), weights)
@@ -77,7 +78,7 @@ def start_replicas(ranks: Leader, policy: Policy, numerics: Numerics, reference:
 
 
 class SharedEngine:
-    """Draws each prompt's completions on one of the ranks; what is drawn does not depend on which."""
+    """Samples each prompt's completions on one of the ranks; they do not depend on which one."""
 
     def __init__(self, own: Engine, ranks: Leader, policy: Policy) -> None:
         self.own, self._ranks, self._policy = own, ranks, policy
@@ -90,7 +91,7 @@ class SharedEngine:
             release()
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:
-        """As the engine of each rank does."""
+        """Rollouts of the request, from the engines of all ranks."""
         if policy is not self._policy:
             return self.own.generate(policy, request)
         group, parts = request.group_size, deal([1] * len(request.prompt_ids), self._ranks.size)
@@ -109,7 +110,7 @@ class SharedEngine:
 
 
 def _own(request: Request, prompts: Sequence[int]) -> Request:
-    """The part of a request that rank 0 draws itself."""
+    """Part of a request that rank 0 samples itself."""
     rows, ended = wire.rows_of(prompts, request.group_size), request.ended
 
     def renumbered(completions: Sequence[Ended]) -> None:
@@ -141,7 +142,7 @@ def _together(request: Request, parts: Sequence[tuple[Sequence[int], Rollouts]])
 
 
 def task_scores(ranks: Ranks, objectives: Mapping[str, Objective]) -> Callable[..., list[Score]]:
-    """What gives a task's own verdicts on completions, each rank those on a part of them."""
+    """Function that computes a task's scores, with the completions split over the ranks."""
     if not isinstance(ranks, Leader):
         return scoring.task_scores
     names = {id(objective.rubric.task): name for name, objective in objectives.items()}
@@ -164,13 +165,13 @@ def _scored(task: Task, examples: Sequence[Example], texts: Sequence[str], part:
 
 
 def _to_score(name: str, examples: Sequence[Example], texts: Sequence[str], part: Sequence[int]) -> Message:
-    """Every rank has read the examples, so that their names will do."""
+    """Message that requests scores; example ids are enough, since every rank has read the examples."""
     data = {"objective": name, "examples": [examples[i].id for i in part], "texts": [texts[i] for i in part]}
     return Message(wire.SCORE, data)
 
 
 def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
-    """As `gradients.measure`."""
+    """Old and reference log-probs by `gradients.measure`, with the rows split over the ranks."""
     ranks = plan.ranks
     if not isinstance(ranks, Leader) or not (plan.old_first or plan.needs_reference):
         return gradients.measure(policy, rollouts, plan)
@@ -200,16 +201,16 @@ def _to_measure(rollouts: Rollouts, plan: StepPlan) -> Message:
 def objective_gradients(
     policy: Policy, batch: Experience, rows: Rows, plan: StepPlan, generator: torch.Generator
 ) -> GradientStats:
-    """As `gradients.objective_gradients`; the combined gradient is in rank 0's `.grad` alone."""
+    """Accumulate as `gradients.objective_gradients`, on all ranks; only rank 0's `.grad` has the combination."""
     by_ranks = accumulated if isinstance(plan.ranks, Leader) else None
     return gradients.objective_gradients(policy, batch, rows, plan, generator, by_ranks)
 
 
 def accumulated(policy: Policy, batch: Experience, rows: Rows, plan: StepPlan) -> Accumulated:
-    """As `gradients.accumulated` of all rows, on all ranks.
+    """Accumulated gradients of all rows as `gradients.accumulated`, computed by all ranks.
 
     Raises:
-        BadRows: of any rank.
+        BadRows: on any rank.
     """
     ranks = plan.ranks
     assert isinstance(ranks, Leader)
@@ -237,7 +238,7 @@ def accumulated(policy: Policy, batch: Experience, rows: Rows, plan: StepPlan) -
 
 
 def accumulate(policy: Policy, share: Share, ranks: Ranks) -> float:
-    """As `pairs.accumulate`, by all ranks."""
+    """Accumulate gradients as `pairs.accumulate`, on all ranks."""
     if not isinstance(ranks, Leader):
         return pairs.accumulate(policy, share)
     every = share.pairs

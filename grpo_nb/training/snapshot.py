@@ -20,13 +20,13 @@ class Snapshot:
     """Copies that `take` writes over at each step boundary, and `restore` writes back bit for bit."""
 
     on_host: bool = True
-    """Copies lie in the machine's memory, page-locked beside a GPU; else on the device of the weights."""
+    """Whether copies lie in the machine's memory, page-locked with a GPU; else on the device of the weights."""
     controllers: Controllers = field(default_factory=dict)
     recovery: Recovery = field(default_factory=Recovery)
-    """What was left of earlier rollbacks; a record, too."""
+    """Recovery from earlier rollbacks; a record, too."""
     _weights: list[Tensor] = field(default_factory=list)
     _moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    """By parameter name; empty before the optimizer's first step."""
+    """Moments by parameter name; empty before the optimizer's first step."""
 
     def take(self, parameters: Parameters, optimizer: torch.optim.Optimizer) -> None:
         """Copy the present weights and moments."""

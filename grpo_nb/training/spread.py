@@ -1,4 +1,4 @@
-"""The policy of a stage on one rank or several: loaded or given, whole or with its base spread over the ranks."""
+"""The policy of a stage on one rank or several: loaded or given, in full or with its base spread over the ranks."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ WAYS = ("none", "fsdp2")
 
 
 def wanted(config: Config) -> bool:
-    """Whether the base is to be spread over the ranks.
+    """Whether the settings spread the base over the ranks.
 
     Raises:
         ConfigError: the variable has another value.
@@ -61,7 +61,7 @@ def own_part(run: Run, given: Policy | None, passes: Lockstep) -> Policy:
 
     Raises:
         ModelError: this rank cannot load it.
-        LockstepError: another rank cannot.
+        LockstepError: another rank cannot load it.
     """
     gc.collect()  # the policy of an earlier stage is in cycles, and holds its part of the weights
     if torch.cuda.is_available():
@@ -81,7 +81,7 @@ def own_part(run: Run, given: Policy | None, passes: Lockstep) -> Policy:
 
 
 def refuse_reports(config: Config) -> None:
-    """Refuse what needs the whole gradients of objectives one by one.
+    """Refuse settings that need the complete gradient of each objective.
 
     Raises:
         ConfigError: names the setting.

@@ -1,4 +1,4 @@
-"""What a GRPO run holds in memory while it trains, and what of it a checkpoint keeps."""
+"""State of a GRPO run while it trains, and the part of it that a checkpoint keeps."""
 
 import platform
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class TrainState:
     policy: Policy
     optimizer: torch.optim.AdamW
     drawer: Drawer
-    """What draws completions."""
+    """Engine that samples completions, with its name."""
     objectives: dict[str, Objective]
     knobs: KnobSnapshot
     """The knobs as the newest step used them; what is turned later is logged as a turn."""
@@ -58,11 +58,11 @@ class TrainState:
     settled: bool = False
     """The updates of the unfinished step are kept or undone, and counted in `recovery`: it is not done again."""
     numerics: Numerics = field(default_factory=Numerics)
-    """How it computes: decided when the run starts, since it changes bits, and kept from then on."""
+    """Numerical choices: made when the run starts, since they change bits, and kept from then on."""
     ranks: Ranks = ALONE
-    """Who computes the steps."""
+    """Ranks that compute the steps."""
     recovery: Recovery = field(default_factory=Recovery)
-    """What is left of rollbacks: factor of the learning rate, sampling stream, count."""
+    """State after rollbacks: factor of the learning rate, sampling stream, count."""
     snapshot: Snapshot = field(init=False)
     """The last good state, for the next rollback."""
     edited: list[str] = field(default_factory=list)
@@ -76,15 +76,15 @@ class TrainState:
     prompt_cache: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     """Token ids of a prompt by (objective, example id)."""
     quick_pools: dict[str, list[Example]] = field(default_factory=dict)
-    """What quick evaluation asks, by objective; made at the first one."""
+    """Prompts of quick evaluation, by objective; built at the first one."""
     quick: Growing = field(init=False)
     """The results of quick evaluation."""
     history: History = field(init=False)
-    """What the guards look back on."""
+    """Rows and state that the guards compare with."""
     ahead: Ahead = field(default_factory=Ahead)
-    """Completions that were drawn for the next step, one step off-policy."""
+    """Completions that were sampled for the next step, one step off-policy."""
     ends: list[Finding] = field(default_factory=list)
-    """Why the run ends at this step boundary, saved: what the guards found in the newest row."""
+    """Findings of the guards in the newest row that end the run at this step boundary, saved."""
 
     def __post_init__(self) -> None:
         self.history = History(self.config)
@@ -150,7 +150,7 @@ def forget_gradients(policy: Policy) -> None:
 
 
 def environment_info(policy: Policy) -> dict[str, object]:
-    """What else the bits depend on: versions, device, threads; goes into the log at every start."""
+    """Versions, device and threads, which the bits depend on too; logged at every start."""
     packages = {name: version(name) for name in ("torch", "transformers", "peft")}
     return {
         "fingerprint": fingerprint.fingerprint(),

@@ -69,7 +69,7 @@ TF32 = Switch(_rounds, _set_rounding, True)
 
 @contextmanager
 def deterministic(config: Config, device: torch.device) -> Iterator[None]:
-    """Only algorithms that give the same bits each time, where asked for (`auto`: on CPU)."""
+    """Allow only deterministic algorithms inside the block, where requested (`auto`: on the CPU)."""
     wanted = config.run.deterministic
     if not (device.type == "cpu" if wanted == "auto" else wanted):
         yield

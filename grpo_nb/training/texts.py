@@ -1,4 +1,4 @@
-"""What completions have in common: the same sentence for many prompts, and words that evade."""
+"""Common features of completions: the same sentence for many prompts, and evasive words."""
 
 import re
 from collections import defaultdict
@@ -32,5 +32,5 @@ def text_row(objective: str, rollouts: Rollouts, rows: Sequence[int], scores: Se
 
 
 def is_evasive(text: str) -> bool:
-    """Whether a folded text refuses, or evades the question, in so many words."""
+    """Whether a folded text refuses or evades the question."""
     return bool(_EVASIVE.search(text) or PLAIN_ABSTENTION.search(text))

@@ -106,7 +106,7 @@ class _Active:
 
     @property
     def threads(self) -> int | None:
-        """Of the training that began first."""
+        """Threads of the training that began first; None without a training."""
         with self._lock:
             return self._trainings[0] if self._trainings else None
 

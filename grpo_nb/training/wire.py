@@ -23,16 +23,16 @@ DRAW, SCORE, MEASURE, GRADIENTS, PAIRS, ADD_UP = "draw", "score", "measure", "gr
 OPEN, BEGIN, REFERENCE, WEIGHTS, CLOSE = "open", "begin", "reference", "weights", "close"
 DONE = "done"
 IDLE = "idle"
-"""No rows to measure: take part in the passes of the policy, then of its reference, that others make."""
+"""Message without rows: take part in the forward passes of the policy, then of its reference, that others make."""
 
 
 def below(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The same under a common name."""
+    """The tensors with `name/` before each key."""
     return {f"{name}/{key}": tensor for key, tensor in tensors.items()}
 
 
 def of(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """What `below` put under that name."""
+    """The tensors that `below` put under `name`."""
     return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
 
 
@@ -40,7 +40,7 @@ def of(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def drawing(request: Request, prompts: Sequence[int]) -> Message:
-    """The part of a request that draws for these prompts."""
+    """Message that requests completions of these prompts."""
     tensors = below("prompts", joined([request.prompt_ids[p] for p in prompts], torch.int64))
     if request.uniforms is not None:
         tensors["uniforms"] = request.uniforms[rows_of(prompts, request.group_size)]
@@ -126,7 +126,7 @@ def completions_of(message: Message) -> Rollouts:
 
 
 def measured(found: Measured) -> Tensors:
-    """Tables of log-probs, those that are there."""
+    """Tables of log-probs by name; missing ones are left out."""
     tables = {"reference": found.reference}
     if found.old is not None:
         tables |= {"old": found.old.logprobs, "entropy": found.old.entropy}
@@ -137,7 +137,7 @@ def measured(found: Measured) -> Tensors:
 
 
 def plan(of_step: StepPlan) -> dict[str, Any]:
-    """What another rank needs of a plan; the rest is in the run's settings."""
+    """Fields of a plan that another rank needs; the rest is in the run's settings."""
     return {
         "step": of_step.step,
         "seed": of_step.seed,
@@ -223,7 +223,7 @@ _SUMS = ("loss", "tokens", "clipped_low", "clipped_high", "clamped")
 
 
 def statistics(stats: GradientStats) -> tuple[dict[str, Any], Tensors]:
-    """What the backward passes of a rank reported."""
+    """Statistics of a rank's backward passes, as JSON values and tensors."""
     data = {name: getattr(stats, name) for name in (*_SUMS, "terms", "ratio_deviation")}
     tensors = {"log_ratios": torch.cat(stats.log_ratios) if stats.log_ratios else torch.zeros(0)}
     if stats.seen is not None:
