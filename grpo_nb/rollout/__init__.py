@@ -1,4 +1,4 @@
-"""Engines that draw completions: one protocol, chosen by name."""
+"""Engines that sample completions: one protocol, chosen by name."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ __all__ = [
 
 @runtime_checkable
 class Engine(Protocol):
-    """What draws K completions per prompt from a policy."""
+    """Samples K completions per prompt from a policy."""
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:
         """K = `request.group_size` completions for each prompt, prompt-major."""
@@ -44,12 +44,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Remote(Engine, Protocol):
-    """An engine that can draw elsewhere, e.g. on a server, while this process trains: one step off-policy it does."""
+    """An engine that can sample elsewhere, e.g. on a server, while this process trains (one step off-policy)."""
 
     def begin(self, policy: Policy, request: Request) -> "Future[Rollouts]":
-        """Start what `generate` does, by the weights as they are when this returns; the future may be cancelled.
+        """Start a `generate` with the weights as they are when this returns; the future may be cancelled.
 
-        `request.ended` may be called in another thread. Nothing else is asked of the engine until the future is done.
+        `request.ended` may be called in another thread. The engine gets no other request until the future is done.
         """
         ...
 
@@ -66,20 +66,20 @@ _NAMES: dict[type, str] = {EagerEngine: "eager", GraphEngine: "graph", GroupedEn
 
 @dataclass(frozen=True)
 class Drawer:
-    """The engine that draws from a policy."""
+    """The engine that samples from a policy, and its name."""
 
     engine: Engine
     name: str
-    """In `ENGINES`, or the class of a caller's own."""
+    """Name in `ENGINES`, or the class of a caller's own engine."""
     reason: str = ""
-    """Why it is not the one that was asked for."""
+    """Reason why it is not the requested engine; empty if it is."""
 
 
 def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) -> Drawer:
-    """The engine that is wanted, else that of the settings, where it serves this policy: `auto` is `graph` on CUDA,
-    `grouped` for small models of Llama's kin on the CPU, and `eager` where these cannot serve it.
+    """The requested engine, else that of the settings, where it serves this policy. `auto` is `graph` on CUDA,
+    `grouped` for small Llama-like models on the CPU, and `eager` where these cannot serve it.
 
-    They draw a few tokens to find out; a server is not asked yet.
+    They sample a few tokens to find out; a server gets no request yet.
 
     Raises:
         ConfigError: as `engine`.

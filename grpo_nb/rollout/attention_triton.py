@@ -1,7 +1,7 @@
 """Triton kernels of decoding attention: a prompt is read once for all of its rows, then each row's own tokens.
 
 The keys are cut into spans; one launch gives each query its softmax over each span, a second joins them. Imported on
-CUDA only (or under TRITON_INTERPRET=1); `decode_attention.reference` says in plain torch what they compute.
+CUDA only (or under TRITON_INTERPRET=1); `decode_attention.reference` computes the same in plain torch.
 """
 # mypy: ignore-errors
 

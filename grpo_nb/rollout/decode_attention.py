@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from grpo_nb.rollout.static_cache import LayerCache, StaticCache, Unserved
 
 NAME = "grpo_nb_decode"
-"""Of this attention, where a model's configuration names one."""
+"""Name of this attention in a model's configuration."""
 UNUSED = {"position_ids", "position_embeddings", "use_cache", "output_attentions", "is_causal", "cache_position"}
 """Arguments of attention functions that change nothing here."""
 
@@ -41,7 +41,7 @@ def attend(
     return run(query, key, value, layer, cache, options), None
 
 
-# A compiler stops before it and goes on after it: the number of a layer is read here alone, so that all layers share
+# A compiler stops before it and continues after it: the number of a layer is read here alone, so that all layers share
 # the code compiled for one.
 AttentionInterface.register(NAME, torch.compiler.disable(attend))
 
@@ -49,7 +49,7 @@ AttentionInterface.register(NAME, torch.compiler.disable(attend))
 def run(
     query: Tensor, key: Tensor, value: Tensor, layer: LayerCache, cache: StaticCache, options: Options
 ) -> Float[Tensor, "row one head d"]:
-    """The same for arguments that were read: `layer` is of the queries' rows."""
+    """Decoding attention with parsed arguments: `layer` is of the queries' rows."""
     if query.device.type == "cpu":
         return reference(query, key, value, layer, cache, options)
     from grpo_nb.rollout import attention_triton
@@ -60,7 +60,7 @@ def run(
 def reference(
     query: Tensor, key: Tensor, value: Tensor, layer: LayerCache, cache: StaticCache, options: Options
 ) -> Float[Tensor, "row one head d"]:
-    """The same in plain torch, for any device."""
+    """Decoding attention in plain torch, for any device."""
     rows, heads, _, d = query.shape
     step = cache.step
     layer.own_keys.index_copy_(2, step, key)

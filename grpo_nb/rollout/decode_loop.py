@@ -1,4 +1,4 @@
-"""One decoding step after another for rows at fixed addresses: on CUDA as a captured graph per number of rows."""
+"""Decoding loop over rows at fixed addresses: on CUDA a captured graph per number of rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Forward = Callable[[Tensor, Tensor, StaticCache], Tensor]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Prompts that are drawn from together, and what their prefill gave."""
+    """Prompts that are sampled from together, and the result of their prefill."""
 
     first: int
     count: int
@@ -30,7 +30,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Settings:
-    """What of a request is captured in a graph; the temperature is, where more than it shapes the distribution."""
+    """Part of a request that a graph captures; the temperature too, where other settings shape the distribution."""
 
     greedy: bool
     plain: bool
@@ -48,7 +48,7 @@ class Settings:
 
 
 class DecodeLoop:
-    """Rows that draw one token each per step; they all have drawn the same number."""
+    """Rows that sample one token each per step; all have sampled the same number of tokens."""
 
     def __init__(self, device: torch.device, forward: Forward, cache: StaticCache) -> None:
         size = cache.size
@@ -69,7 +69,7 @@ class DecodeLoop:
         self.stops = torch.zeros(0, dtype=torch.long, device=device)
 
     def set(self, settings: Settings, stops: Sequence[int]) -> None:
-        """Draw by these settings from now on; graphs of others are dropped."""
+        """Sample with these settings from now on; graphs of other settings are dropped."""
         ids = torch.tensor(sorted(stops), device=self.stops.device)
         if settings == self.settings and torch.equal(ids, self.stops):
             return
@@ -79,7 +79,7 @@ class DecodeLoop:
         self.processors = None if settings.plain else processors_of(chosen, settings.temperature)
 
     def begin(self, chunk: Chunk, group: Sequence[int], numbers: Sequence[int], req: Request) -> None:
-        """Take prefilled prompts over and draw the first token of rows `numbers`, which answer prompts `group`."""
+        """Take over prefilled prompts and sample the first token of rows `numbers`, which answer prompts `group`."""
         self.rows, cap = len(group), req.sampling.max_completion_length
         prompts = req.prompt_ids[chunk.first : chunk.first + chunk.count]
         self.cache.load(chunk.cache, [len(ids) for ids in prompts], group)
@@ -97,11 +97,11 @@ class DecodeLoop:
         self._draw(chunk.logits[torch.tensor(group, device=chunk.logits.device)])
 
     def advance(self) -> None:
-        """One token more of every row."""
+        """Sample one more token of every row."""
         self.graphs.run(self.rows, self._step)
 
     def finished(self) -> list[bool]:
-        """Which rows have drawn a stop token; waits for the device."""
+        """Flag of each row that has sampled a stop token; waits for the device."""
         return cast("list[bool]", self.done[: self.rows, 0].tolist())
 
     def not_finite(self, taken: int, places: Sequence[int]) -> int | None:
@@ -121,7 +121,7 @@ class DecodeLoop:
             yield from zip(places, ids, logprobs, strict=True)
 
     def keep(self, places: Sequence[int], group: Sequence[int], taken: int) -> None:
-        """Go on with these rows only, in this order."""
+        """Continue with these rows only, in this order."""
         index = torch.tensor(places, device=self.ids.device)
         self.rows = len(places)
         for rows in (self.tokens, self.positions, self.uniforms, self.logprobs, self.ids, self.done, self.history):
@@ -165,7 +165,9 @@ class Graphs:
         self._pool: Any = None
 
     def run(self, rows: int, step: Any) -> None:
-        """One step: the first of a number of rows as it is, which loads what a capture must not; then by a graph."""
+        """Run one step: the first for a number of rows without a graph, which loads what a capture cannot; then by a
+        graph.
+        """
         if self.device.type != "cuda":
             step()
         elif rows in self._graphs:
@@ -182,7 +184,7 @@ class Graphs:
             graph.replay()
 
     def _aside(self, step: Any) -> None:
-        """On a stream of its own, as a capture wants what comes before it."""
+        """Run a step on a separate stream, as required before a capture."""
         current, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):

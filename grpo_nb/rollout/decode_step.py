@@ -43,7 +43,7 @@ class ModelStep:
 
 
 class LayerStep:
-    """The same for Llama's kin: projections of one input together, and one kernel between two of them."""
+    """Decoding step of Llama-like models: joint projections of one input, and one kernel between two of them."""
 
     def __init__(self, base: Any, projections: Projections) -> None:
         self.base, self.of = base, projections.of

@@ -1,6 +1,6 @@
-"""Triton kernels of the draw: two passes over the scores, and no copy of them.
+"""Triton kernels that sample a token: two passes over the scores, and no copy of them.
 
-Imported on CUDA only (or under TRITON_INTERPRET=1); `sampling.reference` says in plain torch what they compute.
+Imported on CUDA only (or under TRITON_INTERPRET=1); `sampling.reference` computes the same in plain torch.
 """
 # mypy: ignore-errors
 
@@ -68,7 +68,7 @@ def _pick_kernel(
 def draw(
     scores: Tensor, temperature: Tensor, uniforms: Tensor | None, step: Tensor, block: int
 ) -> tuple[Tensor, Tensor]:
-    """See `sampling.draw`; `block`: tokens that are summed together."""
+    """Sample a token of each row; see `sampling.draw`. `block`: tokens that are summed together."""
     rows, vocabulary = scores.shape
     blocks = triton.cdiv(vocabulary, block)
     top, total = (torch.empty(rows, blocks, dtype=torch.float32, device=scores.device) for _ in range(2))

@@ -28,16 +28,16 @@ from grpo_nb.types import Rollouts, StopReason
 class EagerEngine:
     """Prefills each prompt once, expands it to K rows, and drops rows as they finish.
 
-    At most about `max_rows` completions are in flight; more are drawn in turn, which changes memory and no result.
+    At most about `max_rows` completions are in flight; more are sampled in turn, which changes memory and no result.
     """
 
     def __init__(self, max_rows: int = 256) -> None:
         self.max_rows = max_rows
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:
-        """K completions per prompt by inverse-CDF draws from the uniforms, or the likeliest tokens.
+        """K completions per prompt by inverse-CDF sampling from the uniforms, or of the likeliest tokens.
 
-        The returned log-probs are of the distribution that was drawn from, after all of `sampling`; greedy ones
+        The returned log-probs are of the distribution that was sampled, after all of `sampling`; greedy ones
         are of the model's own, at temperature 1.
 
         Raises:
@@ -83,7 +83,7 @@ class ActiveRows:
     """The rows that are still being written, in the order of their numbers."""
 
     row_ids: list[int]
-    """Which of the B completions each row is."""
+    """Index of each row's completion among the B."""
     cache: Any
     history: Int[Tensor, "row sequence"]
     """All ids so far; padding is overwritten by a token of the row, so that penalties do not see it."""
@@ -103,7 +103,7 @@ class Drawn:
         self._opened = [policy.left_open(prompt) for prompt in request.prompt_ids]
 
     def end(self, numbers: Sequence[int]) -> None:
-        """These completions have their last token."""
+        """Mark these completions as ended."""
         for number in numbers:
             ids, opened = self.ids[number], self._opened[number // self._request.group_size]
             self._texts[number] = self._policy.decode(ids)
@@ -112,7 +112,7 @@ class Drawn:
             self._request.ended([Ended(number, self._marked[number]) for number in numbers])
 
     def rollouts(self) -> Rollouts:
-        """All of them, once the last has ended."""
+        """Rollouts of all completions, once the last has ended."""
         stops, request = self._policy.stop_token_ids, self._request
         reasons: list[StopReason] = ["stop" if ids[-1] in stops else "length" for ids in self.ids]
         shown = self._marked if self._marked != self._texts else ()
@@ -122,7 +122,7 @@ class Drawn:
 def sample_inverse_cdf(scores: Float[Tensor, "row vocab"], uniforms: Float[Tensor, "row"]) -> Int[Tensor, "row"]:
     """The first token whose cumulative probability exceeds u (inverse CDF), on the CPU in float64.
 
-    A token of probability 0 is never drawn, at u = 0 and at the largest u below 1 as well: the target stays below
+    A token of probability 0 is never sampled, at u = 0 and at the largest u below 1 as well: the target stays below
     the total, and only a token of positive probability raises the cumulative sum past it.
     """
     cumulative = torch.softmax(scores.to("cpu", torch.float64), -1).cumsum(-1)
@@ -146,7 +146,7 @@ def _prefill(policy: Policy, request: Request, first: int, count: int) -> Active
 
 
 def _decode(policy: Policy, rows: ActiveRows, drawn: Drawn, request: Request) -> None:
-    """Token after token for all rows of `rows`, until each has drawn a terminator or the cap's number of tokens."""
+    """Sample token after token for all rows of `rows`, until each has a stop token or the cap's number of tokens."""
     processors, cap = processors_of(request.sampling, request.temperature), request.sampling.max_completion_length
     stops = set(policy.stop_token_ids)
     for t in range(cap):
@@ -171,7 +171,7 @@ def _choose(scores: Float[Tensor, "row vocab"], row_ids: list[int], t: int, requ
 
 
 def not_finite(policy: Policy, t: int) -> str:
-    """Why the model's scores are nan or infinite, and what to do."""
+    """Error text for scores that are nan or infinite: the likely cause and the change to make."""
     found = f"the model's scores for token {t + 1} of an answer are nan or infinite, so there is nothing to draw from"
     dtype = str(policy.dtype).removeprefix("torch.")
     broken = [name for name, weight in policy.model.named_parameters() if not own(weight).isfinite().all()]
@@ -189,7 +189,7 @@ def not_finite(policy: Policy, t: int) -> str:
 def _record(
     drawn: Drawn, row_ids: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float], last: Collection[int]
 ) -> list[int]:
-    """Write one token of each row down and end the rows that drew one of `last`; the places of those that go on."""
+    """Record one token of each row and end the rows that sampled one of `last`; returns the places of the others."""
     for number, token, logprob in zip(row_ids, tokens, logprobs, strict=True):
         drawn.ids[number].append(token)
         drawn.logprobs[number].append(logprob)
@@ -213,8 +213,9 @@ def _advance(policy: Policy, rows: ActiveRows, tokens: Tensor, active: list[int]
 
 
 def _attends(cache: Any) -> bool:
-    """Whether a layer of the cache looks back; a state-space model has its past as a state, and would multiply the new
-    token by the mask of all that came before."""
+    """Whether a layer of the cache attends to the past; a state-space model keeps its past in a state, and would
+    multiply the new token by the mask of all that came before.
+    """
     return any(hasattr(layer, "get_seq_length") for layer in cache.layers)
 
 

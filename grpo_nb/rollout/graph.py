@@ -32,15 +32,15 @@ CHECK_EVERY = 16
 SMALLEST = 8
 """Rows below which a smaller batch saves nothing."""
 CACHE_SHARE = 0.25
-"""Of the device's memory, for the rows' own keys and values; more rows are drawn in turn."""
+"""Share of the device's memory for the rows' own keys and values; more rows are sampled in turn."""
 
 
 class GraphEngine:
-    """Draws as `EagerEngine` does, on CUDA, without launching each operation of each token from Python.
+    """Samples as `EagerEngine` does, on CUDA, without launching each operation of each token from Python.
 
-    A few tokens are drawn from each policy first and compared with its own log-probs. One that cannot be served, or
-    differs by more than rounding, is drawn from by `EagerEngine`, and the log says why, once. Memory of the cache and
-    of the graphs is kept for the next rollout; `release` frees it.
+    It first samples a few tokens from each policy and compares them with the policy's own log-probs. For a policy that
+    it cannot serve, or that differs by more than rounding, `EagerEngine` samples, and the log gives the reason, once.
+    Memory of the cache and of the graphs is kept for the next rollout; `release` frees it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GraphEngine:
             raise
 
     def unserved(self, policy: Policy) -> str | None:
-        """What of this policy's device or architecture is not served; None where nothing is known."""
+        """Reason why this policy's device or architecture is not supported; None without one."""
         base, text = base_of(policy), policy.text_config
         if policy.device.type not in self.devices:
             return f"the model is on {policy.device.type}"
@@ -83,9 +83,9 @@ class GraphEngine:
         return None
 
     def refused(self, policy: Policy) -> str | None:
-        """Why this policy is drawn from by the eager engine; None where it is not.
+        """Reason why the eager engine samples from this policy; None where this engine does.
 
-        Draws a few tokens to find out, once.
+        Samples a few tokens to find out, once.
 
         Raises:
             ModelError: its scores are not finite, or the eager engine cannot serve it either.
@@ -103,7 +103,7 @@ class GraphEngine:
         self._held = None
 
     def _fault(self, policy: Policy) -> str | None:
-        """What goes wrong when a few tokens are drawn from this policy here; None: nothing."""
+        """Error of this engine on a few tokens of this policy; None without one."""
         try:
             with full_memory():
                 return sampler_fault(policy, self._generate)
@@ -164,7 +164,7 @@ class GraphEngine:
 
 
 class _Held:
-    """What is kept from one rollout to the next, while the weights stay where they are."""
+    """Memory and graphs kept from one rollout to the next, while the weights stay at their addresses."""
 
     def __init__(self, policy: Policy, adapters: How, compiled: bool) -> None:
         base = base_of(policy)
@@ -175,7 +175,7 @@ class _Held:
         self._loop: DecodeLoop | None = None
 
     def loop(self, policy: Policy, request: Request, chunk: Chunk) -> DecodeLoop:
-        """One with room for these rows: the present one where it fits."""
+        """Decoding loop with room for these rows: the present one where it fits, else a new one."""
         longest = max(len(ids) for ids in request.prompt_ids)
         room = -(-longest // ROOM) * ROOM
         size = Size(chunk.count, chunk.count * request.group_size, room, request.sampling.max_completion_length)
@@ -192,12 +192,12 @@ def base_of(policy: Policy) -> Any:
 
 
 def weights_of(policy: Policy) -> tuple[int, ...]:
-    """Where the weights lie; a captured graph reads them there."""
+    """Addresses of the weights, from which a captured graph reads them."""
     return (id(policy), *(parameter.data_ptr() for parameter in policy.model.parameters()))
 
 
 def bucket(alive: int, rows: int) -> int:
-    """Rows to go on with: `rows` while more than half are alive, else the next power of two."""
+    """Number of rows to continue with: `rows` while more than half are alive, else the next power of two."""
     smaller = max(SMALLEST, 1 << (alive - 1).bit_length())
     return smaller if smaller <= rows // 2 else rows
 
@@ -223,7 +223,7 @@ def _prefill(policy: Policy, step: Forward, prompts: Sequence[Sequence[int]]) ->
 
 
 def _front(cache: Any, count: int) -> Any:
-    """The same cache of the first prompts."""
+    """The cache cut to its first prompts."""
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:count], layer.values[:count]
     return cache
@@ -232,7 +232,7 @@ def _front(cache: Any, count: int) -> Any:
 def _harvest(
     policy: Policy, loop: DecodeLoop, drawn: Drawn, request: Request, numbers: list[int], taken: int
 ) -> list[int]:
-    """End the rows that have finished; the places of those that go on. A finished row's number becomes -1."""
+    """End the rows that have finished, whose number becomes -1; returns the places of the others."""
     cap, stops = request.sampling.max_completion_length, set(policy.stop_token_ids)
     done = loop.finished() if taken < cap else [True] * len(numbers)
     ended = [place for place, number in enumerate(numbers) if number >= 0 and done[place]]

@@ -1,7 +1,7 @@
-"""The engine for small models of Llama's kin on the CPU: a prompt's keys and values exist once for its K rows.
+"""The engine for small Llama-like models on the CPU: a prompt's keys and values are stored once for its K rows.
 
 The cache has room for every token from the start. Slot by slot it holds a prompt, then the next token of each of the
-group's rows, then the token after that of each row which is still being written; a mask says which slots are a row's.
+group's rows, then the token after that of each unfinished row; a mask marks each row's slots.
 """
 
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ SPARSE = 0.75
 
 
 class GroupedEngine:
-    """Draws as `EagerEngine` does, with a fraction of its operations; other policies are drawn from by it.
+    """Samples as `EagerEngine` does, with a fraction of its operations; for other policies `EagerEngine` samples.
 
-    At most about `max_rows` completions are in flight; more are drawn in turn, which changes memory and no result.
+    At most about `max_rows` completions are in flight; more are sampled in turn, which changes memory and no result.
     """
 
     def __init__(self, max_rows: int = 256) -> None:
@@ -50,9 +50,9 @@ class GroupedEngine:
         return self._generate(policy, request)
 
     def refused(self, policy: Policy) -> str | None:
-        """Why this policy is drawn from by the eager engine; None where it is not.
+        """Reason why the eager engine samples from this policy; None where this engine does.
 
-        Draws a few tokens to find out, once.
+        Samples a few tokens to find out, once.
 
         Raises:
             ModelError: its scores are not finite.
@@ -79,7 +79,7 @@ class Groups:
     """The prompts that are still being answered, with M rows each."""
 
     rows: Int[Tensor, "prompt member"]
-    """Which of the B completions each is; a prompt with fewer rows left has finished ones in their places."""
+    """Index of each member's completion among the B; a prompt with fewer rows left repeats finished ones."""
     alive: Bool[Tensor, "prompt member"]
     tokens: Int[Tensor, "prompt member"]
     """The newest of each row."""
@@ -118,7 +118,7 @@ class GroupCache:
         return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[:, None]
 
     def keep(self, prompts: Int[Tensor, "some"]) -> None:
-        """Go on with these prompts only."""
+        """Continue with these prompts only."""
         self.keys = [keys[prompts] for keys in self.keys]
         self.values = [values[prompts] for values in self.values]
         self.owner = self.owner[prompts]
@@ -128,7 +128,7 @@ NOTHING, PROMPT = -2, -1
 
 
 class _Decoding:
-    """Draws completions at the policy's present weights."""
+    """Samples completions with the policy's present weights."""
 
     def __init__(self, policy: Policy, request: Request) -> None:
         self.policy, self.request = policy, request
@@ -141,7 +141,7 @@ class _Decoding:
         self.ids, self.logprobs = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
 
     def draw(self, first: int, count: int, drawn: eager.Drawn) -> None:
-        """All completions of `count` prompts."""
+        """Sample all completions of `count` prompts."""
         prompts, k = self.request.prompt_ids[first : first + count], self.request.group_size
         lengths = torch.tensor([len(ids) for ids in prompts])
         width = int(lengths.max())
@@ -189,7 +189,7 @@ class _Decoding:
         return self.layers(groups.tokens, turns, attend)
 
     def _choose(self, logits: Float[Tensor, "row vocab"], groups: Groups, t: int, drawn: eager.Drawn) -> None:
-        """Draw token `t` of each row and end those that it is the last of."""
+        """Sample token `t` of each row and end the rows of which it is the last."""
         rows = groups.rows.flatten()
         scores = self.processors(cast(torch.LongTensor, groups.tokens), cast(torch.FloatTensor, logits))
         spread = torch.log_softmax(scores, -1)

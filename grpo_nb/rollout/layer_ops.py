@@ -1,4 +1,4 @@
-"""What lies between the matrix products of a decoder layer: in plain torch on the CPU, one kernel each on CUDA."""
+"""Operations between the matrix products of a decoder layer: in plain torch on the CPU, one kernel each on CUDA."""
 
 from typing import Any
 

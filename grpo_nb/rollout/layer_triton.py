@@ -1,6 +1,6 @@
-"""Triton kernels of what lies between the matrix products of a decoder layer.
+"""Triton kernels of the operations between the matrix products of a decoder layer.
 
-Imported on CUDA only (or under TRITON_INTERPRET=1); `layer_ops` says in plain torch what they compute. They round to
+Imported on CUDA only (or under TRITON_INTERPRET=1); `layer_ops` computes the same in plain torch. They round to
 the model's type where transformers' modules do.
 """
 # mypy: ignore-errors

@@ -173,5 +173,5 @@ def _width(base: Any) -> int:
 
 
 def ends_of(sizes: Sequence[int]) -> list[int]:
-    """Where each of some neighbours ends."""
+    """End positions of neighbours with these sizes."""
     return [sum(sizes[: i + 1]) for i in range(len(sizes))]

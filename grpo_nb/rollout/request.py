@@ -1,4 +1,4 @@
-"""What an engine is asked to draw."""
+"""Requests to an engine, and completions that it reports as ended."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from grpo_nb.config import SamplingConfig
 
 @dataclass(frozen=True)
 class Ended:
-    """A completion that has just ended, while others are still drawn."""
+    """A completion that has just ended, while others are still being sampled."""
 
     row: int
-    """Which of the B completions it is."""
+    """Index of the completion among the B."""
     text: str
-    """What tasks and the judge read of it; see `Rollouts.scored_texts`."""
+    """Text that tasks and the judge read; see `Rollouts.scored_texts`."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Request:
     group_size: int
     """K"""
     sampling: SamplingConfig
-    """With the temperature of now: it is a knob, so not always the run's own."""
+    """Sampling settings with the current temperature, a knob, which may differ from the run's own."""
     uniforms: Tensor | None = None
     """float64 in [0, 1), [P * K, at least max_completion_length]: entry (row, t) alone decides token t of that row
-    given the tokens before it, so a result does not depend on what else is drawn with it. `greedy` needs none."""
+    given the tokens before it, so a result does not depend on the other rows. `greedy` needs none."""
     greedy: bool = False
     """Take the likeliest token."""
     ended: Callable[[Sequence[Ended]], None] | None = None
@@ -50,5 +50,5 @@ class Request:
 
     @property
     def temperature(self) -> float | None:
-        """None: greedy."""
+        """Temperature of the sampling; None: greedy."""
         return None if self.greedy else self.sampling.temperature

@@ -1,8 +1,8 @@
-"""The draw of a token from scores, on the device that holds them.
+"""Samples a token from scores, on the device that holds them.
 
 The weights exp(score - maximum) are float32 and are added in float64, within blocks of the vocabulary and over blocks.
 A token is the first whose cumulative weight exceeds u times the total. `eager.sample_inverse_cdf` does the same with
-float64 weights: its boundaries between tokens lie within about 1e-7 of these, so that of ten million draws from equal
+float64 weights: its boundaries between tokens lie within about 1e-7 of these, so that of ten million samples from equal
 scores about one gives another token.
 """
 
@@ -20,10 +20,11 @@ def draw(
     uniforms: Float[Tensor, "row token"] | None,
     step: Int[Tensor, "one"],
 ) -> tuple[Int[Tensor, "row"], Float[Tensor, "row"]]:
-    """A token of each row from softmax(scores / temperature) by its uniform of column `step`, and its log-prob.
+    """Sample a token of each row from softmax(scores / temperature) by its uniform of column `step`; and its log-prob.
 
-    Without uniforms the likeliest. A token of probability 0 is never drawn; a log-prob is not finite where a row's
-    scores hold nan or +inf, or nothing else than -inf. The temperature is a tensor, so that a captured graph reads it.
+    Without uniforms it takes the likeliest. A token of probability 0 is never sampled; a log-prob is not finite where a
+    row's scores hold nan or +inf, or nothing else than -inf. The temperature is a tensor, so that a captured graph
+    reads it.
     """
     if scores.device.type == "cpu":
         return reference(scores, temperature, uniforms, step)

@@ -1,8 +1,8 @@
-"""Does this model give a token the same probability whatever is computed with it? Asked once of every policy.
+"""Check, once per policy, that a token's log-prob does not depend on what else is computed with it.
 
-Three prompts of unequal length are drawn from together, left-padded, and their tokens scored three ways: as the engine
-drew them, together in one pass, and each row alone without padding. A model whose positions, masks or states do not
-bear padding, or whose decoding loop is another function than its full pass, would be trained on wrong ratios.
+Three prompts of unequal length are sampled from together, left-padded, and their tokens scored three ways: as the
+engine sampled them, together in one pass, and each row alone without padding. A model whose positions, masks or states
+break with padding, or whose decoding loop is another function than its full pass, would be trained on wrong ratios.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,9 +32,10 @@ LENGTHS, TOKENS = (9, 4, 1), 4
 
 
 def load_alike(model: ModelConfig, seed: int, sharding: Sharding | None = None) -> Policy:
-    """`load_policy`; `check_model` asks nothing that a policy of the same files and settings answered in this process.
+    """`load_policy`, whose results of `check_model` are shared in this process by policies of the same files and
+    settings.
 
-    For who loads it and hands it on as it is: SFT, GRPO and each evaluation of a run load the model anew.
+    For callers that use it as loaded: SFT, GRPO and each evaluation of a run load the model anew.
     """
     policy = load_policy(model, seed, sharding)
     if sharding is not None:
@@ -54,7 +55,7 @@ def check_model(policy: Policy, draws: bool = True) -> None:
     Costs nine short forward passes, once for each policy, or for those of `load_alike`.
 
     Raises:
-        ModelError: what differs, by how many nats, and what usually is the cause.
+        ModelError: names the difference, its size in nats, and the usual cause.
     """
     wanted = {"scores", "draws"} if draws else {"scores"}
     if wanted <= policy.agrees:
@@ -76,7 +77,7 @@ def check_model(policy: Policy, draws: bool = True) -> None:
 
 
 def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts]) -> str | None:
-    """Why log-probs of `generate` are not the policy's own; None where rounding explains all of the difference."""
+    """Error text if log-probs of `generate` are not the policy's own; None where rounding explains the difference."""
     (gap,) = sampler_gaps(policy, generate, 1.0, (1.0,))
     if wrong := _beyond_rounding(policy, gap):
         return (
@@ -88,7 +89,9 @@ def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts
 def sampler_gaps(
     policy: Policy, generate: Callable[[Policy, Request], Rollouts], temperature: float, scored_at: Sequence[float]
 ) -> list[Tensor]:
-    """By how much log-probs of tokens that `generate` draws at a temperature differ from the policy's own at others."""
+    """Differences in nats between log-probs of tokens that `generate` samples at a temperature and the policy's own at
+    others.
+    """
     prompts, sampling = _prompts(policy), SamplingConfig(max_completion_length=TOKENS, temperature=temperature)
     with policy.eval_mode():
         drawn = generate(policy, Request(prompts, 2, sampling, _uniforms(2 * len(prompts))))
@@ -98,7 +101,7 @@ def sampler_gaps(
 
 
 def shares_prompts(policy: Policy) -> bool:
-    """Whether completions behind one shared prompt have the log-probs that they have alone, to rounding.
+    """Whether completions after one shared prompt have the log-probs that they have alone, to rounding.
 
     Costs two short forward passes, once for each policy.
     """
@@ -111,7 +114,7 @@ def groups(policy: Policy) -> bool:
 
 
 def _scores_alike(policy: Policy, what: str, batched: Callable[..., PackedBatch | GroupedBatch]) -> bool:
-    """Whether batches of this kind give the policy's own log-probs, to rounding; asked once for each policy."""
+    """Whether batches of this kind give the policy's own log-probs, to rounding; measured once for each policy."""
 
     def scores(*rows: Sequence[Any]) -> Tensor:
         batch = batched(*rows)
@@ -123,7 +126,7 @@ def _scores_alike(policy: Policy, what: str, batched: Callable[..., PackedBatch 
                 found = agrees(policy, scores)
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model makes of a mask that it does not know: it is given none
+        except Exception as error:  # a model may raise anything for a mask it does not support: it gets none
             logger.info("%s takes no %s: %s", type(policy.model).__name__, what, error)
             found = False
         policy.checked.add(what if found else f"no {what}")
@@ -176,7 +179,7 @@ _CAUSES = {
 
 def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
     if not differences.isfinite().all():
-        return  # damaged weights are no fault of the architecture: whoever trains or draws says so
+        return  # damaged weights are no fault of the architecture: training and sampling report them
     if wrong := _beyond_rounding(policy, differences):
         raise ModelError(
             f"{what}: log-probs differ by {wrong['mean'][0]:.3g} nats on average, rounding explains "
@@ -185,7 +188,7 @@ def _refuse(policy: Policy, what: str, differences: Tensor, cause: str) -> None:
 
 
 def _beyond_rounding(policy: Policy, differences: Tensor) -> dict[str, tuple[float, float]]:
-    """What of some differences of log-probs is more than rounding; see `rounding.broken`."""
+    """Statistics of log-prob differences that exceed rounding; see `rounding.broken`."""
     sizes = differences.abs()
     return broken(Gap(mean=float(sizes.mean()), tokens=sizes.numel()), step(policy.dtype, policy.device))
 

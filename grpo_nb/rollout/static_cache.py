@@ -1,6 +1,6 @@
-"""Keys and values at fixed addresses: each prompt's once for its group, and each row's own tokens.
+"""Key and value cache at fixed addresses: each prompt's once for its group, and each row's own tokens.
 
-All rows of a batch have drawn the same number of tokens, so token t of every row lies in slot t of its own part. A
+All rows of a batch have sampled the same number of tokens, so token t of every row lies in slot t of its own part. A
 prompt fills the last slots of its part. Position of slot j of a prompt: j - start; of a row's slot t: length + t.
 """
 
@@ -18,7 +18,7 @@ from grpo_nb.printable import Clean
 
 
 class Unserved(Clean):
-    """The graph engine cannot draw from this model; the text says why."""
+    """Raised when the graph engine cannot sample from this model; the text has the reason."""
 
 
 @dataclass
@@ -31,29 +31,29 @@ class LayerCache:
     own_values: Float[Tensor, "row head token d"]
 
     def first(self, rows: int) -> "LayerCache":
-        """The same memory, of the first rows."""
+        """View of the first rows, on the same memory."""
         return LayerCache(self.prompt_keys, self.prompt_values, self.own_keys[:rows], self.own_values[:rows])
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a cache has room for."""
+    """Capacity of a cache."""
 
     prompts: int
     rows: int
     prompt: int
     """Tokens."""
     tokens: int
-    """Of a completion."""
+    """Tokens of a completion."""
 
     def holds(self, other: "Size") -> bool:
-        """Whether a cache of this size serves the other's rows."""
+        """Whether a cache of this size has room for the other's rows."""
         larger = self.prompts >= other.prompts and self.prompt >= other.prompt and self.tokens >= other.tokens
         return larger and self.rows >= other.rows
 
 
 class StaticCache:
-    """What decoding attention reads, and the numbers that say which parts of it are filled."""
+    """Keys and values for decoding attention, and the numbers that mark their filled parts."""
 
     def __init__(self, size: Size, like: Cache, group_rows: int) -> None:
         self.size, self.group_rows = size, group_rows
@@ -127,13 +127,13 @@ class Passing(Cache):
 
 
 def bytes_per_token(like: Cache) -> int:
-    """Of the keys and values of all layers."""
+    """Bytes per token of the keys and values of all layers."""
     layers: list[Any] = like.layers
     return sum(t.shape[1] * t.shape[3] * t.element_size() for layer in layers for t in (layer.keys, layer.values))
 
 
 def check_layers(cache: Cache) -> None:
-    """Whether a static cache can take these layers over.
+    """Check that a static cache can take over these layers.
 
     Raises:
         Unserved: a layer has a state, shares another's keys, or has values of another width.

@@ -1,16 +1,17 @@
-"""The engine that asks a vLLM server: token ids in and out, the policy's adapter loaded anew whenever it has changed.
+"""The engine that samples on a vLLM server: token ids in and out, the policy's adapter loaded anew when it has changed.
 
-What is exact with it and what is not:
+Which of its results are exact:
 
 - The adapter's name is a hash of its weights, so that a name never stands for two sets of weights: neither the server's
   prefix cache nor a restart can mix them up. A step whose update was skipped loads nothing.
-- The seed of each request is a function of (seed, step, row). Two runs that ask the same server in the same way get the
-  same tokens only as far as the server's log-probs do not depend on what it computes beside a request, which vLLM does
-  not promise: a resumed run has the same prompts, seeds and weights as one that never stopped, and the same completions
-  up to rounding, not bit for bit. The events `start` and `resume` say so (`server`: `exact` is false).
+- The seed of each request is a function of (seed, step, row). Two runs that send the same server the same requests get
+  the same tokens only if the
+  server's log-probs do not depend on its other requests, which vLLM does not promise: a resumed run has the same
+  prompts, seeds and weights as one that never stopped, and the same completions up to rounding, not bit for bit. The
+  events `start` and `resume` log this (`server`: `exact` is false).
 - The server computes with kernels and a precision of its own. How far its log-probs are from the trainer's is measured
-  every step (`sampler_logp_difference/mean`); where that is more than rounding, the rules `sampler_*` say so, and
-  `algorithm.importance_correction` weighs against it.
+  every step (`sampler_logp_difference/mean`); where that is more than rounding, the rules `sampler_*` report it, and
+  `algorithm.importance_correction` weighs for it.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ CHECKED_AT = 0.5
 
 
 class VLLMEngine:
-    """Draws from a LoRA policy through a running vLLM server.
+    """Samples from a LoRA policy through a running vLLM server.
 
     Raises:
         ConfigError: no address is set.
@@ -82,11 +83,11 @@ class VLLMEngine:
         return self._generate(policy, request)
 
     def begin(self, policy: Policy, request: Request) -> "Future[Rollouts]":
-        """What `generate` gives, drawn while this thread trains: the adapter's files are written before this returns.
+        """Start a `generate` that runs while this thread trains; the adapter's files are written before this returns.
 
         Raises:
-            ModelError, ValueError, ConfigError, ServerError: as `generate` before it draws; what comes later is raised
-                by the future.
+            ModelError, ValueError, ConfigError, ServerError: as `generate` before it samples; later errors are raised
+            by the future.
         """
         self._check_asked(policy, request)
         return self._background.start(self._drawn(policy, request, self._names(policy)))
@@ -97,7 +98,7 @@ class VLLMEngine:
             self.check(policy, max(map(len, request.prompt_ids), default=0) + request.sampling.max_completion_length)
 
     def check(self, policy: Policy, longest: int) -> None:
-        """See before any work that the server may be asked, has what is needed, and serves this policy's model.
+        """Check before any work that requests to the server are allowed, and that it serves this policy's model.
 
         Args:
             longest: tokens of a prompt with its completion, at most.
@@ -124,7 +125,7 @@ class VLLMEngine:
             raise ServerError(f"{error}. This command starts a suitable server: {advice}") from None
 
     def close(self) -> None:
-        """Unload the adapter and remove its files; the next rollout loads it again. What is still drawn is given up."""
+        """Unload the adapter, remove its files and cancel unfinished requests; the next rollout loads it again."""
         self._background.close()
         name, self._loaded = self._loaded, ""
         if self._home is not None:
@@ -147,7 +148,7 @@ class VLLMEngine:
         return {"url": self._server.label, **about}
 
     def _check_model(self, policy: Policy) -> None:
-        """Compare log-probs of tokens that the server draws with the policy's own."""
+        """Compare log-probs of tokens that the server samples with the policy's own."""
 
         def draw(policy: Policy, request: Request) -> Rollouts:
             return self._generate(policy, request, patience_s=0)
@@ -177,7 +178,7 @@ class VLLMEngine:
         return drawn.rollouts()
 
     def _names(self, policy: Policy) -> tuple[str, str]:
-        """Of the adapter that the server has, and of the one that it needs, whose files are written."""
+        """Name of the adapter that the server has, and of the one it needs, whose files are written."""
         return self._loaded, self._written(policy)
 
     def _written(self, policy: Policy) -> str:
@@ -202,7 +203,7 @@ class VLLMEngine:
     async def _draw(
         self, policy: Policy, request: Request, drawn: eager.Drawn, names: tuple[str, str], patience_s: float | None
     ) -> None:
-        """Draw with the second of the adapters, once the first, where it is another, is unloaded."""
+        """Sample with the second adapter, once the first, if it is another one, is unloaded."""
         before, name = names
         async with self._server.open(patience_s) as session:
             if before != name:
@@ -273,10 +274,10 @@ def bodies(policy: Policy, request: Request, model: str) -> list[dict[str, Any]]
 
 
 def _take(policy: Policy, request: Request, drawn: eager.Drawn, place: int, choices: Sequence[Choice]) -> None:
-    """Write down the completions of one prompt.
+    """Record the completions of one prompt.
 
     Raises:
-        ServerError: they are not what was asked for.
+        ServerError: they do not match the request.
     """
     group, cap = request.group_size, request.sampling.max_completion_length
     ends, rows = set(policy.stop_token_ids), range(place * group, (place + 1) * group)

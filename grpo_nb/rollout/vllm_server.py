@@ -1,4 +1,4 @@
-"""A vLLM server over HTTP: what it is asked, what its refusals mean, and how long it may be gone."""
+"""Client of a vLLM server over HTTP: requests, the meaning of its refusals, and the patience with its failures."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ URL = "GRPO_NB_VLLM_URL"
 """Environment variable: the server's address where it is another one than when the run was made."""
 RUNTIME_LORA = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` may be."""
+"""Values that vLLM accepts for `--max-lora-rank`."""
 LARGEST_REPLY = 256 << 20
 LONGEST_WORDS = 300
 PAUSES = (0.2, 5.0)
@@ -73,7 +73,7 @@ class Cards(BaseModel):
 
 
 class Server:
-    """Where the server is and how long it may take.
+    """Address of the server and its timeouts.
 
     Raises:
         ConfigError: no address is set.
@@ -93,7 +93,7 @@ class Server:
         self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
 
     def check_ready(self) -> None:
-        """Refuse a server that may not be asked, before anything is sent.
+        """Refuse a server to which requests are not allowed, before anything is sent.
 
         Raises:
             ConfigError: as `judge.client.check_ready`: the host or its key was never confirmed on this machine.
@@ -110,7 +110,7 @@ class Server:
 
 
 class Session:
-    """What a server is asked during one rollout. While it is gone or fails it is asked again, for `patience_s`."""
+    """Requests to a server during one rollout. While it is unreachable or fails they are repeated, for `patience_s`."""
 
     def __init__(self, client: Any, url: str, limits: tuple[str, float]) -> None:
         self._client, self._url = client, url
@@ -137,10 +137,10 @@ class Session:
         return one_line(str(known or "unknown"))[:50], base
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter under a name that stands for its weights: a name that is there already has the same.
+        """Load an adapter under a name that stands for its weights: a name that is loaded already has the same weights.
 
         Raises:
-            ServerError: the server cannot load it; says why.
+            ServerError: the server cannot load it; with the reason.
         """
         status, found = await self._ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         words = self._words(found)
@@ -217,7 +217,7 @@ class Session:
             pause = min(2 * pause, PAUSES[1])
 
     def _words(self, found: Any) -> str:
-        """What an error says, in the server's words."""
+        """Message of an error, in the server's words."""
         error = found.get("error", found) if isinstance(found, dict) else found
         return self._cleaned(str(error.get("message", error) if isinstance(error, dict) else error))
 
@@ -234,7 +234,7 @@ def _value(reply: Any) -> Any:
 
 
 def _is_error(found: Any) -> bool:
-    """Whether a 404 is vLLM's own about a model or a folder, and not of a route that is missing."""
+    """Whether a 404 is vLLM's own about a model or a folder, rather than about a missing route."""
     return isinstance(found, dict) and "error" in found
 
 
