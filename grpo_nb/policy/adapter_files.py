@@ -73,7 +73,7 @@ class Misfits:
 
     @classmethod
     def of(cls, model: PeftModel, has: Mapping[str, Shape]) -> "Misfits":
-        """What does not fit, name by name. The embeddings may be in the file and need not."""
+        """Mismatches between a file and the model, name by name; the embeddings in the file are optional."""
         needs = _needed(model)
         known = needs | _embeddings(model)
         return cls(

@@ -51,7 +51,7 @@ def attach(model: PreTrainedModel, config: ModelConfig, base: str, seed: int) ->
 
 
 def beyond_text(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """Those of the names of modules or parameters that a text never reaches.
+    """Names of modules or parameters, among `names`, that text never reaches.
 
     They are outside of the decoder (vision and audio towers, projectors) or in its cross-attention layers; the output
     head is not among them. None for a model of text alone.

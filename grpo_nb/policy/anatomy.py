@@ -26,7 +26,7 @@ def plain(model: AnyModel) -> nn.Module:
 
 
 def towers_note(model: AnyModel) -> str:
-    """Whether adapters are on layers that a text never reaches, where there are such layers."""
+    """Note about adapters on layers that text never reaches; empty without such layers."""
     if not isinstance(model, PeftModel):
         return ""
     base: Any = model.get_base_model()
@@ -38,7 +38,7 @@ def towers_note(model: AnyModel) -> str:
 
 
 def rank(model: PeftModel) -> int:
-    """Of the adapter that acts."""
+    """Rank of the active adapter."""
     settings: Any = model.peft_config[model.active_adapters[0]]
     return int(settings.r)
 
@@ -66,9 +66,9 @@ def in_memory(model: AnyModel) -> AnyModel:
 
 
 def shifts_positions(settings: PreTrainedConfig, longest: int) -> str | None:
-    """The kind of rotary positions, where a row of `longest` tokens changes those of all rows of its batch.
+    """Kind of rotary positions if a row of `longest` tokens changes the positions of its batch; else None.
 
-    `longrope` and `dynamic` take other frequencies for a whole batch once its longest row is beyond the length that the
+    `longrope` and `dynamic` take other frequencies for the batch once its longest row is beyond the length that the
     model was first trained with, so a completion's log-probs depend on its neighbours.
     """
     rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}

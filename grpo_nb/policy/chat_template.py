@@ -1,4 +1,4 @@
-"""How a chat template writes the assistant's turn: which template, with which switches, and what follows a prompt."""
+"""Chat templates: the template and its switches, and the text that follows a prompt in the assistant's turn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def names(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def without_default(named: Sequence[str]) -> str:
-    """What to do about a tokenizer whose templates have names and none of them is `default`."""
+    """Advice for a tokenizer whose templates have names and none of them is `default`."""
     first = named[0]
     return (
         f"the tokenizer has {len(named)} chat templates and none of them is the default: {', '.join(named)}. Choose "
@@ -70,11 +70,11 @@ def turn(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
 
 
 def rest(prompt: str, written: str) -> str:
-    """What follows the rendered prompt in the rendered conversation; white space between the two may differ.
+    """Text after the rendered prompt in the rendered conversation; white space between the two may differ.
 
     Raises:
-        ModelError: the conversation does not begin with the prompt, so that no completion of it can be what the
-            template writes (DeepSeek-R1 opens a thinking block for the model and leaves it out of a turn).
+        ModelError: the conversation does not begin with the prompt, so that no completion of it can match the template
+        (DeepSeek-R1 opens a thinking block for the model and leaves it out of a turn).
     """
     if written.startswith(prompt):
         return written[len(prompt) :]

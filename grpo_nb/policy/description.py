@@ -10,7 +10,7 @@ from grpo_nb.policy.eval_mode import Silenced
 
 
 def describe(policy: Any, size: int, silenced: Sequence[Silenced]) -> dict[str, object]:
-    """For people and for the log; `size`: parameters of the model before a reference was added."""
+    """Description of a policy for people and the log; `size`: parameters of the model before a reference was added."""
     tokenization, model = policy.tokenization, policy.model
     learning = list(policy.parameters_by_name().values())
     return {

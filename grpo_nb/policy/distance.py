@@ -1,4 +1,4 @@
-"""How far a policy is from its reference, exactly: KL of complete distributions on some prefixes."""
+"""Exact distance of a policy from its reference: KL of complete distributions on some prefixes."""
 
 import torch
 

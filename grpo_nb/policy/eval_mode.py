@@ -1,4 +1,4 @@
-"""What makes a forward pass random, or more than a forward pass, switched off in a model and in its configurations."""
+"""Switches off everything in a model and its configurations that makes a forward pass random or adds work to it."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ EXTRAS = ("output_router_logits",)
 
 @dataclass(frozen=True)
 class Silenced:
-    """One attribute that was changed, and what it was."""
+    """One attribute that was changed, with its former value."""
 
     name: str
     owner: Any
@@ -62,7 +62,7 @@ _FLAGS = ("training", "gradient_checkpointing")
 
 
 def _modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Each module once, as `model.modules()`, in a third of its time."""
+    """Each module once, as from `model.modules()`, in a third of its time."""
     seen, waiting = {model}, [model]
     while waiting:
         module = waiting.pop()
@@ -100,7 +100,7 @@ def _owners(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _quiet(owner: Any, attribute: str, value: Any) -> float | bool | None:
-    """What the attribute has to be; None where it may stay."""
+    """Value that the attribute must have; None where it may stay."""
     if attribute in EXTRAS:
         return False if value is True else None
     named = any(part in attribute for part in RANDOM)

@@ -1,4 +1,4 @@
-"""A device whose memory is full, as one error, however the library says it that met the limit."""
+"""One error for a device whose memory is full, from whichever library it comes."""
 
 import re
 from collections.abc import Iterator

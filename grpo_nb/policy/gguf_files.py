@@ -52,7 +52,7 @@ _NO_PART_OF_THE_MODEL = frozenset(
 
 @dataclass(frozen=True)
 class Architecture:
-    """How llama.cpp names an architecture, and what it does to weights."""
+    """llama.cpp's name of an architecture, and its changes to the weights."""
 
     name: str
     permutes: bool = False
@@ -65,7 +65,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture("qwen2"),
     "Qwen3ForCausalLM": Architecture("qwen3", states_head_size=True),
 }
-"""Those that the tests write, read and compare."""
+"""Architectures that the tests write, read and compare."""
 
 
 def refuse(model: PreTrainedModel) -> Architecture:
@@ -206,7 +206,7 @@ def _interleaved(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[str, Any]:
-    """Tokens with their types, merges, and the way a text is split before.
+    """Tokens with their types, merges, and the way a text is split before tokenization.
 
     Raises:
         ModelError: the tokenizer is not a byte-level BPE that splits a text in one of the known ways.

@@ -1,4 +1,4 @@
-"""Completions of a few tokens behind shared prompts, for `LlamaLayers`: prompts and completions in rectangles."""
+"""Completions of a few tokens after shared prompts, for `LlamaLayers`: prompts and completions in rectangles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class GroupedBatch:
-    """A row holds a prompt and then, one behind the other, its completions without their last tokens.
+    """Rows with a prompt and then, one after the other, its completions without their last tokens.
 
     Both are padded on the right: a causal mask alone hides what follows a prompt from it.
     """
@@ -23,13 +23,13 @@ class GroupedBatch:
     input_ids: Int[Tensor, "prompt sequence"]
     positions: Int[Tensor, "prompt sequence"]
     mask: Float[Tensor, "#prompt 1 query sequence"]
-    """What each prompt's last token and its completions see: 0 or -inf."""
+    """Attention mask of each prompt's last token and its completions: 0 or -inf."""
     width: int
-    """Of a prompt, with its padding."""
+    """Width of a prompt, with its padding."""
     predicts: Int[Tensor, "queries"]
     """Places in `input_ids` that a token is predicted from: of each row a prompt's last token, then completions."""
     places: Int[Tensor, "batch token"]
-    """Which of `predicts` each completion token follows; any outside the mask."""
+    """Index into `predicts` that each completion token follows; arbitrary outside the mask."""
     tokens: Int[Tensor, "batch token"]
     completion_mask: Bool[Tensor, "batch token"]
 
@@ -37,7 +37,7 @@ class GroupedBatch:
         return self.tokens.shape[0]
 
     def pick(self, values: Float[Tensor, "queries"]) -> Float[Tensor, "batch token"]:
-        """What was computed at each of `predicts`, where the completion tokens are predicted."""
+        """Values at each of `predicts`, arranged by the completion tokens they predict."""
         return values[self.places]
 
     def pick_logits(self, logits: Float[Tensor, "queries vocab"]) -> Float[Tensor, "batch token"]:
@@ -46,7 +46,7 @@ class GroupedBatch:
         return logits.flatten().gather(0, flat.flatten()).view_as(flat)
 
     def logits(self, layers: LlamaLayers) -> Float[Tensor, "queries vocab"]:
-        """After each of `predicts`."""
+        """Logits at each of `predicts`."""
         prompts = len(self.input_ids)
         last, scale, width = len(layers.layers) - 1, layers.scale, self.width
 
@@ -66,7 +66,7 @@ class GroupedBatch:
 
 
 def group(prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int], pad_id: int) -> GroupedBatch:
-    """Completions behind their prompts, equal ones of a prompt once; see `packing.pack` for the arguments."""
+    """Completions after their prompts, equal ones of a prompt once; see `packing.pack` for the arguments."""
     left, right = max(map(len, prompts)), max(map(len, completions))
     numbers: list[dict[tuple[int, ...], int]] = [{} for _ in prompts]
     number = [numbers[p].setdefault(tuple(c), len(numbers[p])) for p, c in zip(prompt_of, completions, strict=True)]
@@ -102,7 +102,7 @@ def padded(rows: Sequence[Ids], width: int, pad_id: int) -> Int[Tensor, "row wid
 
 
 def _mask(lengths: Tensor, left: int, members: int, own: int) -> Float[Tensor, "#prompt 1 query sequence"]:
-    """Each prompt's last token sees the prompt; a completion's token that and its own completion so far."""
+    """Tree mask: each prompt's last token sees the prompt; a completion's token also sees its own completion so far."""
     if len(lengths.unique()) == 1:
         lengths = lengths[:1]
     member = torch.arange(members).repeat_interleave(own)

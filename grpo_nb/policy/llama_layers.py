@@ -1,8 +1,8 @@
-"""The forward pass of small models of Llama's kin with few and large operations, for training and decoding on the CPU.
+"""Forward pass of small Llama-like models with few and large operations, for training and decoding on the CPU.
 
 A model of a million parameters spends most of its time between the matrix products: peft's four operations a linear
 layer, norms of six, rotary positions of ten, and their backward passes. Here the adapters are added to copies of the
-weights, once a pass and with their gradient, a norm's weight is multiplied into the matrix behind it, the projections
+weights, once a pass and with their gradient, a norm's weight is multiplied into the matrix after it, the projections
 of one input are one product, and the rest are a few functions with a backward pass of their own. The model's weights
 are read only. Of the last layer, only tokens that something is predicted from are computed beyond keys and values.
 """
@@ -24,8 +24,9 @@ KIN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCa
 ROTARY = {"default", "linear", "llama3", "yarn"}
 """Rotary positions whose frequencies do not depend on the length of a text."""
 SMALL = 20_000_000
-"""Parameters below which products are so short that what lies between them counts. The gradient of an adapter goes
-through that of the whole weight here, half as much work again in the products, which a larger model would notice."""
+"""Parameters below which matrix products are so short that the operations between them dominate. Here an adapter's
+gradient goes through that of the full weight, half as much work again in the products, which would slow a larger model.
+"""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries, keys, values), each [token, head, d] -> [token, heads * d]"""
@@ -37,9 +38,9 @@ class LayerWeights:
 
     qkv: Float[Tensor, "out width"]
     bias: Float[Tensor, "out"] | None
-    """Of queries, keys and values."""
+    """Bias of queries, keys and values."""
     norms: tuple[Tensor, Tensor] | None
-    """Of each head's queries and keys."""
+    """Norm weights of each head's queries and keys."""
     out: Float[Tensor, "width heads_d"]
     gate_up: Float[Tensor, "double width"]
     down: Float[Tensor, "width inner"]
@@ -48,7 +49,7 @@ class LayerWeights:
 class LlamaLayers:
     """The model's present weights, ready to multiply; with gradients to what trains where they are enabled.
 
-    `adapter` is added to them in place of the one that acts.
+    `adapter` is added to them in place of the active one.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, adapter: str | None = None) -> None:
@@ -68,7 +69,7 @@ class LlamaLayers:
         return embedded
 
     def turns(self, positions: Int[Tensor, "..."]) -> Tensor:
-        """What queries and keys of these positions are multiplied with: complex, [token, 1, d / 2]."""
+        """Rotary factors of queries and keys at these positions: complex, [token, 1, d / 2]."""
         cos, sin = self.base.model.rotary_emb(self.head, positions.reshape(1, -1))
         half = self.d // 2
         return torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
@@ -150,7 +151,7 @@ class LlamaLayers:
 
 
 def weight_of(layer: Any, adapter: str | None = None) -> Tensor:
-    """A linear layer's weight with the product of an adapter added, by default of the one that acts."""
+    """A linear layer's weight with the product of an adapter added, by default of the active one."""
     if not isinstance(layer, LoraLinear):
         weight: Tensor = layer.weight
         return weight
@@ -161,7 +162,7 @@ def weight_of(layer: Any, adapter: str | None = None) -> Tensor:
 
 
 def unserved(model: PreTrainedModel | PeftModel) -> str | None:
-    """Why this pass cannot stand for the model's own; None where it can."""
+    """Reason why this pass cannot replace the model's own; None where it can."""
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     if base.device.type != "cpu" or base.dtype != torch.float32:
         return f"it is in {base.dtype} on {base.device.type}"
@@ -180,7 +181,7 @@ def unserved(model: PreTrainedModel | PeftModel) -> str | None:
 
 
 def _linears(base: Any) -> Iterator[tuple[Any, ...]]:
-    """Those of queries, keys and values together, the others each by itself."""
+    """Linear layers: queries, keys and values together, each other layer by itself."""
     yield (base.lm_head,)
     for layer in base.model.layers:
         attention, mlp = layer.self_attn, layer.mlp

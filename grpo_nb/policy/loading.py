@@ -1,4 +1,4 @@
-"""From a model's source to the model and its tokenizer on a device, or to one clear error.
+"""Loads a model and its tokenizer from a source onto a device, or raises one clear error.
 
 Weights come from safetensors or GGUF only, and no code from a repository is ever run.
 """
@@ -124,7 +124,7 @@ def quietly(bars: bool = False) -> Iterator[None]:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """The device that `model.device` asks for; `auto` is the first accelerator found, else CPU.
+    """The device that `model.device` names; `auto` is the first accelerator found, else CPU.
 
     Raises:
         ModelError: the name is unknown, or the machine has no such device.

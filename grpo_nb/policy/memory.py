@@ -43,7 +43,7 @@ class Plan:
         return max(phases, key=self.held)
 
     def needs(self, phase: Phase) -> int:
-        """Bytes in use during one phase."""
+        """Bytes allocated during one phase."""
         return self.held("always") + (0 if phase == "always" else self.held(phase))
 
     @property
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """One sentence: whether the plan fits, its peak and the usable memory."""
         have = f"{gib(self.budget)} usable of {self.device_gib:g} GiB"
         if self.fits:
             return f"fits: peak {gib(self.peak)} {PHASES[self.hungriest]}, {have}"
@@ -108,7 +108,7 @@ def _plans_for_gpu(config: Config, device_gib: float | None) -> bool:
 
 
 Change = tuple[str, Callable[[Config], dict[str, Any] | None]]
-"""What a rung of the ladder is called, and the settings it changes; None where it has nothing left to lower."""
+"""Name of a rung of the ladder, and the settings it changes; None where it has nothing left to lower."""
 
 
 def _advice(config: Config, short: Plan, on_gpu: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What training takes of a device, term by term with its arithmetic."""
+"""Memory terms of a training, each with its arithmetic."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from grpo_nb.policy.shapes import ModelShape
 
 GIB = 2**30
 IN_FLIGHT = 256
-"""Completions that the eager engine draws at a time, at most."""
+"""Completions that the eager engine samples at a time, at most."""
 COPIED_AT_MOST = 4 * GIB
-"""Bytes of weights that the graph engine copies, to add the adapters to them: of larger models the weights are used
-where they lie. The rule knows sizes only, never how much memory is free, so that a resumed run decides alike."""
+"""Bytes of weights that the graph engine copies, to add the adapters to them: a larger model's weights are used
+in place. The rule depends on sizes only, never on the free memory, so that a resumed run decides alike."""
 SCORES_AT_ONCE = 2**28
 """Bytes of scores that a flat pass holds at a time."""
 ROOM = 64
@@ -31,7 +31,7 @@ PHASES: dict[Phase, str] = {
 
 @dataclass(frozen=True)
 class Term:
-    """One thing that takes memory."""
+    """One use of memory."""
 
     name: str
     phase: Phase
@@ -42,7 +42,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the terms hang on."""
+    """Inputs of the terms: settings, model shape and device."""
 
     config: Config
     shape: ModelShape
@@ -59,18 +59,18 @@ class Setting:
 
     @property
     def graph(self) -> bool:
-        """Whether the graph engine draws."""
+        """Whether the graph engine samples."""
         return self.on_gpu and self.config.rollout.engine not in ("eager", "vllm")
 
     @property
     def flat(self) -> bool:
-        """Whether passes go along one line of tokens."""
+        """Whether passes use one packed row of tokens."""
         half = self.on_gpu and self.item == 2 and not self.full
         return half and self.shape.kin and self.config.batch.passes == "auto"
 
     @property
     def rows(self) -> int:
-        """Completions that are drawn at a time."""
+        """Completions that are sampled at a time."""
         return min(self.config.batch.completions, IN_FLIGHT)
 
     @property
@@ -138,7 +138,7 @@ def _eager(setting: Setting) -> Iterator[Term]:
     cached = kv_bytes_per_token(shape, item)
     words = f"{cached:,} B x {rows} rows x {setting.longest:,} tokens"
     yield Term("KV cache", "sampling", cached * rows * setting.longest, words)
-    each = item + 12 if setting.on_gpu else item + 28  # float32 copies; the draw itself is float64 on the CPU
+    each = item + 12 if setting.on_gpu else item + 28  # float32 copies; the sampling itself is float64 on the CPU
     words = f"{each} B x {rows} rows x {shape.vocabulary:,} words"
     yield Term("next-token logits", "sampling", each * rows * shape.vocabulary, words)
 
@@ -161,7 +161,7 @@ def _graph(setting: Setting) -> Iterator[Term]:
 
 
 def _flat(setting: Setting, rows: int, phase: Phase) -> Iterator[Term]:
-    """What `grpo_nb.passes` keep; see `passes.layer`. Pairs of SFT share no prompts."""
+    """Memory that `grpo_nb.passes` keeps; see `passes.layer`. Pairs of SFT share no prompts."""
     config, shape, item = setting.config, setting.shape, setting.item
     shared = phase == "training" and config.batch.share_prompts == "auto"
     prompts = -(-rows // config.batch.group_size) if shared else rows

@@ -53,7 +53,7 @@ def load_policy(model: ModelConfig, seed: int = 0, sharding: Sharding | None = N
     ranks, all of which load it at once; rank 0 alone reads it.
 
     Raises:
-        ModelError: one message that says what was found, what is needed and what to change.
+        ModelError: the message names what was found, what is needed and what to change.
     """
     source = locate(model.name, seed)
     if source.kind == "adapter" and model.train == "full":
@@ -84,13 +84,13 @@ def load_policy(model: ModelConfig, seed: int = 0, sharding: Sharding | None = N
 
 
 class Policy(PolicyText):
-    """A causal language model that learns, seen through what GRPO asks of it.
+    """A causal language model that trains, with the operations that GRPO needs.
 
-    `Policy(model, tokenizer)` takes any transformers model or LoRA model that is in memory; whatever of it has
-    requires_grad is trained. Dropout and router noise are set to 0 in the model given.
+    `Policy(model, tokenizer)` takes any transformers model or LoRA model that is in memory; its parameters with
+    requires_grad are trained. Dropout and router noise are set to 0 in the model given.
 
     Raises:
-        ModelError: nothing to train, offloaded weights, no terminator, or a tokenizer that does not fit the model.
+        ModelError: nothing to train, offloaded weights, no stop token, or a tokenizer that does not fit the model.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Policy(PolicyText):
 
     @property
     def pad_id(self) -> int:
-        """Filler of masked positions; never a terminator."""
+        """Filler id of masked positions; never a stop token."""
         return self.tokenization.pad_id
 
     @property
@@ -185,7 +185,7 @@ class Policy(PolicyText):
         self.hold_part(sharding)
 
     def hold_part(self, sharding: Sharding | None) -> None:
-        """What trains is this rank's part from here on, where all weights do and are spread."""
+        """Train only this rank's part from here on, where all weights train and are spread."""
         self.sharding = sharding
         if sharding is not None and self.full:
             self.parts = Parts(self.model, self._trainable, sharding)
@@ -199,12 +199,12 @@ class Policy(PolicyText):
             parameter.grad = None
 
     def within(self) -> contextlib.AbstractContextManager[None]:
-        """All ranks leave this block of work together, where the weights that train are spread over them."""
+        """Block that all ranks leave together, where the weights that train are spread over them."""
         return contextlib.nullcontext() if self.sharding is None else self.sharding.passes.within()
 
     @property
     def refers(self) -> bool:
-        """Whether the rows that this rank holds are those of the reference now."""
+        """Whether the rows that this rank holds are the reference's at present."""
         return isinstance(self._reference, adapters.ExchangedReference) and self._reference.acts
 
     def fill(self, learns: bool) -> None:
@@ -232,7 +232,7 @@ class Policy(PolicyText):
     def pack(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
     ) -> PackedBatch:
-        """Completions behind the prompts that they share, on the policy's device; see `packing.pack`.
+        """Completions after the prompts that they share, on the policy's device; see `packing.pack`.
 
         Raises:
             ModelError: an empty prompt, or a completion that with its prompt is beyond the context.
@@ -243,7 +243,7 @@ class Policy(PolicyText):
     def group(
         self, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], prompt_of: Sequence[int]
     ) -> GroupedBatch:
-        """The same for policies that `llama_layers` serve, with the same errors; see `grouped.group`."""
+        """Grouped batch for policies that `llama_layers` serve, with the errors of `pack`; see `grouped.group`."""
         packing.check_rows([prompt_ids[p] for p in prompt_of], completion_ids, self.context)
         return grouped.group(prompt_ids, completion_ids, prompt_of, self.pad_id)
 
@@ -292,7 +292,7 @@ class Policy(PolicyText):
 
     @contextlib.contextmanager
     def as_grouped_reference(self) -> Iterator[None]:
-        """The same for grouped batches alone, which have no need of the model's modes."""
+        """Act as the reference for grouped batches alone, which do not depend on the model's modes."""
         reference = self._known_reference()
         by_name = isinstance(reference, adapters.AdapterReference)
         before = self._adapter
@@ -323,7 +323,7 @@ class Policy(PolicyText):
         return adapters.snapshot(self._known_reference().state())
 
     def reference_by_name(self) -> dict[str, Tensor]:
-        """The reference's own weights, not copies, by the names of `state`; `ModelError` where there is none."""
+        """The reference's own weights, not copies, by the names of `state`; `ModelError` without a reference."""
         return self._known_reference().state()
 
     def _new_reference(self) -> adapters.Reference:
@@ -427,7 +427,7 @@ class Policy(PolicyText):
             raise ModelError(f"cannot save to {folder}: {error}; choose a folder that can be written") from error
 
     def describe(self) -> dict[str, object]:
-        """What was loaded and what was decided about it, for people and for the log (JSON values)."""
+        """Description of the model as loaded and the choices made for it, for people and the log (JSON values)."""
         return description.describe(self, self._size, self._silenced)
 
 

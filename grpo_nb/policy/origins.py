@@ -1,7 +1,7 @@
-"""The content of a model: of the files that it was loaded from, or of what is in memory where there are none.
+"""Digests of a model's content: of the files that it was loaded from, or of the model in memory.
 
 Files are stamped before they are loaded and hashed in a thread meanwhile; a file that changed in between is refused,
-so that a digest is always of what was loaded.
+so that a digest always belongs to the loaded content.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Origin:
     """Where a model came from, with the digests of its files.
 
     Args:
-        source: what `source.locate` found; a hub id has files only once it is loaded. None: made in memory.
+        source: the result of `source.locate`; a hub id has files only once it is loaded. None: made in memory.
     """
 
     def __init__(self, source: Source | None = None) -> None:
@@ -66,7 +66,7 @@ class Origin:
             self._begin()
 
     def loaded(self, model: PreTrainedModel) -> None:
-        """The model is there: files of the hub can be found now."""
+        """Start to hash the files of the hub, which exist once the model is loaded."""
         if self._begun is None and self.source is not None and self.source.kind != "demo":
             self.revision = str(getattr(model.config, "_commit_hash", None) or "")
             self._begin()
@@ -165,7 +165,7 @@ class _Pending:
     def _run(self, work: Callable[[], dict[str, Entry]]) -> None:
         try:
             self._outcome.entries = work()
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised where the result is read
             self._outcome.error = error
 
 
@@ -192,7 +192,7 @@ def _paths(source: Source, revision: str) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _folder(source: Source, revision: str) -> Path | None:
-    """Where a model's files lie; None for one that has none."""
+    """Folder of a model's files; None without one."""
     if source.kind != "hub":
         return source.path
     from huggingface_hub import try_to_load_from_cache
@@ -260,7 +260,7 @@ def _pieces(data: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> list[Part]:
-    """What a tokenizer does, independent of how a version of its library writes it down."""
+    """Parts of a tokenizer's behaviour, independent of how a version of its library writes it down."""
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     added = {str(i): str(token) for i, token in tokenizer.added_tokens_decoder.items()}
     ids = [list(tokenizer.encode(text, add_special_tokens=False)) for text in PROBES]

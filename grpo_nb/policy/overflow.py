@@ -1,4 +1,4 @@
-"""Where numbers stop being finite although all weights are: one forward pass with hooks, only when it is needed."""
+"""Finds the layer where numbers stop being finite although all weights are: one forward pass with hooks, on demand."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ class Overflow:
     """The first module whose output is not finite."""
 
     layer: str
-    """Its name in the model."""
+    """Name of the layer in the model."""
     kind: str
-    """Its class."""
+    """Class of the layer."""
     dtype: str
     largest: float
     """Largest |x| of its finite inputs, weights of the module included."""
@@ -63,7 +63,7 @@ def _look(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Whether nothing is NaN or +inf, nor -inf but in a mask of attention, which is made of it."""
+    """Whether the tensor has no NaN, +inf or -inf; -inf is allowed in an attention mask."""
     return not bool((tensor.isnan() | tensor.isposinf()).any())
 
 

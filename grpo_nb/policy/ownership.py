@@ -1,4 +1,4 @@
-"""Which training a model belongs to: one at a time, through whatever `Policy` objects it is reached.
+"""Ownership of a model: one training at a time, through whichever `Policy` objects it is reached.
 
 A training claims its model when it starts. The claim lasts as long as the lock of its run does, so that it ends however
 the training ends: done, stopped, closed, collected as garbage, failed at its start, or released by hand.
@@ -49,7 +49,7 @@ class Ownership:
             self._lock, self._thread = weakref.ref(lock), threading.get_ident()
 
     def is_of(self, lock: RunLock) -> bool:
-        """Whether the newest claim is that of this training, open or not."""
+        """Whether the newest claim belongs to this training, open or not."""
         return self._lock is not None and self._lock() is lock
 
     def check(self, lock: RunLock) -> None:
@@ -139,7 +139,7 @@ _known: "weakref.WeakKeyDictionary[nn.Module, Ownership]" = weakref.WeakKeyDicti
 
 
 def ownership(model: nn.Module) -> Ownership:
-    """That of a model without adapters around it; all policies around one model share it."""
+    """Ownership of a model without adapters around it; all policies around one model share it."""
     return _known.setdefault(model, Ownership())
 
 

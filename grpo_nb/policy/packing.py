@@ -18,7 +18,7 @@ from grpo_nb.policy.source import ModelError
 Ids = Sequence[int]
 
 MASKED = 1.5
-"""What attention costs under a tree mask, in attention under a causal one: no fused kernel skips what it hides."""
+"""Cost of attention under a tree mask relative to a causal one: no fused kernel skips what the mask hides."""
 WORTH = 0.9
 """Share of the cost alone below which prompts are shared."""
 
@@ -28,7 +28,7 @@ PADDING, PROMPT = -1, 0
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Completions behind shared prompts, ready for the model; the counterpart of `Batch`."""
+    """Completions after shared prompts, ready for the model; the counterpart of `Batch`."""
 
     input_ids: Int[Tensor, "prompt sequence"]
     segments: Int[Tensor, "prompt sequence"]
@@ -46,12 +46,12 @@ class PackedBatch:
         return self.tokens.shape[0]
 
     def to(self, device: torch.device) -> "PackedBatch":
-        """The same on another device."""
+        """Copy of the batch on another device."""
         moved: dict[str, Any] = {k: value.to(device) for k, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
     def pick(self, values: Float[Tensor, "prompt column"]) -> Float[Tensor, "batch token"]:
-        """What was computed at each column from `start` on, at the columns that predict the completion tokens."""
+        """Values at the columns, counted from `start`, that predict the completion tokens."""
         return values.flatten()[self._places(values.shape[1])]
 
     def pick_logits(self, logits: Float[Tensor, "prompt column vocab"]) -> Float[Tensor, "batch token"]:
@@ -74,13 +74,13 @@ class PackedBatch:
 
 
 def pack(prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int], pad_id: int) -> PackedBatch:
-    """Completions behind their prompts, on the CPU; prompts end in one column, fillers stand on both sides.
+    """Pack completions after their prompts, on the CPU; prompts end in one column, padding stands on both sides.
 
     Args:
         prompts: token ids, at least one each.
         completions: token ids, in the order of the batch's rows.
         prompt_of: the prompt of each completion; those of one prompt need not be neighbours.
-        pad_id: what fillers hold.
+        pad_id: id of the padding.
     """
     left, longest = max(map(len, prompts)), max(map(len, completions))
     ends = [left] * len(prompts)

@@ -8,7 +8,7 @@ from grpo_nb.types import Prompt
 
 
 class PolicyText:
-    """What a policy does with text, by its tokenizer."""
+    """Text operations of a policy, by its tokenizer."""
 
     tokenization: TokenizerAdapter
 
@@ -17,7 +17,7 @@ class PolicyText:
         return self.tokenization.encode(prompt)
 
     def encode_completion(self, text: str, prompt: Prompt | None = None) -> list[int]:
-        """Token ids of a completion to learn, ending in one terminator; see `TokenizerAdapter.encode_completion`."""
+        """Token ids of a completion to learn, ending in one stop token; see `TokenizerAdapter.encode_completion`."""
         return self.tokenization.encode_completion(text, prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -37,9 +37,9 @@ class PolicyText:
         return self.tokenization.token_texts(ids)
 
     def set_chat_template(self, template: str) -> None:
-        """Give the tokenizer this Jinja chat template; the terminators are found anew."""
+        """Give the tokenizer this Jinja chat template; the stop tokens are found anew."""
         self.tokenization.set_chat_template(template)
 
     def set_date(self, date: datetime) -> None:
-        """Tell chat templates that read the clock this time from now on; a run gives the one of its start."""
+        """Give chat templates that read the clock this time from now on; a run sets the time of its start."""
         self.tokenization.date = date

@@ -9,7 +9,7 @@ BITSANDBYTES = "bitsandbytes"
 
 
 def method(settings: Any) -> str | None:
-    """How the weights of a model with this configuration are quantised (`gptq`, `awq`, ...); None: not at all."""
+    """Quantisation method of a model with this configuration (`gptq`, `awq`, ...); None: not quantised."""
     stated = getattr(settings, "quantization_config", None)
     stated = stated if isinstance(stated, dict) else getattr(stated, "__dict__", {})
     name = stated.get("quant_method")
@@ -19,7 +19,7 @@ def method(settings: Any) -> str | None:
 
 
 def refusal(settings: Any, where: str) -> str | None:
-    """Why a model with this configuration cannot be trained here; None where nothing speaks against it."""
+    """Reason why a model with this configuration cannot be trained here; None where it can."""
     name = method(settings)
     if name is None or name in READ_BY_TRANSFORMERS:
         return None

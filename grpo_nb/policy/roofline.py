@@ -21,7 +21,7 @@ OPERATIONS = 2
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches when it does nothing else."""
+    """Highest rates of a device on a single operation."""
 
     bandwidth: float
     """Bytes a second that a copy reads and writes."""
@@ -74,12 +74,12 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def decode_bytes(weights: int, kv_per_token: int, rows: int, prompt: float, steps: float) -> float:
-    """Bytes read to draw `steps` tokens a row: the weights once a token, and each row's keys and values.
+    """Bytes read to sample `steps` tokens a row: the weights once a token, and each row's keys and values.
 
     Args:
         weights: bytes of the matrices that a token reads.
         kv_per_token: bytes of one token's keys and values.
-        prompt: tokens of a row before the first drawn one.
+        prompt: tokens of a row before the first sampled one.
     """
     return steps * (weights + kv_per_token * rows * (prompt + steps / 2))
 
@@ -112,7 +112,7 @@ def train_floor(shape: ModelShape, tokens: StepTokens, rates: Rates, *, full: bo
 
 
 def _matrices(shape: ModelShape) -> int:
-    """Weights that a drawn token is multiplied with: the linear layers and the head."""
+    """Weights that a sampled token is multiplied with: the linear layers and the head."""
     return shape.linear_weights + shape.vocabulary * shape.hidden
 
 

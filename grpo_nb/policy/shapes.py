@@ -26,7 +26,7 @@ class ModelShape:
 
     name: str
     parameters: int
-    """All weights, tied ones once."""
+    """Number of weights, tied ones counted once."""
     layers: int
     hidden: int
     intermediate: int
@@ -39,9 +39,9 @@ class ModelShape:
     linear_weights: int = 0
     """Sum of inputs x outputs over the same layers."""
     heads: int = 0
-    """Of queries."""
+    """Number of query heads."""
     kin: bool = False
-    """Whether it is one of `KIN`, which the kernels for CUDA are written for."""
+    """Whether it is one of `KIN`, the models that the CUDA kernels support."""
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, name: str = "") -> "ModelShape":
@@ -78,13 +78,13 @@ def shape_of(name: str, seed: int = 0) -> ModelShape:
     """Shape of the model that a `model.name` setting names; well-known ones need no network.
 
     Raises:
-        ModelError: not found, with the names that are known.
+        ModelError: not found; lists the built-in names.
     """
     return ModelShape.from_config(config_of(name, seed), name)
 
 
 def config_of(name: str, seed: int = 0) -> PreTrainedConfig:
-    """The transformers configuration behind `shape_of`, whose errors these are."""
+    """Transformers configuration of the model that a `model.name` setting names; errors as in `shape_of`."""
     if known := _KNOWN.get(_plain(name)):
         kind, sizes = known
         return AutoConfig.for_model(kind, **sizes)

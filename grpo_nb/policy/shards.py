@@ -1,9 +1,9 @@
-"""Weights of a model spread over several ranks by FSDP2, each layer whole on a card only while it computes.
+"""Weights of a model spread over several ranks by FSDP2, each layer complete on a GPU only while it computes.
 
 Each transformer layer is a unit of `fully_shard`; so are the embedding and the output head, where they are not one
 matrix. Adapters stay on every rank: they are small, and so their gradients, checkpoints and reference are those of a
 training with the base replicated. Where all weights learn, each rank trains its rows of every one (`Parts`): an
-optimizer, a reference and a snapshot of them, and whole tensors exist in checkpoints only.
+optimizer, a reference and a snapshot of them, and complete tensors exist in checkpoints only.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,19 +29,19 @@ ADAPTER = ".lora_"
 
 
 class Together(Protocol):
-    """How ranks make passes together; see `ranks.lockstep`."""
+    """Protocol by which ranks make passes together; see `ranks.lockstep`."""
 
     def present(self, well: bool = True) -> None:
-        """Every rank is about to take its part of the weights."""
+        """Announce that every rank is about to take its part of the weights."""
 
     def begin(self, learns: bool) -> None:
         """A forward pass begins."""
 
     def end(self, scores: Tensor) -> None:
-        """It has ended."""
+        """Mark the end of the pass."""
 
     def section(self) -> AbstractContextManager[None]:
-        """Every rank is in such a block; they leave it together."""
+        """Block that every rank is in at once; they leave it together."""
 
     def within(self) -> AbstractContextManager[None]:
         """Such a block within another one; outside of any, nothing."""
@@ -52,7 +52,7 @@ class Together(Protocol):
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which ranks hold a part of the weights each, and where."""
+    """Ranks that hold a part of the weights each, and their device."""
 
     group: "dist.ProcessGroup"
     device: torch.device
@@ -60,7 +60,7 @@ class Sharding:
 
     @property
     def reads(self) -> bool:
-        """Whether this rank reads the weights, which the others get from it."""
+        """Whether this rank reads the weights and sends them to the others."""
         return dist.get_rank(self.group) == 0
 
     @property
@@ -69,10 +69,10 @@ class Sharding:
 
 
 def spread_layers(base: PreTrainedModel, sharding: Sharding) -> None:
-    """Leave this rank its part of every layer; what is no layer is whole on the device.
+    """Leave this rank its part of every layer; other modules stay complete on the device.
 
-    One unit after the other goes to the device, from rank 0 to the others, and is cut: no rank ever holds more than
-    one unit and its parts there. Models of the other ranks may have no storage (`meta`) before.
+    One unit after the other goes to the device, from rank 0 to the others, and is cut: no rank ever holds more than one
+    complete unit and its parts there. Models of the other ranks may have no storage (`meta`) before.
 
     Raises:
         ModelError: quantised weights, or no list of layers.
@@ -128,14 +128,14 @@ class Parts:
             self.parameters[name].grad = parameter.grad = None
 
     def rows(self, key: str) -> slice:
-        """Those of this rank, of the weight that a key names, which may go on after a slash."""
+        """Rows of this rank in the weight that a key names; the key may continue after a slash."""
         group, whole = self._sharding.group, int(self._spread[key.partition("/")[0]].shape[0])
         rows = -(-whole // dist.get_world_size(group))
         first = min(dist.get_rank(group) * rows, whole)
         return slice(first, min(first + rows, whole))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """On rank 0 the whole tensors that all ranks have rows of, on the CPU; one that is a number is its own.
+        """On rank 0 the complete tensors that all ranks have rows of, on the CPU; a scalar is already complete.
 
         All ranks call it at once, with the same keys in the same order. One tensor at a time is on the device.
         """
@@ -221,7 +221,7 @@ class _Place:
 
 
 def _owners(model: nn.Module) -> dict[int, list[tuple[dict[str, Any], str]]]:
-    """Where each parameter is, by its id."""
+    """Modules that hold each parameter, by its id."""
     found: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -1,4 +1,4 @@
-"""Where a model's files are: a name in the settings is `demo`, a folder, a LoRA adapter, a .gguf file or a hub id."""
+"""Location of a model's files: a name in the settings is `demo`, a folder, a LoRA adapter, a .gguf file or a hub id."""
 
 import json
 import re
@@ -32,12 +32,14 @@ UNSUPPORTED_LORA = {
 
 
 class ModelError(Clean, ValueError):
-    """A model or tokenizer cannot be used: the message says what was found, what is needed, what to change."""
+    """Raised when a model or tokenizer cannot be used; the message names what was found, what is needed, what to
+    change.
+    """
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's files are; `name` finds them again from any working directory."""
+    """Location of a model's files; `name` finds them again from any working directory."""
 
     kind: Literal["demo", "folder", "adapter", "gguf", "hub"]
     name: str
@@ -49,9 +51,9 @@ class Source:
 
 
 def locate(name: str, seed: int = 0) -> Source:
-    """Which of the five kinds of source `name` is; local files are looked at, the network is not.
+    """Source that `name` stands for, one of five kinds; reads local files, never the network.
 
-    `demo:3` is the demo model of seed 3: what an adapter of the demo model records as its base.
+    `demo:3` is the demo model of seed 3; an adapter of the demo model records its base in this form.
 
     Raises:
         ModelError: no such file or folder, or a folder that holds no usable model.

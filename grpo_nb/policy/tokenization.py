@@ -1,4 +1,4 @@
-"""Text to token ids and back: the chat template, one BOS, every terminator, and a padding id that is none of them."""
+"""Text to token ids and back: the chat template, one BOS, every stop token, and a padding id that is none of them."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,12 +19,12 @@ _CONTEXT = 4
 _KEPT = 8192
 """Prompts whose text and ids are kept: their lengths are checked, their targets are cut from them, then they train."""
 _TORN = "\ufffd"
-"""How a part of a character is decoded."""
+"""Text of an incomplete character."""
 _PROBE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "GRPOanswer"}]
 
 
 class TokenizerAdapter:
-    """One tokenizer, as one model reads it.
+    """A tokenizer with the ids and the chat template of one model.
 
     `stop_token_ids` are all ids that end a completion, sorted: the model's own, the tokenizer's eos, and the token
     that the chat template puts after an assistant turn, which is the one SFT teaches (`turn_end`). `pad_id` is
@@ -53,7 +53,7 @@ class TokenizerAdapter:
         self._settle()
 
     def set_chat_template(self, template: str) -> None:
-        """Use this Jinja chat template from now on; terminators and padding are settled anew."""
+        """Use this Jinja chat template from now on; stop tokens and padding are found anew."""
         self.tokenizer.chat_template = template
         self._settle()
 
@@ -61,7 +61,7 @@ class TokenizerAdapter:
         """Token ids of a prompt, up to where the completion starts, with BOS exactly once if the model has one.
 
         Messages go through the chat template with its generation prompt; where the last one is the assistant's,
-        the completion goes on from it.
+        the completion continues it.
 
         Raises:
             ModelError: messages without a template, no token at all, or ids that the model has no row for.
@@ -75,11 +75,11 @@ class TokenizerAdapter:
         return ids
 
     def encode_completion(self, text: str, prompt: Prompt | None = None) -> list[int]:
-        """Token ids of a completion to learn, ending in one terminator: the assistant turn's, else eos.
+        """Token ids of a completion to learn, ending in one stop token: the assistant turn's, else eos.
 
         After messages they are the rest of the turn as the chat template writes it around `text`, with its empty
         thinking block or its channel; after a prompt that is a text, `text` alone. Without a prompt it is the turn
-        after one user message, if there is a template that takes it.
+        after one user message, if a template takes it.
 
         Raises:
             ModelError: the template's turn does not continue its prompt, or ids that the model has no row for.
@@ -92,7 +92,7 @@ class TokenizerAdapter:
         return [*ids[:end], self.turn_end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a completion, without terminators and other special tokens."""
+        """The text of a completion, without stop tokens and other special tokens."""
         kept = [i for i in ids if i not in self.stop_token_ids]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True))
 
@@ -104,7 +104,7 @@ class TokenizerAdapter:
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def left_open(self, prompt_ids: Sequence[int]) -> str:
-        """The mark of a thinking block that a prompt leaves open for the completion to go on with; else empty.
+        """Opening mark of a thinking block that the prompt leaves open for the completion; else empty.
 
         Only the turn that the completion belongs to counts: what follows the last special token that is no mark.
         Where a prompt has none, its last word does.
@@ -122,7 +122,7 @@ class TokenizerAdapter:
         return [self._added(ids[max(0, i - _CONTEXT) : i], token) for i, token in enumerate(ids)]
 
     def token(self, token_id: int) -> str:
-        """How the tokenizer writes this id, special or not."""
+        """The tokenizer's text for this id, special or not."""
         return str(self.tokenizer.convert_ids_to_tokens(token_id))
 
     def _added(self, before: Sequence[int], token: int) -> str:
@@ -134,7 +134,7 @@ class TokenizerAdapter:
         return new[shared:].lstrip(_TORN)
 
     def _turn(self, prompt: Sequence[Any], text: str) -> list[int]:
-        """Cut from the ids of the whole conversation where they begin with the prompt's; else encoded apart."""
+        """Ids of the turn: cut from those of the conversation if these begin with the prompt's, else encoded apart."""
         before, prompt_ids = self._written(prompt)
         rest = chat_template.rest(before, self._render(chat_template.turn(prompt, text), whole=True))
         if self._ends_bare:
@@ -175,7 +175,7 @@ class TokenizerAdapter:
         self.pad_id, self.pad_reason = _padding(self.tokenizer, self.stop_token_ids, self.rows)
 
     def _render(self, messages: Sequence[Any], whole: bool = False) -> str:
-        """The prompt that these messages make, or the `whole` conversation as it stands."""
+        """Text of the prompt that these messages make, or of the `whole` conversation."""
         if not self.tokenizer.chat_template:
             raise ModelError(
                 "the prompt is a list of messages, and this tokenizer has no chat template; put one into the file "
@@ -211,7 +211,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, date: datetime, messages: Sequ
 
 
 def _rendered_probe(tokenizer: PreTrainedTokenizerBase, date: datetime, switches: Mapping[str, Any]) -> str:
-    """A question and an answer as the template writes them; empty where there is no template, or one that refuses."""
+    """A question and an answer as the template writes them; empty without a template, or if it refuses."""
     if not tokenizer.chat_template:
         return ""
     try:
