@@ -1,9 +1,9 @@
-"""Checkpoints: folders that appear whole or not at all, and prove it with sizes and hashes.
+"""Checkpoints: folders that appear complete or not at all, and are verified by sizes and hashes.
 
     checkpoints/000040/  policy.safetensors  optimizer.safetensors  state.json  manifest.json
 
 Everything is written into a hidden folder and synced, the manifest last; one rename makes it a checkpoint.
-A folder without a manifest that verifies is none, whatever else lies in it. No pickle.
+A folder without a manifest that verifies is not a checkpoint. No pickle.
 """
 
 import errno
@@ -34,7 +34,7 @@ logger = clean_logger(__name__)
 FORMAT = 1
 MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
 SPARE_BYTES = 16 << 20
-"""Free disk asked for beyond the checkpoint itself: the logs go on growing beside it."""
+"""Free disk required in addition to the checkpoint itself: the logs keep growing."""
 _RESTORE = "restore the checkpoint from a copy, or remove it: the run then continues from the one before"
 _STEP = re.compile(r"[0-9]{6,9}")
 _REPLACED = re.compile(r"\.old-([0-9]{6,9})")
@@ -54,7 +54,7 @@ class Damaged(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One saved step, read from its folder as it is asked for."""
+    """One saved step, read from its folder on demand."""
 
     step: int
     path: Path
@@ -107,7 +107,7 @@ class Checkpoint:
         return next((found for name in self.names() if (found := _not_finite(name, self.tensors(name)))), None)
 
     def problem(self, *, hashes: bool = True, dispensable: Collection[str] = ()) -> str | None:
-        """Why it is no checkpoint, or None: every file of the manifest is there, of that size and that SHA-256.
+        """Reason why it is damaged; None if every file of the manifest exists with its size and its SHA-256.
 
         Args:
             dispensable: sets of tensors whose file may be missing, e.g. `{"optimizer"}`.
@@ -170,7 +170,7 @@ class Checkpoints:
         return None, damaged
 
     def holds(self, step: int) -> bool:
-        """Whether the checkpoint of `step` is there with all its files; their content is not read."""
+        """Whether the checkpoint of `step` exists with all its files; their content is not read."""
         path = self._folders().get(step)
         return path is not None and Checkpoint(step, path).problem(hashes=False) is None
 
@@ -178,7 +178,7 @@ class Checkpoints:
         """The checkpoint of `step`, verified; the files of the sets in `dispensable` may be missing.
 
         Raises:
-            RunError: there is none, or it is damaged.
+            RunError: it does not exist, or it is damaged.
         """
         path = self._folders().get(step)
         if path is None:
@@ -195,13 +195,13 @@ class Checkpoints:
         state: Mapping[str, Any],
         files: Callable[[Path], None] | None = None,
     ) -> Path:
-        """Write the checkpoint of `step`; at every moment, killed or not, the older ones are whole.
+        """Write the checkpoint of `step`; the older ones stay valid at every moment, even if the process is killed.
 
         Args:
             step: a step boundary; a checkpoint of the same step is replaced.
             tensors: file name (without ending) -> tensors by name.
             state: JSON values, in `state.json`.
-            files: writes whatever else belongs to it into the folder it is given.
+            files: writes further files of the checkpoint into the folder that it gets.
 
         Raises:
             NotFinite: a tensor holds a NaN or an infinity; nothing was written.
@@ -262,9 +262,9 @@ class Checkpoints:
         return kept
 
     def discard_after(self, step: int) -> list[int]:
-        """Set the checkpoints past `step` aside, as `discarded-000060`: a run that goes back leaves them behind.
+        """Set the checkpoints past `step` aside, as `discarded-000060`, when a run goes back to `step`.
 
-        Without it a later resume would jump to where the run is no longer.
+        Otherwise a later resume would jump to a step that the run has left.
         """
         self._fence()
         passed = {s: path for s, path in self._folders().items() if s > step}
@@ -285,7 +285,7 @@ class Checkpoints:
             self._tidy()
 
     def _folders(self) -> dict[int, Path]:
-        """Step -> folder. One that was being replaced when its writer was killed still counts under its old name."""
+        """Folders by step. A folder that was being replaced when its writer was killed counts under its old name."""
         safe_open.refuse_linked(self.folder)
         if not self.folder.is_dir():
             return {}
@@ -326,7 +326,7 @@ class Checkpoints:
             )
 
     def _size_of_newest(self) -> int:
-        """Bytes of the last one, which also counts what its `files` callback wrote; 0 where there is none."""
+        """Bytes of the newest checkpoint, including files of its `files` callback; 0 without one."""
         newest = max(self._folders().items(), default=None)
         return 0 if newest is None else _size(newest[1])
 
@@ -343,7 +343,7 @@ class Checkpoints:
         self._fence()
         final, old = self.folder / f"{step:06d}", self.folder / f".old-{step:06d}"
         if os.path.lexists(final):
-            final.rename(old)  # a folder cannot be renamed over another; `_folders` knows this name
+            final.rename(old)  # a folder cannot be renamed over another; `_folders` accepts this name
         staging.rename(final)
         sync(self.folder)
         if os.path.lexists(old):
@@ -351,7 +351,7 @@ class Checkpoints:
         return final
 
     def _remove(self, path: Path) -> None:
-        """Delete a folder under a name that says so: killed half-way, it never looks like a damaged checkpoint."""
+        """Delete a folder under a temporary name: if killed half-way, it never looks like a damaged checkpoint."""
         doomed = self.folder / f".tmp-gone-{os.getpid()}-{secrets.token_hex(4)}"
         with clear_errors("delete", path):
             path.rename(doomed)
@@ -404,7 +404,7 @@ def _not_finite(name: str, group: Mapping[str, Tensor]) -> str | None:
 
 
 def _plain(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, contiguous, none sharing memory with another: what safetensors takes, and `load` gives back."""
+    """Tensors on the CPU, contiguous, without shared memory, as safetensors needs them and `load` returns them."""
     seen: set[int] = set()
     plain = {}
     for name, tensor in group.items():
@@ -431,7 +431,7 @@ def _entry(file: Path) -> dict[str, Any]:
 
 
 def _mismatch(folder: Path, name: str, size: int, digest: str, hashes: bool) -> str | None:
-    """What is wrong with a file of the manifest; folders on the way to it must be the checkpoint's own."""
+    """Error of a file of the manifest, or None; folders on the way to it must be the checkpoint's own."""
     file = folder / name
     for between in list(file.relative_to(folder).parents)[:-1]:
         safe_open.refuse_linked(folder / between)

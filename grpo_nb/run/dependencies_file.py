@@ -17,17 +17,17 @@ OPTIMIZER = "optimizer"
 KINDS = ("data", "weights", "tokenizer", "template", "prompt", "generation", OPTIMIZER)
 FILE = "dependencies.json"
 CHANGE = "dependency_accepted"
-"""Kind of the event that a change of what the run depends on was accepted; `dependency` says of what kind."""
+"""Kind of the event that a changed dependency was accepted; its field `dependency` has the kind of content."""
 LARGEST = 64 << 20
 """Bytes of a file that is read; a run of a hundred data files has a few hundred thousand."""
 
 
 class Ledger(BaseModel):
-    """What dependencies.json holds."""
+    """Content of dependencies.json."""
 
     model_config = ConfigDict(frozen=True)
     started: datetime
-    """When the run was made, in the local time of that machine; never changes."""
+    """Time when the run was made, in the local time of that machine; never changes."""
     entries: Mapping[str, Entry] = Field(default_factory=dict)
     """Content by kind and name, e.g. `data/fairness`, `weights/base`."""
 
@@ -48,7 +48,7 @@ def accepted_kinds(given: Collection[str] | str) -> frozenset[str]:
 
 
 def read(folder: Path) -> Ledger | None:
-    """What the run has; None for one of an earlier version.
+    """Ledger of a run; None for a run of an earlier version.
 
     Raises:
         RunError: the file is damaged.

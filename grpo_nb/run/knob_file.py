@@ -1,4 +1,4 @@
-"""knobs.json as it is written, and what it says at one moment."""
+"""Schema of knobs.json, and a snapshot of its values at one moment."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -88,22 +88,24 @@ class KnobSnapshot:
     """All knobs at one moment, as plain JSON values; what one step of training uses."""
 
     values: dict[str, float]
-    """By knob name. Of a beta in mode `auto`: what was last set by hand or configured, not where the controller is."""
+    """Values by knob name. A beta in mode `auto` has its last manual or configured value, not the controller's."""
     modes: dict[str, Mode]
     command: Command
     version: int
     """Rises with every change, and never falls."""
     by: dict[str, str]
-    """Who set each knob last; `command` and orders too."""
+    """Who set each knob last, `command` and orders included."""
     at: dict[str, float]
-    """When, in seconds since 1970; `command` and orders too."""
+    """Time of each knob's last change, in seconds since 1970, `command` and orders included."""
     problem: str | None = None
-    """Why knobs.json could not be used and the last good values stand in; None when all is well."""
+    """Reason why knobs.json is invalid and the last good values are used; None if it is valid."""
     orders: list[Command] = field(default_factory=list)
     """Commands that are done once, and are not done yet."""
 
     def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
-        """What was turned: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}` each."""
+        """Changes since `before`: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}`
+        each.
+        """
         old, new = before._requests(), self._requests()
         return [
             {"key": key, "old": old.get(key), "new": new[key], "by": self._who(key, before), "at": self.at[key]}
@@ -121,7 +123,7 @@ class KnobSnapshot:
 
 
 def snapshot_of(file: KnobFile) -> KnobSnapshot:
-    """What the file asks for."""
+    """Snapshot of the file's requests."""
     orders = {str(name): order for name, order in file.orders.items()}
     asked: dict[str, Record | Request | Order] = {**file.knobs, "command": file.command, **orders}
     return KnobSnapshot(

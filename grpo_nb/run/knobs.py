@@ -1,7 +1,7 @@
-"""Live settings of a run: each beta, temperature, learning rate, and what is asked of the trainer.
+"""Live settings of a run: each beta, temperature, learning rate, and commands to the trainer.
 
-Whoever turns a knob replaces `knobs.json`; the trainer takes one snapshot a step. So a knob is requested
-here, and what is in use is in the metrics row of each step.
+A change of a knob replaces `knobs.json`; the trainer takes one snapshot a step. So a knob is requested here, and its
+active value is in the metrics row of each step.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from grpo_nb.suggest import close_matches
 logger = clean_logger(__name__)
 
 BOUNDS = {"beta": (0.0, 10.0), "temperature": (0.05, 5.0), "learning_rate": (0.0, 1.0)}
-"""What each kind of knob may be set to, ends included."""
+"""Bounds of each kind of knob, ends included."""
 
 
 class Knob:
@@ -52,7 +52,7 @@ class Knob:
 
     @property
     def value(self) -> float:
-        """What is asked for; in mode `auto` what was asked for last, while the metrics say where the controller is."""
+        """Requested value; in mode `auto` the last requested one, while the metrics have the controller's."""
         return self._knobs.snapshot().values[self.name]
 
     @property
@@ -70,7 +70,7 @@ class Knob:
         return self._knobs.meaning_of(self.name)
 
     def set(self, value: float | int | str, by: str = "user") -> None:
-        """Ask for `value` from the next step on, and for mode `manual`. A text that is a number is taken as one.
+        """Request `value` from the next step on, in mode `manual`. A text that is a number counts as one.
 
         Raises:
             RunError: not a number within the knob's bounds; nothing is changed.
@@ -110,7 +110,7 @@ class Knobs(Mapping[str, Knob]):
         """The knob of that name.
 
         Raises:
-            RunError: there is none; the message names close ones.
+            RunError: it does not exist; the message names similar ones.
         """
         if name not in self:
             close = close_matches(name, self, count=1)
@@ -133,7 +133,7 @@ class Knobs(Mapping[str, Knob]):
         return next(setting.meaning for setting in settings(self._config) if setting.key == key)
 
     def has_controller(self, name: str) -> bool:
-        """Whether the knob may be automatic."""
+        """Whether a controller can move the knob."""
         kind, _, objective = name.partition("/")
         return kind == "beta" and self._config.objectives[objective].controlled
 
@@ -143,7 +143,7 @@ class Knobs(Mapping[str, Knob]):
         return self.snapshot().command
 
     def request(self, command: str, by: str = "user") -> None:
-        """Ask the trainer for a `Command` at the next step boundary.
+        """Request a `Command` from the trainer at the next step boundary.
 
         `run`, `pause` and `stop` hold until another of them comes; `step`, `save` and `evaluate` are done once. A stop
         must reach the trainer: where knobs.json is broken, that file is set aside and the last good values are written
@@ -168,9 +168,9 @@ class Knobs(Mapping[str, Knob]):
         self._update(change, mend=command is Command.STOP)
 
     def done(self, name: Command, at: float) -> None:
-        """Strike out a command of those done once that was given `at` that time; one given since stays.
+        """Remove an order that was given at time `at` and is done; one given since stays.
 
-        Where knobs.json is broken, this object takes the order for done when the file is whole again.
+        Where knobs.json is broken, this object treats the order as done once the file is valid again.
         """
         self._done[name] = at
 
@@ -259,7 +259,7 @@ class Knobs(Mapping[str, Knob]):
                 self._write(after.model_copy(update={"version": version}))
 
     def _mend(self, change: Callable[[KnobFile], KnobFile], error: RunError) -> None:
-        """Write the last good values, changed, where the file cannot be read; what a person wrote is kept beside it."""
+        """Replace an unreadable file by the last good values, changed; the unreadable one is kept next to it."""
         aside = self.path.with_name("knobs.broken.json")
         with clear_errors("set aside", self.path), contextlib.suppress(FileNotFoundError):
             self.path.replace(aside)
@@ -309,7 +309,7 @@ class Knobs(Mapping[str, Knob]):
             raise RunError(f"{self.path} is broken: '{name}' is auto but has no controller")
 
     def _edited(self, name: str, record: Record) -> bool:
-        """Whether another value stands under a time that it did not have: somebody wrote it into the file."""
+        """Whether the value changed while its time stayed: somebody edited the file."""
         return self._good.at.get(name) == record.at and self._good.values[name] != record.value
 
 
@@ -352,7 +352,7 @@ def _turned(file: KnobFile, name: str, by: str, **update: Any) -> KnobFile:
 
 
 def bounds(name: str) -> tuple[float, float]:
-    """What the knob may be set to, ends included."""
+    """Bounds of the knob, ends included."""
     return BOUNDS[name.partition("/")[0]]
 
 

@@ -40,7 +40,7 @@ def _summary(path: Path) -> RunSummary:
 
 
 def _problem(run: Run, status: RunStatus) -> str | None:
-    """Why a run that did not end in good order ended."""
+    """Error of a run that did not end in good order; None for any other."""
     if status.state is RunState.DEAD:
         return f"its process died: {status.owner}"[:LONGEST_PROBLEM]
     if status.state is RunState.FAILED:

@@ -1,4 +1,4 @@
-"""One trainer a run: the lock of a run directory, with the heartbeat of the training that holds it."""
+"""Lock of a run directory: one trainer per run, with a heartbeat."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ class RunLock(Lock):
         self._beating: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """As `Lock.acquire`; the owner's heartbeat is written from now on."""
+        """Acquire the lock as `Lock.acquire` does, and start the owner's heartbeat."""
         super().acquire()
         _held.add(self)
         self.fences = True
@@ -61,7 +61,7 @@ class RunLock(Lock):
         self._beating.start()
 
     def note(self, doing: str) -> None:
-        """Let whoever looks know what is being done; an empty text where it is training."""
+        """Publish the current work in the lock; an empty text means that it trains."""
         if self.mine():
             self._say(doing[:LONGEST_DOING].encode("ascii", "replace").decode())  # the file's size is fixed
 

@@ -1,4 +1,4 @@
-"""Where runs live in a project, and which run a name or a path means."""
+"""Folders of a project's runs, and the run that a name or a path means."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from grpo_nb.suggest import close_matches
 CONFIG = "config.json"
 """The file that makes a folder a run."""
 SETTINGS_FILES = (".ipynb", ".py", ".json")
-"""How the names of files with settings end."""
+"""Endings of files that hold settings."""
 LONGEST_NAME, LONGEST_PATH, SHOWN = 255, 4096, 60
-"""Bytes of a name and of a path, at most, on Linux and macOS; characters of one that an error shows."""
+"""Bytes of a name and of a path, at most, on Linux and macOS; characters of a name that an error shows."""
 MOST_NAMED = 8
 """Runs that an error lists."""
 
@@ -47,7 +47,7 @@ def as_path(name: str | Path) -> Path:
 
 
 def _unfit(path: str) -> str | None:
-    """What no file system takes of a path."""
+    """Reason why no file system accepts a path; None if one does."""
     if "\0" in path:
         return "holds a NUL character"
     try:
@@ -62,7 +62,7 @@ def _unfit(path: str) -> str | None:
 
 
 def locate(name: str | Path) -> Path | None:
-    """The folder of the run that a name or a path means; None where there is none.
+    """The folder of the run that a name or a path means; None if it does not exist.
 
     A path means itself: absolute, with `~`, or relative to the working directory or else to the project. A name alone
     (a string without a separator) also means `runs/<name>` of the project.
@@ -88,7 +88,7 @@ def locate(name: str | Path) -> Path | None:
 
 
 def missing(name: str | Path) -> str:
-    """Says that there is no run of that name or path: what is found there, and which runs have names like it."""
+    """Error text for a run that does not exist: the content of the path, and runs with similar names."""
     path = as_path(name)
     whole = next((folder for folder in list(path.parents)[:2] if _holds_run(folder)), None)
     if whole is not None and path.exists():
@@ -101,7 +101,7 @@ def missing(name: str | Path) -> str:
 
 
 def missing_file(name: str | Path) -> str | None:
-    """Says that there is no file of a name that ends as one with settings does; None for any other name."""
+    """Error text for a missing file whose name ends as a settings file's does; None for any other name."""
     path = as_path(name)
     if path.suffix not in SETTINGS_FILES or path.exists():
         return None
@@ -133,7 +133,7 @@ def _holds_run(folder: Path) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or a link to one: a run may lie elsewhere."""
+    """Whether it is a folder or a link to one, since a run may lie elsewhere."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,19 +1,19 @@
-"""The run directory: all that a run is, in files. Trainer, dashboard, doctor and a second machine meet here.
+"""The run directory: the complete state of a run in files, shared by trainer, dashboard, doctor and other machines.
 
     runs/<name>/
       config.json        the settings; never changed once something was trained
       knobs.json         live values (see `knobs`)
       metrics.jsonl      one row a GRPO step            sft.jsonl          one row an SFT step
       samples.jsonl      some completions a step        evaluations.jsonl  held-out results
-      events.jsonl       what happened: knob turns, checkpoints, resumes, findings
+      events.jsonl       knob changes, checkpoints, resumes, findings
       checkpoints/ sft/  weights and state by step (see `checkpoints`)
       judge.jsonl        an LLM judge's verdict on each text, and its cost
       dependencies.json  content digests of data, weights and more; the run's date (see `dependencies`)
-      lock               who trains (see `lock`)
+      lock               owner that trains (see `lock`)
 
 `status` reads these event kinds: start, resume (training from there on), paused, stepping (for one step of a
 pause), stopped, done, failed, each with the `goal` of that training in steps; and sft_paused.
-Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint never knows more.
+Log a step's rows before saving its checkpoint: saving syncs the logs, so that a checkpoint is never ahead of them.
 """
 
 import os
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from grpo_nb.storage.index import LogRows
-else:  # half a second to import, and only whoever asks for a table needs it
+else:  # half a second to import, and needed for tables only
     DataFrame = LogRows = Any
 
 logger = clean_logger(__name__)
 phases = clean_logger(f"{__name__}.phases")
-"""Where a training logs what it does before its first step."""
+"""Logger of the work of a training before its first step."""
 
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
 
 
 class Run:
-    """One run directory. Opening it takes no lock and writes nothing, so any number of processes may read it."""
+    """A run directory. Opening it takes no lock and writes nothing, so any number of processes may read it."""
 
     def __init__(self, path: Path, config: Config) -> None:
         path = Path(os.path.abspath(path))  # a later change of the working directory means nothing to it
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def started(self) -> datetime:
-        """When it was made, which never changes: the date that its chat template gets.
+        """Time when it was made, which never changes; its chat template gets this date.
 
         For a run of a version that kept none, the time of its first event, else of its settings.
         """
@@ -131,10 +131,10 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """The run of that path or name, to train or to watch; `places.locate` says which it is.
+        """Open the run of that path or name, found by `places.locate`, to train or to watch.
 
         Raises:
-            RunError: there is none, or its config.json is broken; the message says where and what.
+            RunError: it does not exist, or its config.json is broken; the message has the place and the error.
         """
         folder = places.locate(path) or places.as_path(path)
         return cls(folder, settings.read(folder))
@@ -153,14 +153,14 @@ class Run:
         changes: Mapping[str, Any] | None = None,
         steps: int | None = None,
     ) -> "Run":
-        """The run in `path`, made if it is missing; what is asked for must agree with what is there.
+        """Open the run in `path`, or create it; an existing run must have the requested settings.
 
-        Until something was trained or measured, nothing stands on the settings and other ones take their place;
-        the log and a warning say which.
+        Until something was trained or measured, other settings replace the run's;
+        the log and a warning list them.
 
         Args:
             path: the run directory.
-            config: all settings, e.g. from a preset. None: a new run is `presets.demo()`, an old one as it is.
+            config: all settings, e.g. from a preset. None: a new run is `presets.demo()`, an old one keeps its own.
             changes: single settings by dotted name, on top of `config`.
             steps: the total to reach. A new run takes it as its `run.steps`; to an old one it is no
                 contradiction, and neither is `config`'s own `run.steps`: a run may always go further.
@@ -188,7 +188,7 @@ class Run:
         return run._corrected(wanted.replace(**with_steps))
 
     def has_work(self) -> bool:
-        """Whether anything stands on the settings: a result of SFT, a GRPO step, a checkpoint, an evaluation."""
+        """Whether the run has results of its settings: of SFT, a GRPO step, a checkpoint, an evaluation."""
         saved = self.checkpoints.steps() or self.sft_checkpoints.steps()
         return bool(saved or self.last_step() is not None or next(self.newest_first("evaluations"), None))
 
@@ -205,9 +205,9 @@ class Run:
         return RunLock(self.path / LOCK, taken=self._fenced_by)
 
     def fence(self) -> None:
-        """Make sure that the training of this object still owns the run; does nothing where none is under way.
+        """Make sure that the training of this object still owns the run; does nothing without a training.
 
-        Every log and checkpoint asks before it writes, since a machine that was asleep may have lost its run.
+        Every log and checkpoint calls it before it writes, since a machine that was asleep may have lost its run.
 
         Raises:
             RunLocked: another trainer took the run over, or its lock was released; nothing may be written.
@@ -216,7 +216,7 @@ class Run:
             self._lock.check()
 
     def trains_here(self) -> bool:
-        """Whether a training of this object is under way."""
+        """Whether this object holds a training that is running."""
         return self._lock is not None and self._lock.fences
 
     def doing(self, what: str) -> None:
@@ -269,7 +269,7 @@ class Run:
         return Follower(self._logs[log], restarted)
 
     def newest_first(self, log: Log) -> Iterator[Row]:
-        """The rows of one log backwards, read from the end of the file only as far as they are asked for."""
+        """The rows of one log backwards, read from the end of the file only as far as needed."""
         return self._logs[log].backwards()
 
     def metric_rows(self) -> list[Row]:
@@ -277,23 +277,23 @@ class Run:
         return self.rows("metrics")
 
     def metrics(self) -> DataFrame:
-        """One row a GRPO step, one column a key."""
+        """Table of metrics: one row per GRPO step, one column per key."""
         return self._table("metrics", "step")
 
     def samples(self) -> DataFrame:
-        """One row a logged completion."""
+        """Table of samples: one row per logged completion."""
         return self._table("samples", "step")
 
     def events(self) -> DataFrame:
-        """One row an event: `time`, `kind`, and whatever belongs to its kind."""
+        """Table of events: one row each, with `time`, `kind`, and the fields of its kind."""
         return self._table("events", "time", "kind")
 
     def sft_metrics(self) -> DataFrame:
-        """One row an SFT step."""
+        """Table of SFT metrics: one row per SFT step."""
         return self._table("sft", "step")
 
     def evaluations(self) -> DataFrame:
-        """One row an evaluation."""
+        """Table of evaluations: one row each."""
         return self._table("evaluations")
 
     def last_step(self, log: Literal["metrics", "sft"] = "metrics") -> int | None:
@@ -301,11 +301,11 @@ class Run:
         return self._standing.steps[log].read()
 
     def goal(self) -> int:
-        """GRPO steps in all: the configuration's, or what the newest start asked for or reached if that is more."""
+        """GRPO steps in all: the configuration's, or the newest start's request or result if that is more."""
         return self._goal(self.last_step() or 0, self.milestone())
 
     def milestone(self) -> Row:
-        """The newest event that says where GRPO stands (see `status`); empty where there is none."""
+        """Newest event that gives GRPO's state (see `status`); empty without one."""
         return self._standing.milestones.read().newest
 
     def rewind(self, step: int) -> dict[str, int]:
@@ -314,7 +314,7 @@ class Run:
         Rows go to `*.discarded.jsonl`, checkpoints to `discarded-*`; events keep everything.
         A kill at any moment loses nothing, and rewinding again does the rest. Needs the lock.
         """
-        self.checkpoints.discard_after(step)  # first: no checkpoint may know of steps that the log has not
+        self.checkpoints.discard_after(step)  # first: no checkpoint may be ahead of the log
         return {log: self._discard_after(log, step) for log in ("metrics", "samples", "evaluations")}
 
     def rewind_sft(self, step: int) -> int:
@@ -323,7 +323,7 @@ class Run:
         return self._discard_after("sft", step)
 
     def status(self) -> RunStatus:
-        """Where the run stands; cheap enough to ask every second, however long its logs are."""
+        """Status of the run; cheap enough to read every second, however long its logs are."""
         step, seen = self.last_step() or 0, self._standing.milestones.read()
         owner, alive = RunLock(self.path / LOCK).look()
         state = self._active(seen) if alive else self._ended(step, seen, died=owner is not None)
@@ -344,7 +344,7 @@ class Run:
                 settings.refuse_contradiction(self.path, differences)
             run.knobs.snapshot()
             run.knobs.reset(by="config")
-            # last: killed before it, the settings still differ, and asking for them again does the rest
+            # last: killed before it, the settings still differ, and the next request for them does the rest
             settings.write(self.path, config)
             _confirm(config, known=self.config)
             run.log_event("config_changed", step=0, differences={k: list(pair) for k, pair in differences.items()})
@@ -357,7 +357,7 @@ class Run:
         return max(self.config.run.steps, step, milestone.get("goal") or 0)
 
     def _active(self, seen: Milestones) -> RunState:
-        # asked to pause is not yet paused, and asked to go on is no longer
+        # a requested pause is not yet one, and a request to continue ends it
         paused = seen.pause.get("kind") in PAUSES and self.knobs.command is Command.PAUSE
         return RunState.PAUSED if paused else RunState.RUNNING
 
@@ -372,7 +372,7 @@ class Run:
         return RunState.NEW if milestone is None else RunState.STOPPED
 
     def _sft(self, state: RunState) -> tuple[int, int] | None:
-        """Where SFT stands, if it has begun. A trainer that is past its last step loads what GRPO needs."""
+        """Steps done and total of SFT, if it has begun. A trainer past its last step loads what GRPO needs."""
         step, steps = self.last_step("sft") or 0, self.config.sft.steps
         return (step, steps) if 0 < step < steps or (step and state is RunState.NEW) else None
 
@@ -406,7 +406,7 @@ class Run:
 
 
 def _confirm(config: Config, known: Config | None = None) -> None:
-    """Whoever gives a run its servers here confirms with it that they may be asked; not for those of `known`."""
+    """Confirm the servers of a run's configuration on this machine, except those of `known`."""
     if (
         config.run.trackers
         or config.rollout.url

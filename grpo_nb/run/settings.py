@@ -19,13 +19,13 @@ ADJUSTABLE = (*(f".judge.{limit}" for limit in _LIMITS), *_OF_RUN)
 changes no verdict; how many checkpoints stay, and what the numbers are mirrored to, which changes no step."""
 
 FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0, "rollout.engine": "eager"}
-"""What older versions wrote where "auto" is the default today: a run that has it is not asked for anything else."""
+"""Values that older versions wrote where the default is now "auto"; a run that has one still matches the default."""
 
 UNWRITTEN: Mapping[str, Any] = {"rollout": {"engine": "eager"}, "guards": OFF}
-"""What the files of versions without a group of settings meant."""
+"""Values of settings groups that files of older versions do not have."""
 
 UNWRITTEN_JUDGE = {"decides_ties": True}
-"""What settings of a judge meant in the files of versions that did not have them yet."""
+"""Values of judge settings that files of older versions do not have."""
 
 Differences = Mapping[str, tuple[Any, Any]]
 """Dotted setting -> (what the run has, what it is held against)."""
@@ -37,7 +37,7 @@ def read(path: Path) -> Config:
     """The settings of the run in folder `path`.
 
     Raises:
-        RunError: there is no run, or its config.json is broken; the message says where and what.
+        RunError: no run exists there, or its config.json is broken; the message has the place and the error.
     """
     file = path / CONFIG
     with clear_errors("read", file):
@@ -54,7 +54,7 @@ def read(path: Path) -> Config:
 
 
 def write(folder: Path, config: Config) -> None:
-    """Write the run's config.json, whole or not at all."""
+    """Write the run's config.json atomically."""
     write_atomically(folder / CONFIG, to_json(plain(config), indent=2) + b"\n")
 
 
@@ -85,14 +85,14 @@ def _restored_objective(tree: Any) -> Any:
 
 
 def contradictions(has: Config, wanted: Config, explicit: Mapping[str, Any]) -> Differences:
-    """Where `wanted` differs from what the run has. Its number of steps counts only where it is asked for by name."""
+    """Differences between the run's settings and `wanted`. The number of steps counts only if it is in `explicit`."""
     found = has.differences(wanted)
     spared = {"run.steps", *(key for key, values in found.items() if _outlived(key, values))}
     return {key: values for key, values in found.items() if key in explicit or key not in spared}
 
 
 def _outlived(key: str, values: tuple[Any, Any]) -> bool:
-    """Whether a run has what was the default when it was made, and is asked for what is the default today."""
+    """Whether the run has the default of its time, and the request has today's default."""
     if key in FORMER_DEFAULTS:
         return values == (FORMER_DEFAULTS[key], "auto")
     group, _, setting = key.partition(".")
@@ -127,7 +127,7 @@ def edits(config: Config, checkpoint: Checkpoint) -> Differences:
 
 
 def refuse_edited(folder: Path, config: Config, checkpoint: Checkpoint) -> None:
-    """Refuse to go on from a checkpoint that was made with other settings than the run has now.
+    """Refuse to resume from a checkpoint that was made with other settings than the run has now.
 
     Raises:
         RunError: config.json was edited by hand; each setting is listed with both values.

@@ -1,4 +1,4 @@
-"""Whether GRPO of a run starts, or started, from a result of SFT."""
+"""Tests whether GRPO of a run starts, or started, from a result of SFT."""
 
 from grpo_nb.run.run import Run
 
@@ -6,7 +6,7 @@ from grpo_nb.run.run import Run
 def without_sft(run: Run) -> bool:
     """Whether `sft.steps` is above 0 and GRPO started without a result of SFT all the same, as its newest start logs.
 
-    False where the log does not say it, as before GRPO.
+    False where the log does not have it, as before GRPO.
     """
     if run.config.sft.steps == 0 or run.sft_checkpoints.steps():
         return False

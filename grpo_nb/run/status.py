@@ -25,17 +25,17 @@ _LETTER = re.compile(rb"\\u00[4-7]")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands, from its files alone."""
+    """State and progress of a run, from its files alone."""
 
     state: RunState
     step: int
     """Newest GRPO step in the log; 0 before the first."""
     steps: int
-    """GRPO steps in all: what its configuration asks for, or the newest call where that went further."""
+    """GRPO steps in all: the configuration's, or those of the newest call where that went further."""
     owner: Owner | None
-    """Who trains it, or died doing so."""
+    """Process that trains it, or died while training; None without one."""
     updated: float | None
-    """When its logs last grew, in seconds since 1970."""
+    """Time when its logs last grew, in seconds since 1970."""
     sft: tuple[int, int] | None = None
     """Newest step of SFT and its steps in all, where SFT has begun and GRPO has not; else None."""
 
@@ -46,7 +46,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run of a folder of runs."""
+    """Summary of one run in a folder of runs."""
 
     name: str
     path: Path
@@ -55,9 +55,9 @@ class RunSummary:
     steps: int = 0
     updated: float | None = None
     problem: str | None = None
-    """Why it is unreadable, or ended as dead or failed."""
+    """Reason why it is unreadable, or ended as dead or failed; else None."""
     sft: tuple[int, int] | None = None
-    """As RunStatus.sft."""
+    """Steps done and total of SFT, as `RunStatus.sft`."""
 
     @property
     def shown(self) -> tuple[str, int, int]:
@@ -82,16 +82,16 @@ def shown(state: RunState, grpo: tuple[int, int], sft: tuple[int, int] | None) -
 
 @dataclass(frozen=True)
 class Milestones:
-    """The newest events that the state of a run hangs on; empty where there is none."""
+    """Newest events that determine the state of a run; empty without any."""
 
     newest: Row
-    """Of the kinds MILESTONES."""
+    """Newest event of the kinds MILESTONES."""
     pause: Row
-    """Of the kinds MILESTONES and PAUSES."""
+    """Newest event of the kinds MILESTONES and PAUSES."""
 
 
 class Tail(ABC, Generic[Known]):
-    """What the newest rows of a log say. Each byte of it is read once, from its end only as far as is needed."""
+    """Reader of the newest rows of a log. Each byte is read once, from the end only as far as needed."""
 
     def __init__(self, log: Journal) -> None:
         self._log = log
@@ -102,10 +102,10 @@ class Tail(ABC, Generic[Known]):
         self._known = self._found = self.nothing()
 
     def read(self) -> Known:
-        """Of the log as it is now.
+        """Content of the log as it is now.
 
         Raises:
-            RunError: it cannot be read, or has too much near its end that is no row.
+            RunError: it cannot be read, or has too much invalid text near its end.
         """
         with self._lock, self._log.unread(self._place) as part:
             if part is None:
@@ -136,11 +136,11 @@ class Tail(ABC, Generic[Known]):
 
     @abstractmethod
     def nothing(self) -> Known:
-        """Where there are no rows."""
+        """Value for a log without rows."""
 
     @abstractmethod
     def newest(self, part: Unread, known: Known) -> tuple[Known, Known, bool]:
-        """What complete lines say, what they say with a last line that may still be cut off; whether it is new."""
+        """Value of the complete lines; value with a last line that may be cut off; whether it is new."""
 
 
 class MilestoneReader(Tail[Milestones]):
@@ -181,7 +181,7 @@ class StepReader(Tail[int | None]):
 
 
 class Standing:
-    """Where a run stands, by its logs. One object serves all that look at a run in this process."""
+    """Progress of a run by its logs. One object serves all readers in this process."""
 
     def __init__(self, path: Path) -> None:
         self.milestones = MilestoneReader(Journal(path / "events.jsonl"))
@@ -197,7 +197,7 @@ def _is_one(row: Row) -> bool:
 
 
 def _may_hold_one(data: bytes) -> bool:
-    """Whether there may be a milestone or a pause in it; an escape may spell one in another way."""
+    """Whether the bytes may hold a milestone or a pause; an escape may spell one in another way."""
     return _MARK.search(data) is not None or _escapes(data)
 
 
@@ -206,12 +206,12 @@ def _may_have_step(data: bytes) -> bool:
 
 
 def _escapes(data: bytes) -> bool:
-    """Whether a letter is spelt by its number: none that this package writes is."""
+    """Whether a letter is escaped by its number, which this package never writes."""
     return b"\\u" in data and _LETTER.search(data) is not None
 
 
 def modified(path: Path) -> float | None:
-    """When it last changed, in seconds since 1970; None where it cannot be asked."""
+    """Time of its last change, in seconds since 1970; None where it cannot be read."""
     try:
         return path.lstat().st_mtime
     except OSError:
