@@ -1,7 +1,7 @@
-"""What can go wrong in a run, written once: the trainer's guards and the doctor's findings are these functions.
+"""Rules for problems of a run, used both by the trainer's guards and by the doctor.
 
-A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` ask
-the rules about the newest row while a run trains; `post_mortem` replays the same rules over a whole log. A file a
+A rule reads metric rows and the configuration and returns a Finding or None. `before_update` and `after_step` apply
+the rules to the newest row while a run trains; `post_mortem` replays the same rules over a complete log. One file per
 subject: updates, health, canaries, drift, signal, learning, regressions, numeric, sampler, rewards, judge,
 machine, ranks, warm_start.
 """
@@ -32,7 +32,7 @@ from grpo_nb.rules.history import History, ObjectiveRule, Rule
 
 MomentRule = Callable[[Rows, Config], Finding | None]
 SKIP_RULES: tuple[MomentRule, ...] = (updates.non_finite, updates.grad_spike)
-"""Asked before an update, of a row that has the loss and gradient norms already."""
+"""Rules applied before an update, to a row that has the loss and gradient norms already."""
 MOMENT_RULES: tuple[MomentRule, ...] = (
     updates.repeated_skips,
     updates.params_frozen,
@@ -48,7 +48,7 @@ MOMENT_RULES: tuple[MomentRule, ...] = (
     canaries.entropy_jump,
     canaries.truncation_jump,
 )
-"""True of one moment, so a post-mortem asks them of every row."""
+"""Rules about one moment; a post-mortem applies them to every row."""
 RULES: tuple[Rule, ...] = (
     drift.policy_static,
     *sampler.RULES,
@@ -85,7 +85,7 @@ def before_update(rows: Rows, config: Config) -> Finding | None:
 def after_step(rows: Rows, config: Config) -> list[Finding]:
     """Findings that became true with the newest row; the run stops if one's action is `stop`.
 
-    Of a History that was asked about the row before, it costs the same however long the run is.
+    With a History that was checked at the row before, the cost does not depend on the length of the run.
     """
     if not rows:
         return []
@@ -112,10 +112,10 @@ def check(rows: Rows, config: Config) -> list[Finding]:
 
 
 def post_mortem(rows: Iterable[Row], config: Config, history: History | None = None) -> list[Finding]:
-    """All findings of a log, read once: moments wherever they happened, levels as they stood at the end; worst first.
+    """All findings of a log, read once: moments wherever they occurred, levels at the end; worst first.
 
     Args:
-        history: an empty one, which then holds what was read.
+        history: an empty one, filled with the rows.
     """
     history = History(config) if history is None else history
     moments: dict[str, Moment] = {}
@@ -127,7 +127,7 @@ def post_mortem(rows: Iterable[Row], config: Config, history: History | None = N
 
 
 def summed_up(history: History, config: Config, moments: "Mapping[str, Moment]") -> list[Finding]:
-    """The findings of a log whose moments are known; worst first."""
+    """The findings of a log whose moments were found; worst first."""
     levels = {f.key: f for f in check(history, config)}
     return worst_first([*(levels | {m.first.key: m.summary() for m in moments.values()}).values()])
 
@@ -146,7 +146,7 @@ class Moment:
     steps: list[int] = field(default_factory=list)
 
     def summary(self) -> Finding:
-        """One finding of them all."""
+        """One finding that sums up all its steps."""
         if len(self.steps) < 2:
             return self.first
         shown = ", ".join(map(str, self.steps[:8])) + (", ..." if len(self.steps) > 8 else "")

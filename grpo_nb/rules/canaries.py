@@ -47,7 +47,7 @@ def rose(now: float, usual: float, by: float | None) -> bool:
 
 
 def far(now: float, usual: float, factor: float | None, least: float) -> bool:
-    """Whether one is `factor` times the other, and they are at least `least` apart."""
+    """Whether one value is `factor` times the other, and the two are at least `least` apart."""
     return factor is not None and abs(now - usual) >= least and (now >= factor * usual or usual >= factor * now)
 
 

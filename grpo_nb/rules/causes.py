@@ -44,7 +44,7 @@ _GRADIENT = {
 
 
 def of_ratio(rows: Rows, config: Config) -> list[str]:
-    """Why a ratio of the newest step, after step 1, may not be 1 before its first update."""
+    """Possible causes of a ratio other than 1 before the newest step's first update; for steps after step 1."""
     row, first = rows[-1], rows[0]
     excluded = set()
     gap, distance = number(row, keys.RATIO_DIFFERENCE.mean), _distance(row, config)
@@ -59,10 +59,10 @@ def of_ratio(rows: Rows, config: Config) -> list[str]:
 
 
 def of_start(row: Row, wrong: Iterable[str]) -> list[str]:
-    """Why something of step 1 may be wrong.
+    """Possible causes of a wrong metric at step 1.
 
     Args:
-        wrong: the metrics that are not what they must be.
+        wrong: the metrics with a wrong value.
     """
     wrong, found = set(wrong), list[str]()
     if any(key.startswith(keys.RATIO_MAX_DEVIATION.partition("/")[0] + "/") for key in wrong):
@@ -88,7 +88,7 @@ def _of_first_ratio(row: Row) -> list[str]:
 
 
 def of_gradient(ratio: float) -> str:
-    """What is wrong with a gradient, by its norm over the norm it should have: smaller, larger, or turned."""
+    """Kind of a gradient's error, by its norm over the expected norm: smaller, larger, or turned."""
     return "smaller" if ratio < SMALLER else "larger" if ratio > LARGER else "turned"
 
 
@@ -138,7 +138,7 @@ def _distance(row: Row, config: Config) -> float | None:
 
 
 def _agrees(row: Row, difference: keys.Difference) -> bool:
-    """Whether a difference of log-probs was measured, with its rounding, and is not more than that."""
+    """Whether a difference of log-probs was measured, with its rounding, and is within it."""
     measured = number(row, difference.mean) is not None and number(row, keys.ROUNDING) is not None
     return measured and not beyond_rounding(row, difference)
 

@@ -27,7 +27,7 @@ KL_FAINT, KL_NEAR, KL_APART = 1e-7, 0.02, 4.0
 """Nats between which log-ratios are larger than rounding and small enough for estimators to agree; and the factor that
 noise of a batch does not reach."""
 KL_EXPLODED_FACTOR, KL_EXPLODED = 3.0, 1.0
-"""Median KL above 3 x the band's top is beyond what beta's 15% moves mend soon; 1 nat where there is no band."""
+"""Median KL above 3 x the band's top is more than beta's 15% moves correct soon; 1 nat without a band."""
 ABOVE_STEPS, ABOVE_SHARE = ABOVE_ROWS // 2, 0.5
 """Steps that the share of KLs above the band needs, and the share that is no longer an excursion."""
 PINNED_STEPS = 5
@@ -133,7 +133,7 @@ def _more_beta(objective: str, beta: float) -> str:
 
 
 def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """Beta is at a bound and KL asks for more: the controller has nothing left."""
+    """Beta is at a bound and KL is outside its band: the controller is saturated."""
     settings, tail = config.objectives[objective], rows[-PINNED_STEPS:]
     betas, kls = series(tail, keys.BETA.of(objective)), series(tail, keys.KL.of(objective))
     by_hand = any(row.get(keys.BETA_MODE.of(objective)) == "manual" for row in tail)

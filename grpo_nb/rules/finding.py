@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong (or needs explaining): what, why, and what to change, with its numbers.
+    """One finding: what happened, the likely cause, and what to change, with its numbers.
 
     >>> print(Finding("truncation", "warning", 40, "32% of answers hit the cap.", {"share": 0.32}, "raise the cap"))
     warning: truncation at step 40: 32% of answers hit the cap. What to do: raise the cap.
@@ -61,14 +61,14 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
     action: Action = "warn"
-    """What the trainer does about it: go on, log it, leave the update out, halve the learning rate, undo the step, stop
-    the run where it is (this step is not to be kept), or end it at the step's boundary, saved."""
+    """Action of the trainer: none, log it, skip the update, halve the learning rate, undo the step, stop the run at
+    once (this step is not kept), or end it at the step boundary, saved."""
     recurring: str = ""
     """The advice where a moment recurs within WINDOW steps; empty: the same."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """Rule and objective: a finding with the same key is the same trouble going on."""
+        """Rule and objective: findings with the same key are the same continuing problem."""
         return self.rule, str(self.evidence.get("objective", ""))
 
     def to_dict(self) -> dict[str, object]:
@@ -217,5 +217,5 @@ def spans(steps: Sequence[int]) -> str:
 
 
 def rate_of(row: Row, config: Config) -> float:
-    """Of a step; of one that does not have it, the setting."""
+    """Learning rate of a step; the setting if its row has none."""
     return in_use(row, keys.LR, config.algorithm.learning_rate)

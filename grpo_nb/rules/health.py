@@ -9,7 +9,7 @@ from grpo_nb.presets import usual_rate
 from grpo_nb.rules.finding import Finding, Row, Rows, newest, number, rate_of
 
 LOWEST_FACTOR = 1 / 64
-"""Of the requested learning rate: where a step is undone at this or less, the rate is not the cause."""
+"""Factor of the requested learning rate at or below which an undone step shows that the rate is not the cause."""
 
 
 def exploded(rows: Rows, config: Config) -> Finding | None:
@@ -44,7 +44,7 @@ def exploded(rows: Rows, config: Config) -> Finding | None:
 
 
 def _lower_rate(row: Row, config: Config) -> str:
-    """What to do where steps are undone again and again."""
+    """Advice for steps that are undone again and again."""
     requested, usual = number(row, keys.LR_REQUESTED) or rate_of(row, config), usual_rate(config)
     lower = usual if usual < requested else requested / 4
     name = "the preset's default" if usual < requested else f"already at or below the preset's default of {usual:g}"
@@ -95,7 +95,7 @@ def _limit(limit: float | None) -> str:
 
 
 def _plain(value: float) -> float | str:
-    """As JSON holds it."""
+    """The value as JSON holds it."""
     return value if math.isfinite(value) else str(value)
 
 

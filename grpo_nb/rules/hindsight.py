@@ -1,6 +1,6 @@
-"""The findings of a stored log of any length: its columns show where a rule can fire, and the rule is asked there.
+"""Findings of a stored log of any length: its columns show where a rule can fire, and the rule is applied there.
 
-What a rule finds is decided by the rule alone, on the rows themselves; a suspicion that it does not share is nothing.
+The rule alone decides, on the rows themselves; a place where it does not fire is dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from grpo_nb.storage.index import LogRows
 from grpo_nb.storage.index.packing import Floats, Places
 
 FEW_ROWS = 5_000
-"""Up to so many rows, each is read."""
+"""Length up to which every row of a log is read."""
 REACH = max(updates.SKIPS_TO_STOP, updates.FROZEN_STEPS, WINDOW + 1)
 """Rows by which a rule of moments decides; of the first it finds, it shows more."""
 
@@ -29,10 +29,10 @@ Suspects = Callable[[LogRows, Config], Places]
 
 
 def post_mortem(rows: LogRows, config: Config, *, without_sft: bool = False) -> list[Finding]:
-    """What `rules.post_mortem` finds in all rows; worst first.
+    """The findings of `rules.post_mortem` in all rows; worst first.
 
     Args:
-        without_sft: as of `History`.
+        without_sft: as for `History`.
     """
     if len(rows) <= FEW_ROWS:
         return rules.post_mortem(rows, config, History(config, without_sft=without_sft))
@@ -73,7 +73,7 @@ def _first_step(rows: LogRows, config: Config) -> Places:
 
 
 def _moved_ratio(rows: LogRows, config: Config) -> Places:
-    """Where a bound may be crossed: each is at least its floor."""
+    """Places where a bound may be crossed: each value is at least its floor."""
     mean = _where(rows, keys.RATIO_DIFFERENCE.mean, lambda gap: ~(gap <= MEAN_FLOOR))
     high = _where(rows, keys.RATIO_DIFFERENCE.p99, lambda gap: ~(gap <= HIGH_FLOOR))
     far = _where(rows, keys.RATIO_DIFFERENCE.far, lambda share: ~(share <= FAR_SHARE))
@@ -95,7 +95,7 @@ def _left_out(rows: LogRows, config: Config) -> Places:
 
 
 def _jumps(key: keys.Key) -> Suspects:
-    """Where a value is far from the lowest or highest of those before it, between which their median lies."""
+    """Places where a value is far from the lowest or highest of those before it, between which their median lies."""
 
     def suspects(rows: LogRows, config: Config) -> Places:
         guards, places = config.guards, [np.zeros(0, np.int64)]
@@ -137,4 +137,4 @@ SUSPECTS: Mapping[MomentRule, Suspects] = {
     canaries.entropy_jump: _jumps(keys.ENTROPY),
     canaries.truncation_jump: _jumps(keys.TRUNCATION),
 }
-"""Of each rule of moments."""
+"""Candidate places of each rule about moments."""

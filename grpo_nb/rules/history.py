@@ -1,7 +1,7 @@
-"""What the rules know of a run: its first rows, its newest rows, and running figures of all rows, in bounded memory.
+"""History of a run for the rules: its first rows, its newest rows, and running figures of all rows, in bounded memory.
 
-A row is added once and costs the same whatever the length of the run. What is kept gives what a full read gives; the
-two figures that need all values, the noise of a curve and the spread inside groups, are medians of the newest
+A row is added once and costs the same whatever the length of the run. The result equals that of a full read, except
+that two figures that need all values, the noise of a curve and the spread inside groups, are medians of the newest
 NOISE_ROWS.
 """
 
@@ -37,7 +37,7 @@ by about one of a median's."""
 LOOK_BACK, LOOK_AHEAD = 10, 50
 """Rows before a fall, and from its beginning on, that are kept to see what changed with it."""
 PHASES = ("rollout", "score", "reference", "train")
-"""Of a step, whose seconds a token are kept."""
+"""Phases of a step whose seconds per token are kept."""
 SETTINGS = (keys.LR, keys.TEMPERATURE)
 CURVES: tuple[Callable[[str], str], ...] = (
     keys.KL.of,
@@ -80,12 +80,12 @@ class Window:
         insort(self._sorted, value)
 
     def median(self) -> float:
-        """Of the newest values; 0 of none."""
+        """Median of the newest values; 0 without any."""
         n = len(self._sorted)
         return (self._sorted[(n - 1) // 2] + self._sorted[n // 2]) / 2 if n else 0.0
 
     def quantile(self, share: float) -> float:
-        """Of the newest values, the one that this share of them is below; 0 of none."""
+        """Quantile of the newest values: the one that this share of them is below; 0 without any."""
         return self._sorted[int(share * (len(self._sorted) - 1))] if self._sorted else 0.0
 
     def newest(self, count: int) -> list[float]:
@@ -100,21 +100,21 @@ class Point:
     value: float
     step: int
     place: int
-    """Of its row among all rows."""
+    """Index of its row among all rows."""
     begins: bool = False
-    """Whether a fall may begin here."""
+    """Whether a fall may begin at this point."""
     around: "Around | None" = None
-    """Once all rows around are known."""
+    """Rows around the point, once all of them were read."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """What `SETTINGS` and `CURVES` were about a row."""
+    """Values of `SETTINGS` and `CURVES` around a row."""
 
     before: list[Row]
-    """Of the LOOK_BACK rows before it."""
+    """Values of the LOOK_BACK rows before it."""
     after: list[Row]
-    """Of the row itself and those that follow, LOOK_AHEAD in all."""
+    """Values of the row itself and those that follow, LOOK_AHEAD in all."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Curve:
         return Fall(best, now, self._highs[last][1])
 
     def _deviation(self) -> float:
-        """Of one value about its curve, from the differences of neighbours: a fall itself is one of many."""
+        """Deviation of one value about its curve, from differences of neighbours, so that one fall counts little."""
         return 1.4826 * self._jumps.median() / math.sqrt(2)
 
     def _add_high(self, value: float, after: Point) -> None:
@@ -210,7 +210,7 @@ class Curve:
 
 
 def _spaced(highs: list[tuple[float, Point]]) -> list[tuple[float, Point]]:
-    """At most half of MOST_HIGHS, evenly by value: of a curve that falls without noise, each value is one."""
+    """At most half of MOST_HIGHS, evenly by value: of a curve that falls without noise, every value is a high."""
     gap = (highs[0][0] - highs[-1][0]) / (MOST_HIGHS // 2 - 2)
     kept = highs[:1]
     for high in highs[1:-1]:
@@ -272,7 +272,7 @@ class Past:
             del self._recent[: LOOK_BACK + LOOK_AHEAD]
 
     def around(self, point: Point) -> Around:
-        """What was measured about a point of a curve."""
+        """Measured values around a point of a curve."""
         return point.around or self._around(point.place)
 
     def _around(self, place: int) -> Around:
@@ -294,7 +294,7 @@ class Past:
         return any(row[key] is not None for key in keys_below(row, self._labels))
 
     def _shares(self, rows: LogRows) -> tuple[Places, Floats]:
-        """Of right answers in the rows that have a label, as `_share`."""
+        """Places and shares of right answers in the rows that have a label, as `_share`."""
         values, (at, right) = np.full(len(rows), np.nan), numbers(rows, self._correct)
         for key in keys.counted_with(self._correct, rows.keys):
             values[rows.numbers(key).at] = 0.0
@@ -303,7 +303,7 @@ class Past:
         return at, values[at]
 
     def _share(self, row: Row) -> float | None:
-        """Of right answers; 0 where other labels were counted."""
+        """Share of right answers; 0 where only other labels were counted."""
         if row.get(self._correct) is not None:
             return _finite(row, self._correct)
         return 0.0 if self._counted(row) else None
@@ -330,7 +330,7 @@ class History:
 
     @classmethod
     def of(cls, config: Config, rows: LogRows, *, without_sft: bool = False) -> "History":
-        """What adding all rows of a long log one by one would give, from its columns; none may be added afterwards."""
+        """History from the columns of a long log, equal to adding all rows one by one; no row may be added later."""
         history = cls(config, without_sft=without_sft)
         history._first, history._newest, history._count = [*rows[:BASELINE]], [*rows[-KEPT:]], len(rows)
         history.cosines.extend(_measured(rows, keys.GRAD_COSINE)[1][-CONFLICT_ROWS:].tolist())
@@ -400,7 +400,7 @@ class History:
 
 
 def _median(values: list[float]) -> float:
-    """Of a few values, at least one."""
+    """Median of a few values, at least one."""
     ordered, n = sorted(values), len(values)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 

@@ -1,6 +1,6 @@
-"""Rules about an LLM judge: it fails, it says the same of everything, it counts words, it costs too much or too long.
+"""Rules about an LLM judge: it fails, scores everything alike, scores by length, or takes too much money or time.
 
-Asked through rules.py. A run without a judge has none of these keys, so no rule fires.
+Called through `rules`. A run without a judge has none of these keys, so no rule fires.
 """
 
 from grpo_nb.config import Config
@@ -109,7 +109,7 @@ def judge_constant(rows: Rows, config: Config, objective: str) -> Finding | None
 
 
 def judge_length(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """The judge's score follows the length of an answer more than what the task says of it."""
+    """The judge's score follows the length of an answer more than the task's score."""
     by_length, by_task = (
         level(rows, keys.JUDGE_LENGTH.of(objective)),
         level(rows, keys.JUDGE_AGREEMENT.of(objective)),

@@ -1,6 +1,6 @@
-"""Rules about what the policy learns and writes: length, entropy, parsing, conflict, forgetting.
+"""Rules about the policy's learning and its completions: length, entropy, parsing, conflict, forgetting.
 
-Asked through rules.py; each judges a stretch of rows at its end.
+Called through `rules`; each judges a stretch of rows at its end.
 """
 
 import statistics
@@ -33,7 +33,7 @@ TRUNCATED, TRUNCATED_BADLY = 0.15, 0.5
 IGNORED_STOP = 0.5
 """Share of the cut completions that hold one special token from which it is taken for a stop token."""
 COLLAPSED_LENGTH, LENGTH_FACTOR = 2, 3
-"""Median length in tokens, terminator included, and how many times longer answers were at the start."""
+"""Median length in tokens, stop token included, and how many times longer answers were at the start."""
 ENTROPY_FACTOR, LOW_ENTROPY = 0.1, 0.05
 """Entropy against the run's own start; and, in nats per token, a start so low that groups are near copies."""
 UNSCORED, UNSCORED_BADLY = 0.05, 0.5
@@ -110,7 +110,7 @@ def with_commonest_cause(finding: Finding, samples: Iterable[Mapping[str, Any]])
 
 
 def length_collapse(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """Answers shrank to almost nothing: only the terminator, or one token before it."""
+    """Answers shrank to almost nothing: only the stop token, or one token before it."""
     lengths, before = series(rows[-ENOUGH:], keys.LENGTH_P50.of(objective)), start(rows, keys.LENGTH_P50.of(objective))
     if len(lengths) < ENOUGH or before is None:
         return None
@@ -151,7 +151,7 @@ def entropy_collapse(rows: Rows, config: Config, objective: str) -> Finding | No
 
 
 def _holds_entropy(config: Config) -> str:
-    """What keeps answers varied in this run: a higher upper clip where clipping acts (DAPO), else an entropy bonus."""
+    """Advice that keeps answers varied: a higher upper clip where clipping acts (DAPO), else an entropy bonus."""
     row = config.algorithm.row
     if config.batch.on_policy or row.surrogate_row.high is None:
         return f"raise algorithm.entropy_coef (now {config.algorithm.entropy_coef:g}, 0.001 is a start)"
@@ -229,7 +229,7 @@ def gradient_conflict(rows: History, config: Config) -> Finding | None:
 
 
 def loss_near_zero(rows: Rows, config: Config) -> Finding | None:
-    """The loss reads about 0, as it must on-policy: a note, since many ask about it."""
+    """The loss reads about 0, as it must on-policy: a note, since it surprises many users."""
     losses, norms = series(rows[-WINDOW:], keys.LOSS), series(rows[-WINDOW:], keys.GRAD_NORM)
     if not config.batch.on_policy or len(losses) < ENOUGH or max(map(abs, losses)) > NEAR_ZERO_LOSS or not any(norms):
         return None

@@ -1,6 +1,6 @@
-"""Rules about the machine: memory that keeps growing, a phase that is slow against what it has shown it can do.
+"""Rules about the machine: memory that keeps growing, a phase that is slower than its own best pace.
 
-Asked through rules.py; each judges a stretch of rows at its end.
+Called through `rules`; each judges a stretch of rows at its end.
 """
 
 import statistics
@@ -15,7 +15,7 @@ MEMORY_WARM_UP = 5
 """Rows left out at the start of a run: caches fill."""
 MEMORY_ROWS = 40
 MEMORY_PARTS = 8
-"""A leak goes on: each eighth of the rows holds more than the one before it; a cache that fills does so in jumps."""
+"""Parts of the rows: in a leak each part holds more memory than the one before; a cache that fills does so in jumps."""
 MEMORY_SLOPE_MIB, MEMORY_SLOPE_SHARE = 1.0, 0.002
 """MiB a step, and the share of the memory a step, by which it grows at least."""
 MEMORY_SLOWING = 0.5
@@ -88,7 +88,7 @@ def slow_phase(rows: History, config: Config) -> Finding | None:
 
 
 def _above_floor(rows: History, phase: str) -> float | None:
-    """How many times its floor the recent pace of a phase is."""
+    """Ratio of a phase's recent pace to its floor; None with too few rows."""
     pace = rows.paces[phase]
     floor, recent = pace.quantile(FLOOR), pace.newest(WINDOW)
     return statistics.median(recent) / floor if len(recent) >= ENOUGH and floor > 0 else None
@@ -99,7 +99,7 @@ FLOOR = 0.2
 
 
 def _judged(phase: str, config: Config) -> bool:
-    """A judge is waited for in `score`, which the rules about judges tell better."""
+    """Whether a judge is waited for in this phase, `score`; the rules about judges report that better."""
     return phase == "score" and any(objective.judge is not None for objective in config.objectives.values())
 
 

@@ -1,6 +1,6 @@
 """Rules about numbers that are wrong without an error: a sampler that is not the trainer, advantages cut flat.
 
-Asked through rules.py.
+Called through `rules`.
 """
 
 import math
@@ -18,9 +18,9 @@ SAMPLER_NATS = 0.5
 
 
 def beyond_rounding(row: Row, of: keys.Difference) -> dict[str, tuple[float, float]]:
-    """What of a measured gap of log-probs is more than rounding, by metric: (found, bound), in nats; `_far` a share.
+    """Statistics of a log-prob difference that exceed rounding, by metric: (found, bound), in nats; `_far` a share.
 
-    Nothing of a row that does not say its rounding: it was logged by an older version.
+    Empty for a row without its rounding, which an older version logged.
     """
     mean, eps = number(row, of.mean), number(row, keys.ROUNDING)
     if mean is None or eps is None:
@@ -31,7 +31,7 @@ def beyond_rounding(row: Row, of: keys.Difference) -> dict[str, tuple[float, flo
 
 
 def sampler_broken(rows: Rows, config: Config) -> Finding | None:
-    """The engine does not draw from the policy that is scored: by nats it stops the run, by less at step 1 it warns.
+    """The engine does not sample from the scored policy: a gap of nats stops the run, a smaller one at step 1 warns.
 
     Settings of `sampling` that shape the sampler, and a correction that expects another one, are left to
     `sampler_mismatch`.
@@ -57,7 +57,7 @@ def sampler_broken(rows: Rows, config: Config) -> Finding | None:
 
 
 def sampler_stale(rows: Rows, config: Config) -> Finding | None:
-    """The engine agreed with the trainer at the start and no longer does: it draws from older weights."""
+    """The engine agreed with the trainer at the start and no longer does: it samples with older weights."""
     tail = rows[-ENOUGH:]
     if len(tail) < ENOUGH or tail[0]["step"] == FIRST_STEP:
         return None

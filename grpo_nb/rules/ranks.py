@@ -1,4 +1,4 @@
-"""Rules about several ranks: one that is always the slowest, or work that falls unevenly on them."""
+"""Rules about several ranks: a rank that is always the slowest, or an uneven split of the work."""
 
 import statistics
 from collections import Counter

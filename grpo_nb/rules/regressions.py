@@ -1,7 +1,7 @@
 """Rules about a policy that gets worse: reward or accuracy falls, or it hedges where the text answers.
 
-Asked through rules.py, as those of signal.py; `accuracy_fell` and `reward_without_accuracy` read evaluations and are
-asked by `doctor.diagnose`.
+Called through `rules`, as those of signal.py; `accuracy_fell` and `reward_without_accuracy` read evaluations and are
+called by `doctor.diagnose`.
 """
 
 import math
@@ -34,8 +34,8 @@ from grpo_nb.rules.warm_start import more_sft
 HEDGES = ("unknown", "abstained")
 """Labels of answers that name nothing where the text answers; where it does not, naming nothing is `correct`."""
 HEDGED, HEDGED_OVERALL = 0.6, 0.35
-"""Share of hedges that is most of what a policy says: of items that the text answers, and, in logs without that
-share, of all items (half of BBQ's are answered by their text)."""
+"""Share of hedges that counts as nearly always: among items that the text answers, and, in logs without
+that share, among all items (half of BBQ's are answered by their text)."""
 HEDGES_REST = 0.8
 """Hedges are at least this part of the answers that are not right: the policy hardly tries another way."""
 HEDGE_RISE, HEDGE_RISE_OVERALL = 0.15, 0.1
@@ -115,7 +115,7 @@ def hedging(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 
 def hedging_advice(rows: Rows, config: Config, objective: str) -> str:
-    """What to do against hedging; a temperature does not bring back answers that the policy has dropped."""
+    """Advice against hedging; a temperature does not bring back answers that the policy has dropped."""
     return (
         f"{more_sft(rows, config, 'on items that the text answers, until it can answer them')}; draw as "
         f"many of them as of the others; pay hedges there less with a reward function of your own; begin again before "
@@ -136,7 +136,7 @@ class Hedges:
 
 
 def hedges(rows: Rows, objective: str) -> Hedges | None:
-    """How much an objective's answers hedge; None where no labels were counted."""
+    """Share of an objective's answers that hedge; None where no labels were counted."""
     told = any(keys_below(row, keys.LABEL_ANSWERABLE.below(objective)) for row in rows[-WINDOW:])
     group = keys.LABEL_ANSWERABLE if told else keys.LABEL
     shares = {label: label_level(rows, objective, label, group) for label in HEDGES}
@@ -283,7 +283,7 @@ def _reward_rise(rows: Rows, objective: str, after: Mapping[str, Any]) -> tuple[
 
 
 def _correct_rise(rows: Rows, objective: str, after: Mapping[str, Any]) -> float | None:
-    """By how much the share of right training answers rose up to an evaluation."""
+    """Rise of the share of right training answers up to an evaluation; None where it was not counted."""
     before, now = label_start(rows, objective, "correct"), label_level(_near(rows, after), objective, "correct")
     return None if before is None or now is None else now - before
 
@@ -299,7 +299,7 @@ def _near(rows: Rows, after: Mapping[str, Any]) -> Rows:
 
 
 def _surely_no_rise(before: Mapping[str, Any], after: Mapping[str, Any], rise: float) -> bool:
-    """Whether the paired interval, where there is one, leaves out a rise that would match the reward's."""
+    """Whether the paired interval, if it exists, excludes a rise that would match the reward's."""
     if not all("accuracy" in row.get("resamples", ()) for row in (before, after)):
         return True
     changed = change(dict(before), dict(after), "accuracy")
@@ -309,7 +309,7 @@ def _surely_no_rise(before: Mapping[str, Any], after: Mapping[str, Any], rise: f
 def _first_and_newest(
     objective: str, evaluations: Sequence[Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Where GRPO started and the newest stage, of one pool: of final evaluations, else of quick ones."""
+    """Evaluations of GRPO's start and of the newest stage, from one pool: of final evaluations, else of quick ones."""
     own = [e for e in evaluations if e.get("objective") == objective and e.get("metrics")]
     for modes in (("greedy", "sample"), ("quick",)):
         rows = [e for e in own if e.get("mode") in modes and e.get("split", "test") == "test"]
@@ -329,7 +329,7 @@ def _start_of(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> Ma
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two evaluations asked the same questions of the same split in the same mode."""
+    """Whether two evaluations used the same questions of the same split in the same mode."""
     questions = "asked" if "asked" in one and "asked" in other else "pool"
     return all(one.get(key) == other.get(key) for key in ("split", "mode", questions))
 
@@ -351,7 +351,7 @@ def _fall_of_correct(past: Past) -> Fall | None:
 
 
 def _turned(around: Around, objective: str) -> dict[str, tuple[float, float]]:
-    """What else changed at a fall: curves by their medians before and after, settings by their last change."""
+    """Other changes at a fall: curves by their medians before and after, settings by their last change."""
     before, after = around.before, around.after
     found = {}
     for key in (*SETTINGS, keys.BETA.of(objective)):

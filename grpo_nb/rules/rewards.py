@@ -1,6 +1,6 @@
-"""Rules about what an answer earns: objectives on different scales, a reward that pays for length, leaked prompts.
+"""Rules about rewards: objectives on different scales, a reward that pays for length, leaked prompts.
 
-Asked through rules.py; `evaluation_leaked` is asked by quick evaluation, which reads the held-out prompts.
+Called through `rules`; `evaluation_leaked` is called by quick evaluation, which reads the held-out prompts.
 """
 
 from grpo_nb.algorithms import ADVANTAGE_ROWS

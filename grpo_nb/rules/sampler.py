@@ -1,6 +1,6 @@
-"""Rules about the sampler: what draws the completions is not the policy that is trained, and why.
+"""Rules about the sampler: completions come from another distribution than the policy that is trained, and why.
 
-Asked through rules.py; each judges a stretch of rows at its end.
+Called through `rules`; each judges a stretch of rows at its end.
 """
 
 import statistics
@@ -21,7 +21,7 @@ NO_GAP = 1e-5
 
 
 def sampler_mismatch(rows: Rows, config: Config) -> Finding | None:
-    """Tokens are drawn from another distribution than the one they are scored under; split by why."""
+    """Tokens are sampled from another distribution than the one they are scored under; split by cause."""
     values = series(rows[-WINDOW:], keys.SAMPLER_DIFFERENCE.mean)
     if len(values) < ENOUGH or (gap := statistics.median(values)) <= SAMPLER_GAP or sampler_stale(rows, config):
         return None

@@ -1,7 +1,7 @@
-"""Rules about SFT, read from its own log: skipped and lost updates, a loss that did not fall, pairs learnt by heart.
+"""Rules about SFT, read from its own log: skipped and lost updates, a loss that did not fall, memorized pairs.
 
-As in rules.py a rule is a function to a Finding or None. It reads the rows of sft.jsonl and the losses on held-out
-pairs (events of kind `sft_eval`, oldest first); `check` asks them all.
+As in `rules`, a rule is a function that returns a Finding or None. It reads the rows of sft.jsonl and the losses on
+held-out pairs (events of kind `sft_eval`, oldest first); `check` applies them all.
 """
 
 from collections.abc import Callable, Iterator

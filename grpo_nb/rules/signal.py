@@ -1,6 +1,6 @@
-"""Rules about groups that teach nothing, and answers that say the same to everything.
+"""Rules about groups without signal, and policies that give every prompt the same answer.
 
-Asked through rules.py; each judges a stretch of rows at its end.
+Called through `rules`; each judges a stretch of rows at its end.
 """
 
 import math
@@ -18,18 +18,18 @@ DEAD_SHARE = 0.7
 CHANCE = 1.64
 """Standard errors of a share: one in twenty shares is so far above the true one."""
 SOLVED, FAILED = 0.9, 0.1
-"""Share of `correct` above (below) which groups are dead because the task is solved (out of reach)."""
+"""Share of `correct` above (below) which groups lack a signal because the task is solved (out of reach)."""
 UNREADABLE = 0.5
 """Share of answers that cannot be read from which the parser is the cause: they all earn the same."""
 CONSTANT = 0.3
-"""Dead groups beyond those that right and wrong answers give by chance: the reward does not separate the two."""
+"""Share of groups without signal, beyond chance, at which the reward does not separate right from wrong."""
 TEMPLATES, TEMPLATES_RISEN = 0.5, 0.2
 """Share of template or evasive answers that is most of what a policy answers; and its rise since the start."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why groups teach nothing."""
+    """Cause of groups without signal."""
 
     name: str
     why: str
@@ -72,7 +72,7 @@ def mostly_dead(rows: Rows, config: Config, objective: str) -> float | None:
 
 
 def _cause(rows: Rows, config: Config, objective: str, unexplained: float | None) -> Cause:
-    """Of groups without signal; `unexplained`: the share of them that is more than chance gives."""
+    """Cause of groups without signal; `unexplained`: their share beyond chance."""
     right, unparsed = label_level(rows, objective, "correct"), label_level(rows, objective, "unparsed") or 0.0
     always = _always_hedges(rows, objective)
     if unparsed >= UNREADABLE:

@@ -16,11 +16,11 @@ SKIPS_TO_STOP = 3
 FROZEN_STEPS = 3
 """Steps with a gradient but no change of the weights: rounding may swallow one, not three."""
 FAINT_SPREAD = 1e-8
-"""Standard deviation of rewards in their groups below which advantages, divided by it plus 1e-4, vanish."""
+"""Standard deviation of rewards in their groups below which advantages, divided by it plus 1e-4, are near 0."""
 RATIO_NOISE, RATIO_BROKEN = 1e-3, 0.4
 """max |ratio - 1| of the first update in logs that have no robust measure of it: float32, and half precision's tail."""
 GRADIENT_APART = 0.02
-"""Of the gradient's norm: far above the rounding of sums."""
+"""Allowed difference, as a share of the gradient's norm: far above the rounding of sums."""
 KL_START_NOISE, KL_START_BROKEN = 1e-3, 0.02
 """KL at step 1, when policy and reference are the same weights: rounding, and a wrong reference."""
 
@@ -50,7 +50,7 @@ _REACH_WEIGHTS = keys.GRAD_NORM, keys.KL.below(), keys.LOSS_TERM.below()
 
 @lru_cache(maxsize=32)
 def must_be_finite(found: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of some keys whose nan or infinity would reach the weights."""
+    """Keys among `found` whose nan or infinity would reach the weights."""
     return tuple(key for key in found if key == keys.LOSS or key.startswith(_REACH_WEIGHTS))
 
 
@@ -152,7 +152,9 @@ def first_update_wrong(rows: Rows, config: Config) -> Finding | None:
 
 
 def ratio_broken(rows: Rows, config: Config) -> Finding | None:
-    """After step 1, the ratio of a step's first update is not 1: it is not taken against the policy that sampled."""
+    """After step 1, the ratio of a step's first update is not 1: its old log-probs are not those of the policy that
+    sampled.
+    """
     row = rows[-1]
     gap = {} if row["step"] == FIRST_STEP else numeric.beyond_rounding(row, keys.RATIO_DIFFERENCE)
     if not gap:
@@ -206,7 +208,7 @@ def _apart(apart: float | None, ratio: float | None, size: str | None) -> str:
 
 
 _GRADIENT_ADVICE = "every backward pass must add to .grad, and zero_grad and step come once an update"
-"""Where the log does not have the gradient's size."""
+"""Advice where the log does not have the gradient's size."""
 _SCALE_ADVICE = (
     "scale the rewards, so that right and wrong answers differ by about 1: advantages are as small as the rewards' "
     "spread where that is far below 1e-4, and the updates are lost in rounding"

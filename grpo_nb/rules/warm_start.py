@@ -1,4 +1,4 @@
-"""What findings say of SFT: more of it, or that GRPO started without it, which explains several of them."""
+"""Advice about SFT in findings: more of it, or that GRPO started without it, which explains several of them."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ EXPLAINED = ("truncation", "unparsed", "dead_groups", "low_entropy_start")
 
 
 def started_without(rows: Rows) -> bool:
-    """Whether GRPO is known to have started without the SFT that the settings have."""
+    """Whether GRPO started without the SFT that the settings have, as far as the log shows."""
     return isinstance(rows, History) and rows.without_sft
 
 
