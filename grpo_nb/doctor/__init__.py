@@ -1,4 +1,5 @@
-"""The doctor: what is wrong with a run (`diagnose`), with this machine (`environment`), behind an error (`explain`).
+"""The doctor: findings about a run (`diagnose`), checks of this machine (`environment`), causes of an error
+(`explain`).
 
 A diagnosis reads files only, so it can be made of a run that trains elsewhere, died, or ended last week.
 """
@@ -61,7 +62,7 @@ _LATER = {
     "memory_snapshot": "profiling",
     "profile": "profiling",
 }
-"""What trains or packs, loaded when it is first used: a diagnosis needs none of it."""
+"""Submodules that train or pack, loaded on first use: a diagnosis needs none of them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -73,7 +74,7 @@ def __getattr__(name: str) -> Any:
 _BOUNDARIES = {"start", "resume", "checkpoint", "finding", "stopped", "done", "failed"}
 """Kinds of events that every training has."""
 NEWEST = 32
-"""Of these events that are read, whatever the length of the log."""
+"""Number of the newest events of these kinds that are read, whatever the length of the log."""
 NEWEST_SAMPLES = 200
 """Rows of samples.jsonl in which the cause of a finding is looked for."""
 UNREAD = 32 << 20
@@ -121,11 +122,11 @@ _LOOK = {
     learning.unscored.__name__: learning.with_commonest_cause,
     updates.repeated_skips.__name__: learning.with_commonest_cause,
 }
-"""What the samples show of the cause, by rule."""
+"""Functions that add evidence from the samples, by rule."""
 
 
 def _measured(run: Run, rows: Rows) -> list[Finding]:
-    """What the evaluations say that the metrics do not."""
+    """Findings from the evaluations."""
     evaluations = measurements(run)
     asked, names = [learning.forgetting(evaluations)], run.config.objectives
     asked += [regressions.accuracy_fell(rows, run.config, name, evaluations) for name in names]
@@ -135,7 +136,7 @@ def _measured(run: Run, rows: Rows) -> list[Finding]:
 
 
 def _ending(run: Run, status: RunStatus, events: LogRows, known: Set[str]) -> Iterator[Finding]:
-    """How training ended, where it did not end well; without the words of findings that are `known`."""
+    """Findings about a training that did not end well; without the words of findings in `known`."""
     where, newest = _progress(run, status)
     if status.state is RunState.DEAD:
         yield Finding(
@@ -169,7 +170,7 @@ _CHANGE = "change what the message names, then start it again: it resumes"
 
 
 def _progress(run: Run, status: RunStatus) -> tuple[str, int]:
-    """How far it came and where it would go on, in words; and the step of that checkpoint. SFT's before GRPO began."""
+    """Progress and point of resumption as a sentence, and the step of that checkpoint; SFT's before GRPO began."""
     warm = status.step == 0 and not run.checkpoints.steps()
     rows = run.stored("sft") if warm else []
     step, total = (len(rows), run.config.sft.steps) if warm else (status.step, status.steps)
@@ -181,7 +182,7 @@ def _progress(run: Run, status: RunStatus) -> tuple[str, int]:
 
 
 def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
-    """Checkpoints that do not verify, and a run that has none to go on from."""
+    """Checkpoints that do not verify, and a run that has none to resume from."""
     whole = 0
     for folder, label in ((run.checkpoints, "GRPO"), (run.sft_checkpoints, "SFT")):
         for step in folder.steps():
@@ -307,7 +308,7 @@ def _missing(steps: Floats, last: int) -> list[int]:
 
 
 def _torn(path: Path) -> bool:
-    """Whether the last line has no end."""
+    """Whether the last line is incomplete."""
     with os.fdopen(opened(path), "rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - LONGEST_LINE, 0))
         tail = file.read().rpartition(b"\n")[2].strip()

@@ -32,7 +32,7 @@ from grpo_nb.storage.safe_open import opened
 LAST_ROWS: Mapping[Log, int] = {"metrics": 50, "sft": 20, "events": 200, "evaluations": 10}
 """Newest rows of a log that go into the zip."""
 LONGEST_TEXT = 4_000
-"""Characters of one text of a row; of what is longer, its end, where a traceback says what happened."""
+"""Characters kept of one text of a row; a longer text keeps its end, where a traceback has its error."""
 LAST_WORDS = 40_000
 """Bytes at the end of a worker's output."""
 LONGEST_KEY = 8_000
@@ -120,7 +120,7 @@ def members(run: Run, error: BaseException | None = None) -> dict[str, str]:
 
 
 def _made(make: Callable[[], str]) -> str:
-    """A file's text, or why there is none: a run that is damaged needs its report most."""
+    """Text of a file, or the reason why it is unreadable: a damaged run needs its report most."""
     try:
         return make()
     except (OSError, RunError, ValueError) as problem:
@@ -170,7 +170,7 @@ def _key_names(config: Config) -> set[str]:
 
 
 def _changed(config: Config) -> dict[str, Any]:
-    """What differs from the nearest preset: (here, there) by setting, and its name."""
+    """Nearest preset by name, and the differences from it: (here, there) by setting."""
     differences = {name: config.differences(make()) for name, make in presets.PRESETS.items()}
     nearest = min(differences, key=lambda name: len(differences[name]))
     return {"preset": nearest, "changed": differences[nearest]}
@@ -187,12 +187,12 @@ def _cut(value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, list | tuple):
         return [_cut(item, secrets) for item in value]
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        return redacted(value, secrets)[-LONGEST_TEXT:]  # cut first, a key would lose what it is known by
+        return redacted(value, secrets)[-LONGEST_TEXT:]  # cut first, a key would lose the prefix that identifies it
     return value
 
 
 def _failure(run: Run, error: BaseException | None) -> str:
-    """The traceback of an exception, else the newest that the run's log has, with what the doctor knows of it."""
+    """Traceback of the exception, else the newest in the run's log, with the doctor's explanation."""
     if error is not None:
         return "".join([*traceback.format_exception(error), f"\n{explain(error) or ''}"])
     events: Iterable[Mapping[str, Any]] = islice(run.newest_first("events"), 1000)

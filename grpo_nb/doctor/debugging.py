@@ -15,7 +15,7 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class DebugMode:
-    """What is switched on, and what would need a new process."""
+    """Debug options that are on, and those that need a new process."""
 
     on: tuple[str, ...]
     too_late: tuple[str, ...]

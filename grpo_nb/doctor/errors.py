@@ -1,4 +1,4 @@
-"""From a well-known error to its cause and what to change: reads `known_errors`."""
+"""Explains a well-known error: its cause and the change to make, from `known_errors`."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""The table of well-known errors: by what words each is recognised, why it comes, what to change.
+"""Table of well-known errors: the pattern that recognises each, its cause, what to change.
 
-The package's own errors say that themselves; these are the ones of torch, CUDA, engines and the system, whose words
-seldom lead to what is wrong. `errors.explain` reads the table, and `make docs` prints it as the page `errors`.
+The package's own errors explain themselves; these are errors of torch, CUDA, engines and the system, whose texts seldom
+lead to the cause. `errors.explain` reads the table, and `make docs` prints it as the page `errors`.
 """
 
 import sys
@@ -13,7 +13,7 @@ class Known:
     """One error that people meet."""
 
     name: str
-    """Of its section on the page `errors`."""
+    """Name of its section on the page `errors`."""
     pattern: str
     """Regular expression that finds it, whatever the case; the first row that does is taken."""
     cause: str
@@ -21,7 +21,7 @@ class Known:
 
     @property
     def page(self) -> str:
-        """Where the page that `make docs` builds has it."""
+        """Address of its section on the page that `make docs` builds."""
         return f"errors.html#{self.name}"
 
 

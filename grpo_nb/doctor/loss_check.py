@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, ClipConfig, Tensor | None], Tensor]
 ARGUMENTS = 5
 PROMPTS, GROUP, TOKENS = 2, 3, 5
 FAR = 30.0
-"""Nats between policy and old policy that a loss must bear: what one bad update leaves behind."""
+"""Nats between policy and old policy that a loss must handle, as after one bad update."""
 STEEPEST = 1e9
 """Gradient of one token that no clamp of the log-ratio at 20 nats gives."""
 SAME = 1e-6
@@ -42,11 +42,11 @@ class _Toy:
 
 
 def check_loss(loss: Loss, clip: ClipConfig | None = None) -> list[Finding]:
-    """What is wrong with a policy loss; empty where nothing is. Two passes over one batch, in milliseconds on the CPU.
+    """Errors of a policy loss; empty without any. Two passes over one batch, in milliseconds on the CPU.
 
-    Looked for: an error, another shape than a number a token, values or gradients that are not finite (far from the
-    old policy, or because of what the mask leaves out), tokens outside the mask that count, no gradient or one of the
-    wrong sign at the policy, and a graph that is used twice.
+    Checks for an exception, a shape other than one number per token, values or gradients that are not finite (far from
+    the old policy, or because of masked values), tokens outside the mask that count, no gradient or one of the wrong
+    sign at the policy, and a graph that is used twice.
 
     Args:
         loss: takes log-probs [batch, token] in nats, those of the old policy, advantages [batch, 1], a ClipConfig, and
@@ -66,7 +66,7 @@ DEFINITION = "def loss(logp, logp_old, advantage, clip, mask)"
 
 
 def _signature(loss: Loss) -> Finding | None:
-    """What is wrong with the parameters of a loss; None where five arguments fit, or its signature cannot be read."""
+    """Error of the parameters of a loss; None where five arguments fit, or its signature cannot be read."""
     try:
         signature = inspect.signature(loss)
     except (TypeError, ValueError):  # e.g. a function of C
@@ -129,7 +129,7 @@ def _passes(loss: Loss, clip: ClipConfig) -> Iterator[Finding]:
 
 
 def _direction(slope: Tensor, toy: _Toy) -> Iterator[Finding]:
-    """At the old policy every policy loss has the gradient of -A log p."""
+    """Check that the gradient at the old policy is that of -A log p."""
     if not slope[toy.mask].any():
         yield _error(
             "loss_without_gradient",
@@ -167,7 +167,7 @@ def _far(loss: Loss, clip: ClipConfig) -> Iterator[Finding]:
 
 
 def _masked(loss: Loss, clip: ClipConfig) -> Iterator[Finding]:
-    """What the mask leaves out may hold anything."""
+    """Check that masked values, whatever they are, do not matter."""
     toy = _toy()
     with torch.no_grad():
         plain = loss(toy.logp(), toy.old, toy.advantage, clip, toy.mask)

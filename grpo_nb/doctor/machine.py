@@ -1,4 +1,4 @@
-"""Checks of the machine and the environment: what is there, whether it will do, what to change."""
+"""Checks of the machine and the environment: what was found, whether it is sufficient, what to change."""
 
 import functools
 import importlib.util
@@ -27,7 +27,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: `ok`, `info`, `warning` (may do) or `error` (will not do)."""
+    """Result of one check: `ok`, `info`, `warning` (may work) or `error` (will not work)."""
 
     name: str
     status: Literal["ok", "info", "warning", "error"]
@@ -42,7 +42,7 @@ def environment() -> list[Check]:
 
 
 def _guarded(check: Callable[[], Iterator[Check]]) -> Iterator[Check]:
-    """A check that cannot be made is itself a finding, and the others go on."""
+    """Run a check; an exception of it becomes a warning, so that the other checks still run."""
     try:
         yield from check()
     except Exception as error:
@@ -83,7 +83,7 @@ def _code() -> Iterator[Check]:
 
 
 def stale_functions(module: ModuleType) -> list[str]:
-    """Functions of a module whose loaded code is no longer what its file says, by qualified name."""
+    """Functions of a module whose loaded code differs from its file, by qualified name."""
     path = getattr(module, "__file__", None)
     if path is None or not path.endswith(".py") or not Path(path).is_file():
         return []
@@ -113,7 +113,8 @@ def _packages() -> Iterator[Check]:
 
 
 def _vllm() -> Iterator[Check]:
-    """Whether vLLM is here and fits the packages next to it; by metadata, since importing it takes seconds and memory.
+    """Check whether vLLM is installed and fits the other packages; by metadata, since an import takes seconds and
+    memory.
 
     Nothing here needs it.
     """
@@ -132,7 +133,7 @@ def _vllm() -> Iterator[Check]:
 
 
 def _misfits(package: str, other: str) -> Iterator[str]:
-    """Where the `other` package is installed in a version that `package` excludes, extras included."""
+    """Conflicts where the `other` package is installed in a version that `package` excludes, extras included."""
     have = installed_version(other)
     if have is None or installed_version(package) is None:
         return
@@ -143,7 +144,7 @@ def _misfits(package: str, other: str) -> Iterator[str]:
 
 
 def _torch() -> Iterator[Check]:
-    """Whether this build of torch can use the GPU that is here."""
+    """Check whether this build of torch can use the machine's GPU."""
     import torch
 
     build = f"torch {torch.__version__}, built for " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU")
@@ -230,13 +231,13 @@ def _disk() -> Iterator[Check]:
 
 
 def _keys() -> Iterator[Check]:
-    """Whether keys are there; never what they are."""
+    """Report whether API keys are set; never their values."""
     for name, use in (("OPENAI_API_KEY", "an LLM judge"), ("HF_TOKEN", "gated models of the hub")):
         yield Check("keys", "info", f"{name} is {'set' if os.environ.get(name) else 'not set'}; only used for {use}")
 
 
 def _processes() -> Iterator[Check]:
-    """Whether something started this process as one of several, which would each train the same run."""
+    """Check whether this process was started as one of several, which would each train the same run."""
     world, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK")
     if not world.isdigit() or int(world) < 2:
         return
@@ -306,7 +307,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _differ(loaded: CodeType, on_disk: CodeType | None) -> bool:
-    """Whether the two do different things; where they stand in the file does not matter."""
+    """Whether the two do different things; their position in the file does not matter."""
     if on_disk is None:
         return True
     return _meaning(loaded) != _meaning(on_disk)

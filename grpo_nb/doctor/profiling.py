@@ -1,4 +1,4 @@
-"""Where the seconds and the memory of a step go: `profile` by phase and operator, `memory_snapshot` by tensor.
+"""Profiles the time and memory of a step: `profile` by phase and operator, `memory_snapshot` by tensor.
 
 A profile trains a few steps of a copy from the run's newest weights; the run itself is not touched.
 """
@@ -86,7 +86,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a few steps spent their time on."""
+    """Profile of a few steps."""
 
     steps: int
     seconds: Mapping[str, float]
@@ -95,14 +95,14 @@ class Profile:
     trace: Path
     """A file for https://ui.perfetto.dev (Open trace file) or chrome://tracing."""
     memory: "Snapshot"
-    """At the end of the last step."""
+    """Memory at the end of the last step."""
     rates: Rates | None = None
-    """Of the device, measured after the steps."""
+    """Rates of the device, measured after the steps."""
     floors: Sequence[Floor] = ()
-    """Of the phases that draw and train."""
+    """Lower bounds of the phases that sample and train."""
 
     def phase_rows(self) -> list[dict[str, Any]]:
-        """One row a phase; of those that draw and train also the floor and its share."""
+        """Table with one row per phase; phases that sample and train also have the floor and its share."""
         floors = {f.phase: {"floor s": f.floor, "share of floor": f.share} for f in self.floors}
         nothing = {"floor s": None, "share of floor": None} if floors else {}
         return [
@@ -110,7 +110,7 @@ class Profile:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row an operator, with its share of its phase's time on the busier device."""
+        """Table with one row per operator, and its share of its phase's time on the busier device."""
         totals: defaultdict[str, float] = defaultdict(float)
         for operator in self.operators:
             totals[operator.phase] += max(operator.cpu_s, operator.gpu_s)
@@ -134,7 +134,7 @@ class Snapshot:
 
     tensors: Sequence[Held]
     allocated_mib: float
-    """In live tensors."""
+    """MiB in live tensors."""
     reserved_mib: float
     """Kept by the GPU's allocator; 0 on a CPU."""
     peak_mib: float
@@ -143,7 +143,7 @@ class Snapshot:
     """Source lines that allocated what is held, in MiB; needs `debug_mode()` on a GPU."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a kind of tensor, the largest first."""
+        """Table with one row per kind of tensor, the largest first."""
         return [
             {"shape": " x ".join(map(str, t.shape)) or "scalar", "dtype": t.dtype, "device": t.device}
             | {"count": t.count, "MiB": t.mib}
@@ -193,7 +193,7 @@ def profile(
 
 
 def _tokens(config: Config, policy: Policy, tasks: Mapping[str, Task], taken: Sequence[StepStats]) -> StepTokens:
-    """Of the steps taken."""
+    """Token counts of the profiled steps."""
     prompts, count = 0, config.prompts_per_objective
     for name, task in tasks.items():
         examples = read_examples(task, "train")
@@ -216,7 +216,7 @@ def _floors(
 
 
 def memory_snapshot() -> Snapshot:
-    """What holds memory in this process just now, by shape, type and device of the tensors."""
+    """Tensors that hold memory in this process at present, by shape, type and device."""
     sizes: dict[tuple[tuple[int, ...], str, str], list[int]] = defaultdict(list)
     seen: set[tuple[str, int]] = set()
     for tensor in _live_tensors():
@@ -258,7 +258,7 @@ def _origins() -> list[tuple[str, float]]:
 
 
 def _alone(config: Config, steps: int) -> Config:
-    """The settings of a few steps that ask nobody and measure nothing else."""
+    """Settings of a few steps without judges, evaluations or samples."""
     judges = {f"objectives.{name}.judge": None for name in config.objectives}
     return config.replace(
         **judges,

@@ -100,7 +100,7 @@ def _changed(was: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, .
 
 
 def _same_knobs(before: Row, now: Row) -> bool:
-    """Whether nobody turned a knob in between: the first step's rates, and betas, are those of before."""
+    """Whether no knob changed in between: rates and betas of the first step equal those before."""
     return all(before.get(key) == now.get(key) for key in before if key in (keys.LR, keys.TEMPERATURE) or _beta(key))
 
 

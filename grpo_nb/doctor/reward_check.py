@@ -34,17 +34,18 @@ GOLD, BAD, MODEL = "gold", "bad", "model"
 
 @dataclass(frozen=True)
 class Bench:
-    """The answers with their verdicts, and what to know before training."""
+    """Answers with their scores, and the findings to read before training."""
 
     answers: pd.DataFrame
-    """One row an answer: objective, example, prompt, kind (gold, bad, model), what (kind of bad), answer, rank (in its
-    prompt, 1 is best paid), reward, label, tokens, cut (at the cap), `part/<name>`, and `shaped` where rewards are."""
+    """Table with one row per answer: objective, example, prompt, kind (gold, bad, model), what (kind of bad), answer,
+    rank (in its prompt, 1 is best paid), reward, label, tokens, cut (at the cap), `part/<name>`, and `shaped` where
+    rewards are."""
     findings: list[Finding]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer on the bench."""
+    """One answer of the reward check."""
 
     example: Example
     kind: str
@@ -107,7 +108,7 @@ def scored(objective: Objective, answers: Sequence[Answer], config: Config) -> p
 
 
 def checked(frame: pd.DataFrame, objective: str, config: Config) -> list[Finding]:
-    """What is wrong with the rewards of one objective, or with what the model writes; see `Bench.answers`."""
+    """Findings about the rewards of one objective, or about the model's answers; see `Bench.answers`."""
     model = frame[frame["kind"] == MODEL]
     found = (
         _bad_is_paid(frame, objective),
@@ -157,7 +158,7 @@ def _known(objective: Objective, examples: Sequence[Example], policy: Policy) ->
 def _sampled(
     objective: Objective, examples: Sequence[Example], policy: Policy, config: Config, engine: Engine
 ) -> Iterator[Answer]:
-    """A group of answers to each prompt, drawn as in training, from a stream of its own."""
+    """A group of answers to each prompt, sampled as in training, from a stream of its own."""
     sampling, group = config.sampling, config.batch.group_size
     generator = seeding.generator(config.run.seed, 0, f"workbench/{objective.name}")
     drawn = torch.rand(len(examples) * group, sampling.max_completion_length, dtype=torch.float64, generator=generator)
@@ -207,7 +208,7 @@ def _finding(rule: str, severity: Any, message: str, advice: str, objective: str
 
 
 def _bad_is_paid(frame: pd.DataFrame, objective: str) -> Finding | None:
-    """A known bad answer earns as much as the gold one to the same prompt."""
+    """Finding if a known bad answer earns as much as the gold answer to the same prompt."""
     gold = frame[frame["kind"] == GOLD].set_index("example")["reward"]
     bad = frame[frame["kind"] == BAD]
     paid = bad[bad["reward"] >= bad["example"].map(gold)]
@@ -226,7 +227,7 @@ def _bad_is_paid(frame: pd.DataFrame, objective: str) -> Finding | None:
 
 
 def _no_spread(model: pd.DataFrame, objective: str) -> Finding | None:
-    """In most groups all answers of the model earn the same."""
+    """Finding if in most groups all answers of the model earn the same."""
     compared = "shaped" if "shaped" in model else "reward"
     groups = [torch.tensor(group.to_numpy(float))[None] for _, group in model.groupby("example")[compared]]
     flat = sum(not losses.has_signal(rewards) for rewards in groups) / max(len(groups), 1)

@@ -26,11 +26,11 @@ LARGEST = 16 << 20
 GROUPS = frozenset(Config.model_fields)
 CLASS_DEFAULTS = "the class defaults"
 _INVALID = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
-"""What a literal, or a setting of any size and depth, can raise; a ConfigError is a ValueError."""
+"""Exceptions that a literal, or a setting of any size and depth, can raise; a ConfigError is a ValueError."""
 
 
 def lint(source: Config | Run | str | Path, preset: str | None = None) -> list[Finding]:
-    """Settings that are refused (error), or that do nothing or undo each other beside the others (warning).
+    """Findings about settings that are refused (error), or have no effect or undo each other (warning).
 
     Args:
         source: a configuration, a Run, its folder, or a file: a notebook, a Python script, or a config.json.
@@ -38,8 +38,8 @@ def lint(source: Config | Run | str | Path, preset: str | None = None) -> list[F
             defaults (see `completed_with`).
 
     Raises:
-        RunError: there is no such file or run, or it is too large.
-        ValueError: there is no such preset.
+        RunError: the file or run does not exist, or it is too large.
+        ValueError: the preset does not exist.
     """
     if isinstance(source, Config | Run):
         return [*idle(source if isinstance(source, Config) else source.config)]
@@ -55,7 +55,8 @@ def lint(source: Config | Run | str | Path, preset: str | None = None) -> list[F
 
 
 def completed_with(source: str | Path, preset: str | None = None) -> str | None:
-    """What completes the settings of a file: `preset demo`, or the class defaults. None for a run, which has them all.
+    """Source of the settings that a file leaves out: `preset demo`, or the class defaults; None for a run, which has
+    all.
 
     Raises:
         RunError: the file cannot be read.
@@ -86,13 +87,13 @@ def _trees(path: Path) -> list[tuple[str, ast.AST]]:
 
 
 def idle(config: Config, severity: Severity = "warning") -> Iterator[Finding]:
-    """A finding for each setting that does nothing, or undoes another, beside the others."""
+    """One finding for each setting that has no effect, or undoes another, with the other settings."""
     for note in config.unused_settings():
         yield Finding("idle_setting", severity, None, f"{note}.", {}, "leave it out, or set what it needs", "none")
 
 
 def _idle_in(where: str, config: Config, base: Config) -> Iterator[Finding]:
-    """Those that the changes of `base` bring, each with its place."""
+    """Findings that the changes of `base` add, each with its place."""
     before = {*base.unused_settings()}
     for finding in idle(config):
         if finding.message.removesuffix(".") not in before:
@@ -153,7 +154,7 @@ def _cells(text: str) -> list[tuple[str, str]]:
 
 
 def _parsed(source: str) -> ast.AST | None:
-    """The syntax tree, lines for IPython left out; None where it does not parse, which says nothing of settings."""
+    """The syntax tree, lines for IPython left out; None where it does not parse, which is no finding."""
     lines = ["pass" if line.startswith(("%", "!")) else line for line in source.splitlines()]
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
@@ -184,7 +185,7 @@ def _settings_in(node: ast.Dict) -> dict[str, ast.expr]:
 
 
 def _literals(items: dict[str, ast.expr]) -> dict[str, Any]:
-    """Those whose values are literals; a value that Python itself refuses, e.g. a list as a key, raises."""
+    """Entries whose values are literals; a value that Python itself refuses, e.g. a list as a key, raises."""
     found: dict[str, Any] = {}
     for name, value in items.items():
         try:
