@@ -1,4 +1,4 @@
-"""What a run's model answers to a task's items, as predictions that `predictions` reads, and anybody else's scorer."""
+"""Answers of a run's model to a task's items, as predictions that `predictions` or any other scorer reads."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,11 +23,11 @@ def answers(
     tasks: Mapping[str, Task] | None = None,
     accept_changed: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """The likeliest answer of one stage to each item, a row each; nothing is logged.
+    """The likeliest answer of one stage to each item, one row each; nothing is logged.
 
     Args:
-        data: other data of the objective's built-in task, all of which is asked; None: what the run holds out of its
-            own, all of it, whatever `run.eval_examples` is.
+        data: other data of the objective's built-in task, used in full; None: the run's own held-out items, all of
+    them, whatever `run.eval_examples` is.
         tasks: own tasks by objective, as in `train.grpo`.
 
     Returns:
@@ -61,7 +61,7 @@ def _asked(run: Run, objective: str, data: str | Path | None, tasks: Mapping[str
 
 
 def _named(example: Example) -> dict[str, Any]:
-    """What an item is called in its data: BBQ counts anew in each category."""
+    """Identifier of an item in its data; BBQ numbers items within each category."""
     if (category := example.columns.get("category")) is None:
         return {"example_id": example.id}
     number = example.id.removeprefix(f"{category}/")

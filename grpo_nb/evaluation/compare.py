@@ -1,7 +1,7 @@
-"""What changed between stages of a run, read from evaluations.jsonl alone.
+"""Changes between stages of a run, read from evaluations.jsonl alone.
 
 Rows of one pool, split and mode hold bootstrap values that were drawn in step (see `evaluate.judged`), so the
-difference of two stages is bootstrapped in pairs: the same resampled questions, put to both.
+difference of two stages is bootstrapped in pairs: both use the same resampled questions.
 """
 
 import functools
@@ -26,7 +26,7 @@ logger = clean_logger(__name__)
 Split = Literal["train", "test"]
 Mode = Literal["greedy", "sample"]
 Logged = Literal["greedy", "sample", "quick", "probe"]
-"""What a row's `mode` can be: `quick` is greedy on the pool of `quick`, `probe` greedy on the items of `probe`."""
+"""Values of a row's `mode`: `quick` is greedy on the pool of `quick`, `probe` greedy on the items of `probe`."""
 Stage = Literal["base", "sft", "latest"] | int
 """The model as loaded, the newest SFT result, the newest GRPO checkpoint, or the checkpoint of a step."""
 Row = Mapping[str, Any]
@@ -78,7 +78,7 @@ class Growing:
         return _asked(self._run, [row for _, row in self._rows])
 
     def slim(self, keep: Collection[int]) -> None:
-        """Of all steps up to the newest of `keep` keep what is large of these alone; else it is read again."""
+        """Keep the large fields of steps in `keep` only, up to its newest; others are read again when needed."""
         last = max(keep, default=-1)
         self._rows = [
             (place, row if row["step"] in keep or row["step"] > last else self._slimmed(place, row))
@@ -113,7 +113,7 @@ def compare_stages(
         As `comparison`, with `before` and `after` for the stages' names.
 
     Raises:
-        RunError: one of them was never evaluated on this split in this mode, or they were asked different questions.
+        RunError: one of them was never evaluated on this split in this mode, or their questions differ.
     """
     rows = logged(run, split, mode)
     for stage in (before, after):
@@ -127,7 +127,7 @@ def compare_stages(
 
 
 def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
-    """The rows of one split and mode, oldest first; one that lacks what a comparison needs is left out.
+    """The rows of one split and mode, oldest first; rows without the fields of a comparison are left out.
 
     Rows of earlier versions have only the ids of their questions, which are ambiguous once other ones were accepted.
     """
@@ -136,21 +136,21 @@ def logged(run: Run, split: Split, mode: Logged) -> list[Row]:
 
 
 def _asked(run: Run, rows: list[Row]) -> list[Row]:
-    """The rows, with what they asked where they lack it and the log shows it."""
+    """The rows, with a digest of their questions where they lack it and the log gives it."""
     if all("asked" in row for row in rows) or not _questions_changed(run):
         return rows
     return [{"asked": f"before {row['pool']}", **row} for row in rows]
 
 
 def same_questions(before: Row, after: Row) -> bool:
-    """Whether two rows asked the same, in the same order; by id where one of them kept nothing else."""
+    """Whether two rows have the same questions in the same order; by id where one of them kept nothing else."""
     if "asked" in before and "asked" in after:
         return bool(before["asked"] == after["asked"])
     return bool(before["pool"] == after["pool"])
 
 
 def different(before: Row, after: Row) -> str:
-    """How two rows' questions differ, in numbers."""
+    """Difference of two rows' questions, in numbers."""
     if "items" not in before or "items" not in after:
         return f"{before['n']} and {after['n']} examples"
     old, new = Counter(before["items"].values()), Counter(after["items"].values())
@@ -161,7 +161,7 @@ def different(before: Row, after: Row) -> str:
 
 
 def is_of(row: Row, stage: Stage) -> bool:
-    """Whether a row measured this stage; a step was measured also when it was the latest."""
+    """Whether a row measured this stage; a row of `latest` also measured its step."""
     if isinstance(stage, int):
         return bool(row["stage"] == f"step {stage}" or (row["stage"] == "latest" and row["step"] == stage))
     return bool(row["stage"] == stage)

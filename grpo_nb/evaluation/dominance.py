@@ -1,4 +1,4 @@
-"""Which of many evaluations are surely better than others, and the front of those that none is surely better than.
+"""Dominance between many evaluations, by intervals, and the front of those that no other dominates.
 
 `least_gain` is the definition: the lower limit of the paired interval of a difference. The spread of a difference of
 two rows' draws follows from their variances and covariance; a pair whose limit is near 0, or whose spread is near none,
@@ -82,7 +82,7 @@ class Comparison:
         low = gains - self._factors[after] * np.sqrt(variance)
         rounding = ROUNDING * np.maximum(1.0, np.abs(gains))
         unsure = (variance < np.maximum(SAFE * both, (2 * rounding) ** 2)) | (np.abs(low) < NEAR)
-        flat = self._constant[after] & self._constant[before]  # no draw differs from another
+        flat = self._constant[after] & self._constant[before]  # no two resamples differ
         margins = np.minimum(1.0, 3 / self._clusters[after]) * (1 + np.abs(gains)) * self._bounded
         agree = np.abs(self._table[after, 0] - self._table[before, 0] - gains) < rounding / 2
         low = np.where(flat, gains - margins, low)
@@ -102,7 +102,7 @@ def dominators(comparisons: Sequence[Comparison]) -> list[list[int]]:
 
     Rows that nothing dominates are the front. The others name rows of the front, MOST_NAMED at most, where one
     dominates them. Rows are met from the best on, and of those before them the front is tried first, AT_ONCE at a time:
-    what a run surely left behind costs a few comparisons, however long it is.
+    a stage that is clearly dominated costs a few comparisons, however long the run is.
     """
     values = np.stack([comparison.values for comparison in comparisons], axis=1)
     found: list[list[int]] = [[] for _ in values]
@@ -134,7 +134,7 @@ def _first_better(comparisons: Sequence[Comparison], rivals: Places, row: int) -
 
 
 def _sizes(rows: Sequence[Row], metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each row the clusters of its metric, 1 at least, and what the deviation of draws is multiplied by."""
+    """Clusters of each row's metric, 1 at least, and the factor of the deviation of its resamples."""
     known = [drawn_from(row, metric) for row in rows]
     freedom = np.array([max((clusters if even is None else even) - 1.0, 1.0) for clusters, even in known])
     quantiles = np.array([student(float(value)) for value in freedom])

@@ -39,7 +39,7 @@ from grpo_nb.types import Example, Rollouts, Score
 logger = clean_logger(__name__)
 
 APART = "pools_apart"
-"""In rows of this version on: the pools of quick and final evaluation share no cluster where the data allow it."""
+"""Field of rows since this version: pools of quick and final evaluation share no cluster where the data allow it."""
 
 COLUMNS = ["stage", "step", "split", "mode", "objective", "metric", "value", "low", "high", "n", "clusters"]
 
@@ -58,16 +58,16 @@ def evaluate(
 ) -> pd.DataFrame:
     """Evaluate one stage on held-out examples, with 95% intervals; the measures are also appended to evaluations.jsonl.
 
-    Intervals are over clusters (all questions of one template, or on one text, count as one draw), as `intervals`
-    makes them; a measure over fewer than 5 clusters has none.
+    Intervals are over clusters (all questions of one template, or on one text, count as one draw), as in `intervals`; a
+    measure over fewer than 5 clusters has none.
 
     Args:
-        mode: `greedy` takes the likeliest token; `sample` draws at `sampling.temperature`.
+        mode: `greedy` takes the likeliest token; `sample` samples at `sampling.temperature`.
         policy: evaluated as it is, and `stage` only names it; None: the stage's weights are restored.
         tasks: own tasks by objective, as in `train.grpo`.
         limit: examples per objective, at most; None: `run.eval_examples`.
-        engine: what draws; None: `rollout.engine`.
-        accept_changed: what may have other content than the run was made with, e.g. `{"data"}` (see `dependencies`).
+        engine: the engine that samples; None: `rollout.engine`.
+        accept_changed: kinds of content that may differ from the run's start, e.g. `{"data"}` (see `dependencies`).
 
     Returns:
         One row for each objective and metric: stage, step, split, mode, objective, metric, value, low, high, and n
@@ -78,9 +78,9 @@ def evaluate(
         RunError: the stage has no checkpoint.
         ModelError: an interrupted update left the policy's weights.
         PolicyTaken: a training in another thread moved them meanwhile; nothing was logged.
-        DependencyChanged: what the run depends on changed, and was not accepted.
+        DependencyChanged: content that the run depends on changed, and was not accepted.
         DataError: a split without examples.
-        RewardError: a task raised, or gave something that is no score.
+        RewardError: a task raised, or returned something other than a score.
         ValueError: an unknown split or mode, or a limit below 1.
     """
     _check_words(split, mode)
@@ -124,12 +124,12 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Watch:
-    """What is called while answers are drawn."""
+    """Callbacks that are called while answers are sampled."""
 
     ended: Callable[[Sequence[Ended]], None] | None = None
-    """With each answer once; see `Request.ended`."""
+    """Called with each answer once; see `Request.ended`."""
     fewer: Callable[[int, Exception], None] | None = None
-    """With how many are drawn at a time from here on, and the error, where the memory was full."""
+    """Called with the new number of answers at a time, and the error, when the memory was full."""
 
 
 def ask(
@@ -140,12 +140,12 @@ def ask(
     uniforms: Tensor | None = None,
     watch: Watch | None = None,
 ) -> Rollouts:
-    """One answer to each example: drawn from `uniforms` at `sampling.temperature`, or without them the likeliest.
+    """One answer to each example: sampled by `uniforms` at `sampling.temperature`, or without them the likeliest.
 
-    Where the device's memory is full, half as many are drawn at a time, down to one; `watch` hears of it.
+    Where the device's memory is full, half as many are sampled at a time, down to one; `watch` is notified.
 
     Raises:
-        OutOfMemoryError: there is no room for one.
+        OutOfMemoryError: the memory is too small for one.
     """
     check_model(policy, draws=isinstance(engine, EagerEngine))
     watch, prompts = watch or Watch(), [policy.encode(example.prompt) for example in examples]
@@ -168,7 +168,7 @@ def ask(
 
 @contextmanager
 def progress(objective: str, total: int) -> Iterator[Callable[[Sequence[Ended]], None]]:
-    """How many answers of an objective there are, for `Watch.ended`: a line in a notebook, a bar on a terminal."""
+    """Progress of an objective's answers, for `Watch.ended`: a line in a notebook, a bar on a terminal."""
     # a worker's bar would turn up under whichever cell ran last; None: shown on a terminal
     disable = True if watched() or threading.current_thread() is not threading.main_thread() else None
     what, done = f"evaluate {objective}", 0
@@ -184,7 +184,7 @@ def progress(objective: str, total: int) -> Iterator[Callable[[Sequence[Ended]],
 
 
 def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception], None]:
-    """Logs as `evaluation_out_of_memory` that an evaluation of `run` draws fewer answers at a time."""
+    """Function that logs, as `evaluation_out_of_memory`, that an evaluation samples fewer answers at a time."""
 
     def log(rows: int, error: Exception) -> None:
         found = str(error).partition("\n")[0]
@@ -195,7 +195,7 @@ def fewer_rows(run: Run, step: int, objective: str) -> Callable[[int, Exception]
 
 
 def measured(run: Run, objective: str, task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, Any]:
-    """The part of a row of evaluations.jsonl that says how good the answers to a pool are."""
+    """The part of a row of evaluations.jsonl with the measures of the answers to a pool."""
     return measured_by(run, objective, task, examples, scored(objective, task, examples, texts))
 
 
@@ -237,7 +237,7 @@ def restore_policy(run: Run, stage: Stage, *, accept_changed: Collection[str] = 
     """The run's model with the weights of one stage.
 
     Raises:
-        RunError: the stage has no checkpoint; the message says what makes one.
+        RunError: the stage has no checkpoint; the message names what makes one.
         DependencyChanged: the base weights, tokenizer, template or generation settings are not those of the run.
     """
     checkpoint = stage_checkpoint(run, stage)
@@ -251,7 +251,7 @@ def stage_checkpoint(run: Run, stage: Stage) -> Checkpoint | None:
     """The checkpoint that holds a stage's weights; None for the model as loaded.
 
     Raises:
-        RunError: there is none yet.
+        RunError: it does not exist yet.
     """
     if stage == "base" or (stage == "sft" and run.config.sft.steps == 0):
         return None
@@ -342,12 +342,12 @@ def ordered(run: Run, objective: str, task: Task, split: Split) -> list[Example]
 
 
 def judged(task: Task, examples: Sequence[Example], scores: Sequence[Score], seed: int) -> dict[str, Any]:
-    """What evaluations.jsonl keeps of one objective: metrics with intervals, the resamples, and each item's verdict.
+    """Fields of evaluations.jsonl for one objective: metrics with intervals, the resamples, and each item's verdict.
 
-    `asked` is a digest of what the pool asks, whatever its ids: rows that asked the same in one mode and split can be
-    compared item by item, and their resamples (drawn with one seed) subtracted from each other are the paired
-    bootstrap of the difference. `items` has the digest of each question; `pool`, of the ids, is what versions before
-    kept.
+    `asked` is a digest of the pool's questions, whatever their ids: rows with the same questions in one mode and split
+    can be compared item by item, and their resamples (of one seed) subtracted from each other are the paired bootstrap
+    of the difference. `items` has the digest of each question; `pool`, a digest of the ids, is all that earlier
+    versions kept.
     """
     questions = {example.id: dependencies.question(example) for example in examples}
     clusters = [cluster_of(example) for example in examples]

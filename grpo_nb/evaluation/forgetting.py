@@ -1,4 +1,4 @@
-"""What training made a model forget: the general probe, asked of a stage and of the model as it was loaded."""
+"""Measures what a model forgets in training: a general probe of a stage and of the model as it was loaded."""
 
 from collections.abc import Collection
 
@@ -16,9 +16,9 @@ from grpo_nb.tasks.probe import Probe
 
 MODE: Logged = "probe"
 NAME = "probe"
-"""What stands for the objective in its rows."""
+"""Value of `objective` in its rows."""
 SAMPLING = SamplingConfig(max_completion_length=32)
-"""Of its own: a short cap or a penalty that suits the run's tasks must not look like something forgotten."""
+"""Sampling settings of the probe: a cap or penalty that suits the run's tasks must not look like forgetting."""
 
 
 def probe(
@@ -26,7 +26,7 @@ def probe(
 ) -> pd.DataFrame:
     """Accuracy on forty general questions, over all and by kind: base, the stage, and the paired change.
 
-    The base is asked once a run; both go into evaluations.jsonl with mode `probe`.
+    The base is measured once a run; both go into evaluations.jsonl with mode `probe`.
 
     Returns:
         As `paired.compare_stages`, `before` being the base.

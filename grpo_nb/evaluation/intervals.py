@@ -1,10 +1,10 @@
 """95% intervals over clusters: all questions of one template, or on one text, count as one draw.
 
-The spread comes from a bootstrap of whole clusters, so any function of the rows has an interval. Its percentiles are
+The spread comes from a bootstrap of complete clusters, so any function of the rows has an interval. Its percentiles are
 too narrow over few clusters, so the limits come from Student's t: the standard error is the bootstrap's times
 sqrt(k / (k - 1)), which makes it unbiased over k clusters (Davison & Hinkley 1997, 2.3). Shares are taken on the logit
 scale (Korn & Graubard 1999, 2.2), other measures are corrected for skewness (Hall 1992). Draws are a function of the
-seed and the clusters alone, so measures of one pool are drawn in step and can be subtracted.
+seed and the clusters alone, so measures of one pool share their draws and can be subtracted.
 
 Simulated coverage is in [0.93, 0.97] from 5 clusters up, but where a share is near 0 or 1 and its few clusters hold a
 handful of events: `python -m tests.support.coverage_report` prints it. Fewer than 5 clusters have no interval.
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 RESAMPLES = 1000
 LEVEL = 0.95
 FEWEST = 5
-"""Clusters that an interval needs: the spread of fewer says next to nothing of the spread of all."""
+"""Clusters that an interval needs; fewer give too little information on the spread."""
 TOO_FEW = f"[fewer than {FEWEST} clusters]"
-"""What a table shows in place of an interval there."""
+"""Text in a table in place of an interval over too few clusters."""
 TAIL_WEIGHT, TAIL_FLOOR = 0.3, 6
-"""How much of the clusters' excess kurtosis takes off the degrees of freedom of a share (the logit scale takes care of
-the rest), and how many remain. Chosen by simulation."""
+"""Share of the clusters' excess kurtosis that reduces the degrees of freedom of a share metric (the logit scale covers
+the rest), and the least degrees of freedom. Chosen by simulation."""
 ROUNDING = 2e-5
-"""Draws are logged with five digits: differences below this are no spread."""
+"""Rounding of logged draws, which have five digits: smaller differences are no spread."""
 
 PARTS = {"value": "", "low": "_low", "high": "_high"}
 """The three numbers of a measure, and how the columns of a table that hold them end."""
@@ -43,9 +43,9 @@ NO_INTERVAL: Limits = (math.nan, math.nan)
 def bootstrap(
     measure: Callable[[list[int]], Mapping[str, float]], clusters: Sequence[str], seed: int, count: int = RESAMPLES
 ) -> Resamples:
-    """`count` values of every metric, each on a draw with replacement of whole clusters (Field & Welsh 2007).
+    """`count` values of every metric, each on a draw with replacement of complete clusters (Field & Welsh 2007).
 
-    The draws hang on the seed and the clusters only, so two measures of one pool are drawn in step.
+    The draws depend on the seed and the clusters only, so two measures of one pool share them.
     """
     members: dict[str, list[int]] = {}
     for row, cluster in enumerate(clusters):
@@ -59,7 +59,7 @@ def bootstrap(
 def bootstrap_counts(
     counts: NDArray[np.float64], clusters: Sequence[str], seed: int, count: int = RESAMPLES
 ) -> NDArray[np.float64]:
-    """[count, k] column sums of `counts` [n, k] on the draws that `bootstrap` makes, without looking at rows again.
+    """[count, k] column sums of `counts` [n, k] on the draws of `bootstrap`, without reading rows again.
 
     For measures that are functions of counts: thousands of times faster, and the same numbers.
     """
@@ -77,11 +77,11 @@ def with_intervals(
     clusters: Sequence[str],
     over: Mapping[str, Sequence[bool]] = MappingProxyType({}),
 ) -> dict[str, dict[str, float]]:
-    """value, low and high of every measure, n and clusters that it is over, and `effective`, as `effective` gives it.
+    """Value, low and high of every measure, its n and clusters, and `effective`, as `effective` returns it.
 
     Args:
         values, drawn: the measures, and their bootstrap.
-        clusters: of every row.
+        clusters: the cluster of every row.
         over: for a measure of a part of the rows, whether each row is in it; without, it is over all.
     """
     found = {}
@@ -96,7 +96,7 @@ def with_intervals(
 
 
 def effective(clusters: Sequence[str]) -> float:
-    """How many clusters of equal size weigh as much as these, (sum n)^2 / sum n^2 (Kish 1965); `clusters` of the rows.
+    """Number of equal clusters with the same weight as these, (sum n)^2 / sum n^2 (Kish 1965); `clusters` of the rows.
 
     >>> effective("aabb"), effective("aaaaaab")
     (2.0, 1.324)
@@ -108,7 +108,7 @@ def effective(clusters: Sequence[str]) -> float:
 def interval(name: str, value: float, draws: NDArray[np.float64], clusters: int, even: float | None = None) -> Limits:
     """The 95% interval of a measure from its bootstrap; NaN below FEWEST clusters.
 
-    Where every draw gave one and the same extreme, the rule of three over the clusters there are: no event in k
+    Where every draw gave the same extreme, it follows the rule of three over the clusters: no event in k
     clusters, its rate is below 3 / k (Hanley & Lippman-Hand 1983). A share of 0 or 1 is such a case; so is a bias
     score of 0 (nobody was named wrongly) and of -1 or 1, whose scale is twice as long.
 
@@ -130,8 +130,8 @@ def interval(name: str, value: float, draws: NDArray[np.float64], clusters: int,
 def paired(name: str, value: float, draws: NDArray[np.float64], clusters: int, even: float | None = None) -> Limits:
     """The 95% interval of a difference of two measures of the same rows, value +- t error; NaN below FEWEST clusters.
 
-    Where every draw gave one and the same, no cluster is known to have gone another way: with k clusters at most a
-    share of 3 / k did, each by at most 1 + |value|.
+    Where every draw gave the same value, no cluster was seen to differ: with k clusters at most a share of 3 / k
+    does, each by at most 1 + |value|.
     """
     finite, end = draws[np.isfinite(draws)], 2.0 if "bias" in name else 1.0
     bounded = is_share(name) or "bias" in name
@@ -199,7 +199,7 @@ def _share_limits(value: float, error: float, clusters: int, freedom: float) -> 
 def _beta_kurtosis(mean: float, correlation: float) -> float:
     """Excess kurtosis, 0 at least, of a Beta distribution by its mean and its variance / (mean (1 - mean)).
 
-    Clusters that are nearly all right but for a few have heavy tails: the spread of a handful tells little.
+    Clusters that are nearly all right but for a few have heavy tails: the spread of a handful is a poor estimate.
     """
     total = 1 / min(max(correlation, 1e-9), 0.999) - 1
     a, b = mean * total, (1 - mean) * total
@@ -208,7 +208,7 @@ def _beta_kurtosis(mean: float, correlation: float) -> float:
 
 
 def _skewed_limits(value: float, error: float, draws: NDArray[np.float64], freedom: float) -> Limits:
-    """value +- t error, each side moved out to where Hall's transformation puts it for the skewness of the draws."""
+    """Limits value +- t error, each side widened by Hall's transformation for the skewness of the draws."""
     scaled = (draws - draws.mean()) / draws.std()
     skew, quantile = float((scaled**3).mean()), student(freedom)
     sides = [-quantile, quantile]

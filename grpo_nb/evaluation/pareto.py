@@ -1,7 +1,7 @@
-"""Which stage of a run to take: the front of several objectives, the best of each, and the knee between them.
+"""Choice of a run's stage: the front of several objectives, the best of each, and the knee between them.
 
 Read from evaluations.jsonl alone. One stage dominates another only where it is better in every objective and each
-paired bootstrap interval of the difference leaves out 0: what a few dozen questions cannot tell apart stays on the
+paired bootstrap interval of the difference leaves out 0: stages that a few dozen questions cannot separate stay on the
 front together.
 """
 
@@ -45,11 +45,11 @@ class Point:
 
 
 def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, split: Split = "test") -> pd.DataFrame:
-    """Every evaluated stage with its values, whether it is on the front, and what surely dominates it.
+    """Every evaluated stage with its values, whether it is on the front, and the stages that dominate it.
 
     Args:
         by: the metric of each objective that counts; None: `accuracy`, or a task's own first one.
-        mode: which evaluations; None: the quick ones where there are any, else the greedy ones.
+        mode: which evaluations; None: the quick ones if any, else the greedy ones.
 
     Returns:
         One row a stage, by step: stage, step, saved (its weights can be loaded); for each objective
@@ -85,7 +85,7 @@ def pareto(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, s
 def best(
     run: Run, objective: str, metric: str | None = None, *, mode: Logged | None = None, split: Split = "test"
 ) -> Stage:
-    """The stage whose weights are there and whose value is best; of equal ones the earliest, which drifted least.
+    """The stage with a checkpoint whose value is best; of equal ones the earliest, which drifted least.
 
     Raises:
         RunError: no such stage was evaluated.
@@ -103,7 +103,7 @@ def best(
 
 
 def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, split: Split = "test") -> Stage:
-    """The stage on the front whose weights are there and which gives up least of any objective.
+    """The stage with a checkpoint on the front that gives up least of any objective.
 
     argmin_s sum_o ((best_o - v_so) / (best_o - worst_o))^2, v turned so that more is better, best and worst over the
     front (compromise programming: Zeleny 1973).
@@ -117,7 +117,7 @@ def knee(run: Run, by: Metrics | None = None, *, mode: Logged | None = None, spl
     by = _chosen(run, rows, by)
     points = _there(run, _points(rows, by))
     found = _knee(points, _dominators(points, by), by)
-    assert found is not None  # of points that are there
+    assert found is not None  # the points have checkpoints
     return found.stage
 
 
@@ -198,7 +198,7 @@ def _measured(row: Row, metric: str) -> bool:
 
 
 def _stage(row: Row) -> Stage:
-    """What the row measured; the latest step of that time is a step like others today."""
+    """Stage that the row measured; a row of `latest` becomes the step of its time."""
     name: Any = row["stage"]
     stage: Stage = row["step"] if name == "latest" or name.startswith("step ") else name
     return stage
@@ -217,7 +217,7 @@ def _first_best(points: Sequence[Point], by: Metrics) -> Point:
 
 
 def _dominators(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
-    """For each point a few that dominate it; those that nothing dominates are the front.
+    """For each point a few points that dominate it; points without any are the front.
 
     One dominates another where it is better in every objective, each paired 95% interval of the difference above 0.
     """

@@ -26,7 +26,7 @@ from grpo_nb.tasks.records import DataError, Row
 from grpo_nb.types import Example, Score
 
 SEED = 0
-"""Of the bootstrap's draws."""
+"""Seed of the bootstrap's draws."""
 
 _JSON = ("*.jsonl", "*.json")
 _TASKS = {task.form.kind: task for task in (HaluEvalQA, HaluEvalDialogue, HaluEvalSummarization)}
@@ -42,12 +42,12 @@ class Measured:
     metrics: Mapping[str, Mapping[str, float]]
     """value, low, high and n, the items that it is over, by metric."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What BBQ's measures are made of (bias.COUNTED)."""
+    """Counts that BBQ's measures are computed from (bias.COUNTED)."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Measures by group, and what a reader must know of items that are not in them."""
+    """Measures by group, and notes on items that are not in them."""
 
     groups: Mapping[str, Measured]
     notes: Sequence[str] = ()
@@ -84,14 +84,14 @@ def score_bbq(data: str, predictions: str | None, name: str, *, part: bool = Fal
 def score_halueval(data: str, predictions: str | None, name: str, *, part: bool = False) -> Scored:
     """Measures of answers; or of recognition, where an answer is {"right": ..., "hallucinated": ...}, a yes or no each.
 
-    Which of HaluEval's files it is, is read off its fields. The answers to `general` are one yes or no each.
+    The fields of the data show which of HaluEval's files it is. The answers to `general` are one yes or no each.
 
     Args:
         data: a HaluEval file.
         predictions: rows of `example_id` (the row's place in the data, from 0; general: its ID, and `ID#place` where
             the ID is blank or another row's, too) and the answer; None: the answer lies in the data's own rows.
         name: the field of the answer.
-        part: whether answers may be missing: those that are there are measured.
+        part: whether answers may be missing: the others are measured.
 
     Raises:
         DataError: a field is missing, ids do not join or come twice, or answers are missing.

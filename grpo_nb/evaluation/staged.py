@@ -1,4 +1,4 @@
-"""One policy in memory that answers as any stage of its run: only the weights that train are exchanged."""
+"""A policy in memory that answers as any stage of its run; only the trained weights are exchanged."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -59,12 +59,12 @@ class StagedPolicy:
         return self._policy
 
     def answer(self, stage: Stage, prompt: Prompt, temperature: float, most: int, luck: int = 0) -> Iterator[str]:
-        """What a stage says to a prompt: all of its text so far, after each token.
+        """Answer of a stage to a prompt: yields all of its text so far, after each token.
 
         Args:
             temperature: 0 takes the likeliest token.
             most: tokens.
-            luck: which draws; the same for all stages, so that they differ by their weights alone.
+            luck: number of the random draws; the same for all stages, so that they differ by their weights alone.
         """
         policy = self.at(stage)
         greedy = temperature <= 0
