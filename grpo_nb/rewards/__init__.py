@@ -1,1 +1,1 @@
-"""Reward functions and the rubric that names and weighs them beside the task's own score."""
+"""Reward functions and the rubric that names and weighs them, in addition to the task's own score."""

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 
 
 class Arrivals(Generic[Item]):
-    """What other threads put in comes out of `async for`, in order, until the end was put in too."""
+    """Queue from other threads to `async for`, which yields items in order until `end`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._items = loop, asyncio.Queue[tuple[Item] | None]()
@@ -20,7 +20,7 @@ class Arrivals(Generic[Item]):
         self._loop.call_soon_threadsafe(self._items.put_nowait, (item,))
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End the iteration after the items so far."""
         self._loop.call_soon_threadsafe(self._items.put_nowait, None)
 
     async def __aiter__(self) -> AsyncIterator[Item]:
@@ -29,7 +29,7 @@ class Arrivals(Generic[Item]):
 
 
 class _Unwaited(ThreadPoolExecutor):
-    """What blocks in a loop's threads, such as the look-up of a host's name, does not keep the loop from ending."""
+    """Thread pool whose blocked work, such as a host look-up, does not keep the loop from ending."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
@@ -45,7 +45,7 @@ class Loop:
 
     @property
     def runs(self) -> bool:
-        """Whether it has begun and is not closed."""
+        """Whether the loop has begun and is not closed."""
         return self._thread is not None
 
     def running(self) -> asyncio.AbstractEventLoop:
@@ -80,7 +80,7 @@ class Background:
     """Runs coroutines concurrently from the moment they are started; `close` cancels those that still run."""
 
     def __init__(self, loop: Loop | None = None) -> None:
-        """`loop`: one that others use, too, and that stays open; None: one of its own."""
+        """`loop`: a shared loop that stays open; None: create one."""
         self._loop, self._own = loop or Loop(), loop is None
         self._running: set[asyncio.Task[Any]] = set()
         """What was started and has not ended."""

@@ -1,4 +1,4 @@
-"""What TRL also hands to a reward function: where training stands, and two calls that note what was seen.
+"""Arguments that TRL also passes to reward functions: the trainer state, and two calls that log values.
 
 def f(completions, trainer_state, log_metric, log_extra, **columns):
     log_metric("long", 0.25)                  # the step's row: `user/<objective>/long`
@@ -22,7 +22,7 @@ LARGEST = 1e100
 """Names that the reward functions of an objective can note in a step; a row of all objectives stays readable."""
 
 BESIDES = ("trainer_state", "log_metric", "log_extra")
-"""What reward functions may name that is no list with an entry for each completion."""
+"""Arguments of reward functions that are not lists with an entry for each completion."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TrainerState:
 
 @dataclass
 class Notes:
-    """What an objective's reward functions noted about the completions of one step."""
+    """Values that an objective's reward functions logged about the completions of one step."""
 
     count: int
     """Completions."""
@@ -73,7 +73,7 @@ class Notes:
         """Note a value for each completion, which its row of samples.jsonl keeps.
 
         Raises:
-            ValueError: not one for each, none of JSON's values, or a column that is there already.
+            ValueError: not one for each completion, not JSON, or the column exists already.
         """
         found = list(values)
         if len(found) != self.count:
@@ -96,9 +96,9 @@ class Notes:
         return {keys.USER.of(objective, name): fmean(values) for name, values in self.metrics.items()}
 
     def sample(self, index: int) -> dict[str, Any]:
-        """What samples.jsonl says of a completion beside the rest."""
+        """Columns of a completion for samples.jsonl."""
         return {"extra": {name: values[index] for name, values in self.extra.items()}} if self.extra else {}
 
     def arguments(self) -> dict[str, Any]:
-        """As reward functions name them."""
+        """The values by the argument names of reward functions."""
         return dict(zip(BESIDES, (self.state, self.log_metric, self.log_extra), strict=True))

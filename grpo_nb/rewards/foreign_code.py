@@ -56,7 +56,7 @@ def calling(who: str, where: str = "") -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """An error in words, also one that has none."""
+    """Text of an error, also of one without a message."""
     try:
         text = str(error)
     except Exception:
@@ -78,7 +78,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _cancelled() -> bool:
-    """Whether the task that runs now was cancelled from elsewhere."""
+    """Whether the current task was cancelled from elsewhere."""
     with suppress(RuntimeError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -86,7 +86,7 @@ def _cancelled() -> bool:
 
 
 def _signals() -> Callable[[], None]:
-    """What gives the signals that end a training their handlers back; other threads cannot change any."""
+    """Function that restores the handlers of the signals that end a training; a no-op in other threads."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -100,7 +100,7 @@ def _signals() -> Callable[[], None]:
 
 
 def _umask() -> Callable[[], None]:
-    """What gives the process its umask back, which says who may read the files that are made from here on."""
+    """Function that restores the process's umask, which sets who may read files made from here on."""
     before = os.umask(0o077)  # it can only be read by setting it
     os.umask(before)
 
@@ -111,7 +111,7 @@ def _umask() -> Callable[[], None]:
 
 
 def _torch_settings() -> Callable[[], None]:
-    """What gives PyTorch the settings back that gradients and their bits depend on; nothing where it is not loaded."""
+    """Function that restores PyTorch's settings that affect gradients and their bits; a no-op if it is not loaded."""
     torch = sys.modules.get("torch")
     if torch is None:
         return lambda: None

@@ -1,12 +1,13 @@
-"""Reward functions with TRL's signature, and the rubric that names and weighs them beside the task's own score.
+"""Reward functions with TRL's signature, and the rubric that names and weighs them, in addition to the task's own
+score.
 
     def short(completions, **columns) -> list[float | None]: ...
     rubric = Rubric(task, [(short, 0.1)])
 
 A function gets whole lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
 `completion_ids`, `after_thinking`, the columns of the examples and what `reward_notes` has (all of it where it takes
-`**kwargs`). Where prompts are chats, each completion is a list of one assistant message, as in TRL. `None` says "cannot
-be scored": never 0 instead; `Score(value=None, cause=...)` says why, too.
+`**kwargs`). Where prompts are chats, each completion is a list of one assistant message, as in TRL. `None` means
+"cannot be scored": never 0 instead; `Score(value=None, cause=...)` gives the reason, too.
 
 A completion is the text that TRL gives: decoded without special tokens, thinking included. `after_thinking` has the
 part of each that follows the model's thinking, empty where that never ends; tasks and the judge read this part alone.
@@ -30,7 +31,7 @@ TASK = "task"
 AFTER_THINKING = "after_thinking"
 """Name of the argument that has what follows the thinking of each completion."""
 LARGEST = 1e9
-"""Size that no reward may exceed: float32 squares it in a group's variance, and would lose the others beside it."""
+"""Size that no reward may exceed: float32 squares it in a group's variance, and would lose the others to rounding."""
 FINITE = f"needs a finite number of at most {LARGEST:g} in size"
 
 
@@ -68,7 +69,7 @@ class Rubric:
 
 
 def function_name(function: RewardFunction) -> str:
-    """What a reward function is called in the log: a partial's inner function, a callable object's class."""
+    """Name of a reward function in the log: a partial's inner function, a callable object's class."""
     if isinstance(function, functools.partial):
         return function_name(function.func)
     return str(getattr(function, "__name__", type(function).__name__))

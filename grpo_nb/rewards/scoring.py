@@ -32,7 +32,7 @@ class Completions:
     marked: Sequence[str] | None = None
     """[B] what the task reads (`Rollouts.scored_texts`); None: `texts`."""
     notes: Notes | None = None
-    """Where it goes what reward functions log; None: it is checked and forgotten."""
+    """Receives what reward functions log; None: the values are checked and discarded."""
 
 
 def score(rubric: Rubric, completions: Completions) -> list[Score]:
@@ -53,7 +53,7 @@ class _Early:
     arrivals: list[Arrivals[tuple[int, str]]] = field(default_factory=list)
     waiting: "dict[str, Future[Any]]" = field(default_factory=dict)
     taken: dict[int, str] = field(default_factory=dict)
-    """What was handed over, by place."""
+    """Texts that were passed on, by place."""
 
     def take(self, place: int, answer: str) -> None:
         if self.taken.get(place) != answer:
@@ -62,7 +62,7 @@ class _Early:
                 arrivals.put((place, answer))
 
     def end(self, answers: Sequence[str]) -> None:
-        """These are all of them; what was not handed over yet is now."""
+        """Take all answers; those not passed on yet are passed on now."""
         for place, answer in enumerate(answers):
             self.take(place, answer)
         for arrivals in self.arrivals:
@@ -71,15 +71,15 @@ class _Early:
 
 @dataclass
 class _Part:
-    """The completions of one objective, and what is known of them so far."""
+    """The completions of one objective and their scores so far."""
 
     rubric: Rubric
     examples: Sequence[Example]
     texts: Sequence[str]
-    """What the task reads."""
+    """Texts that the task reads."""
     arguments: Callable[[], dict[str, Any]]
     waiting: "dict[str, Future[Any]]" = field(default_factory=dict)
-    """Of functions that only wait."""
+    """Pending results of functions that only wait."""
     results: dict[str, Any] = field(default_factory=dict)
     own: list[Score] = field(default_factory=list)
 
@@ -127,7 +127,7 @@ class Scoring:
         return bool(early.arrivals)
 
     def take(self, rubric: Rubric, place: int, text: str) -> None:
-        """Hand over a completion of what is expected, while others are drawn; `text` is what the task reads."""
+        """Pass on a completion while others are sampled; `text` is what the task reads."""
         self._early[rubric].take(place, after_thinking(text))
 
     def add(self, rubric: Rubric, completions: Completions) -> None:
@@ -172,7 +172,7 @@ class Scoring:
             self._parts[place].results[name] = result
 
     def scores(self) -> list[Score]:
-        """Every score, in the order of `add`, once the last is known.
+        """Every score, in the order of `add`, once the last is complete.
 
         Raises:
             RewardError: as `score`.
@@ -226,7 +226,7 @@ def _verdict(task: Task, example: Example, text: str) -> Score:
 def _arguments(
     examples_B: Sequence[Example], texts_B: Sequence[str], completion_ids_B: Sequence[Sequence[int]]
 ) -> dict[str, list[Any]]:
-    """What functions may name: lists, prompts and messages of the caller's own, so that none can spoil the examples."""
+    """Arguments for functions: lists, prompts and messages are copies, so that no function can change the examples."""
     return {
         **_columns(examples_B),
         "prompts": [e.prompt if isinstance(e.prompt, str) else [dict(turn) for turn in e.prompt] for e in examples_B],
@@ -290,7 +290,7 @@ async def _named_await(name: str, result: Awaitable[Any]) -> Any:
 
 def _checked(name: str, result: Any, count: int) -> list[Score]:
     needed = f"needs a list of {count} numbers (or None), one for each completion"
-    scalar = getattr(result, "ndim", 1) == 0  # a tensor without dimensions says that it can be iterated
+    scalar = getattr(result, "ndim", 1) == 0  # a tensor without dimensions claims to be iterable
     if scalar or isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         raise RewardError(f"reward function '{name}' returned {kind(result)}; {needed}")
     with calling(f"reward function '{name}'"):  # a generator runs only now, and may have no end
