@@ -1,7 +1,7 @@
-"""An LLM as a further judge of answers, over any OpenAI-compatible server; a reward function among others.
+"""LLM judge of answers, over any OpenAI-compatible server; one reward function among others.
 
-A failure is None with its cause, never a number. All verdicts of a group come from one provider: where one fails on
-any answer of a group, the next is asked about the whole group, and where all fail the group is dropped and counted.
+A failure is None with its cause, never a number. All verdicts of a group come from one provider: if one fails on
+any answer of a group, the next one judges the complete group, and if all fail the group is dropped and counted.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ __all__ = ["FILE", "Judge", "Tally", "trust"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one provider gave for a group."""
+    """Outcomes of one provider for a group."""
 
     label: str
     outcomes: list[Outcome]
@@ -76,7 +76,7 @@ class Judge:
         """Of the newest step that began."""
 
     def check(self, examples: Sequence[Example]) -> None:
-        """See that the evidence of every example is there.
+        """Check that every example has its evidence.
 
         Raises:
             DataError: a part of it is missing or blank.
@@ -95,7 +95,7 @@ class Judge:
         return await self.as_they_end(_at_once(answers), **columns)
 
     def as_they_end(self, arrivals: AsyncIterable[tuple[int, str]], **columns: Any) -> Coroutine[Any, Any, list[Score]]:
-        """The same, where the answers come with their places and in any order: each is asked about when it comes.
+        """Scores of answers that arrive with their places in any order; a request for each is sent on arrival.
 
         Several steps may be judged at a time, in one event loop; `tally` is that of the newest from this call on.
         """
@@ -123,14 +123,14 @@ class Judge:
         return Tally(self._endpoints[0].label, tokens=self._ledger.tokens, usd=self._ledger.usd)
 
     def _evidence(self, columns: Mapping[str, Sequence[Any]]) -> list[Evidence]:
-        """What each completion is judged by."""
+        """Evidence for judging each completion."""
         count = len(next(iter(columns.values()), [None]))
         rows = [{name: values[i] for name, values in columns.items()} for i in range(count)]
         where = f"objective '{self._objective}', completion"
         return [evidence_of(self._rubric, row, f"{where} {i}") for i, row in enumerate(rows)]
 
     async def _hand_over(self, step: "_Step", place: int, answer: str, providers: Sequence[Asking]) -> None:
-        """Take an answer, and ask the first provider about it once no cache can know its whole group."""
+        """Take an answer, and send it to the first provider once no cache can have its complete group."""
         group, question = step.take(place, answer)
         if group.asked:
             await providers[0].ask([question])
@@ -139,7 +139,7 @@ class Judge:
             await providers[0].ask(group.come())
 
     async def _settle(self, step: "_Step", providers: Sequence[Asking]) -> list[list[Outcome]]:
-        """Every group from one provider: the cache's whole groups as they are, then provider after provider."""
+        """Outcomes of every group from one provider: first complete groups of the cache, then each provider in turn."""
         loop, groups = asyncio.get_running_loop(), [group.come() for group in step.groups]
         end = loop.time() + self.config.deadline_s
         tries: list[list[Attempt]] = [_remembered(group, providers, step.tally) for group in groups]
@@ -159,14 +159,16 @@ class _Group:
 
     by_place: list[Question | None]
     asked: bool = False
-    """Whether the first provider is asked while others are drawn."""
+    """Whether requests to the first provider were sent while others were being sampled."""
 
     def come(self) -> list[Question]:
         return [question for question in self.by_place if question is not None]
 
 
 class _Step:
-    """The groups of one step: neighbours with the same evidence, so that two draws of one example are not mixed."""
+    """The groups of one step: neighbours with the same evidence, so that an example that was sampled twice makes two
+    groups.
+    """
 
     def __init__(self, evidence: Sequence[Evidence], rubric: JudgeRubric, tally: Tally) -> None:
         self._evidence, self._rubric, self.tally = evidence, rubric, tally
@@ -185,7 +187,7 @@ class _Step:
 
 
 def _remembered(group: list[Question], providers: Sequence[Asking], tally: Tally) -> list[Attempt]:
-    """The first provider that the cache knows the whole group of, so that a resumed run asks nobody else."""
+    """Outcomes of the first provider whose cache has the complete group, so that a resumed run sends no requests."""
     for provider in providers:
         verdicts: list[Outcome] = [known for question in group if (known := provider.known(question))]
         if len(verdicts) == len(group):
@@ -195,7 +197,7 @@ def _remembered(group: list[Question], providers: Sequence[Asking], tally: Tally
 
 
 def _final(attempts: list[Attempt], tally: Tally) -> list[Outcome]:
-    """The one attempt that stands for a group: a whole one, else the one that knows most, with every cause."""
+    """Outcomes of the best attempt for a group: a complete one, else the one with most verdicts, with every cause."""
     best = max(attempts, key=lambda attempt: attempt.verdicts)
     if best.verdicts:
         tally.providers[best.label] += best.verdicts

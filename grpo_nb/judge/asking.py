@@ -1,4 +1,4 @@
-"""One provider in one step: questions asked as they come, each once, within the limits of the settings."""
+"""Requests to one provider in one step: each question is sent once, on arrival, within the limits of the settings."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from grpo_nb.judge.tally import Tally
 
 @dataclass(frozen=True)
 class Question:
-    """One completion of the step as it is put to the judge."""
+    """One completion of the step as the judge sees it."""
 
     answer: str
     messages: Messages
@@ -29,9 +29,9 @@ _LATE = "not done within the step's deadline_s"
 
 
 class Asking:
-    """One provider's replies to the questions of one step; leaving the block gives up what is not answered.
+    """One provider's replies to the questions of one step; leaving the block cancels unanswered requests.
 
-    A verdict that the ledger had before the step counts as known and is not asked for.
+    A verdict that the ledger had before the step is reused without a request.
     """
 
     def __init__(self, endpoint: Endpoint, ledger: Ledger, tally: Tally) -> None:
@@ -59,7 +59,7 @@ class Asking:
         return self._before(self._key(question))
 
     async def ask(self, questions: Iterable[Question]) -> None:
-        """Begin to ask about each, where that has not begun; returns before there are replies."""
+        """Start requests for the questions that have none yet; returns before the replies."""
         for question in questions:
             key = self._key(question)
             if key in self._tasks or self._before(key):
@@ -69,7 +69,7 @@ class Asking:
             self._tasks[key] = asyncio.create_task(self._ask(key, question))
 
     async def outcomes(self, questions: list[Question], until: float) -> list[Outcome]:
-        """What comes of each by the time `until`, a time of the event loop: from the cache, or by a request."""
+        """Outcome of each question by the time `until` of the event loop: from the cache, or by a request."""
         self._deadline.set(until)
         await self.ask(questions)
         keys = list(map(self._key, questions))
@@ -86,14 +86,14 @@ class Asking:
         return None if key in self._tasks else self._ledger.known(key)
 
     async def _ask(self, key: str, question: Question) -> Outcome:
-        """What comes of a question; a reply that a network spoilt, or that was cut off too soon, is asked for again."""
+        """Outcome of a question; a reply that the network damaged, or that was cut off too soon, is requested again."""
         outcome = await self._request(key, question)
         if isinstance(outcome, Failure) and outcome.passing:
             outcome = await self._request(key, question)
         return outcome
 
     async def _request(self, key: str, question: Question) -> Outcome:
-        """One reply, written down with what came of it; nothing is sent once the budget is used up."""
+        """One request, with its reply and outcome recorded; nothing is sent once the budget is used up."""
         sent = _Sent()
         try:
             async with self._deadline.bound():
@@ -114,14 +114,14 @@ class Asking:
         return self._first(key, outcome)
 
     def _first(self, key: str, outcome: Outcome) -> Outcome:
-        """The first verdict on a text, where two steps asked about it at a time: the one that a resumed run finds."""
+        """The first verdict on a text, where two steps requested it at a time: the one that a resumed run finds."""
         return self._ledger.known(key) or outcome if isinstance(outcome, Verdict) else outcome
 
     async def _reply(self, question: Question, sent: "_Sent") -> Reply | Failure:
-        """The reply to a question, asked again for as long as the server has had too many requests.
+        """The reply to a question, requested again as long as the server has had too many requests.
 
         Raises:
-            AskFailed: the server, or the way to it, gave another reason why there is none.
+            AskFailed: the server, or the way to it, gave another reason for not replying.
         """
         while True:
             async with self._throttle.turn() as now:
@@ -155,7 +155,7 @@ class _Sent:
     """The requests of one question so far."""
 
     at: float | None = None
-    """When the newest was sent."""
+    """Time when the newest request was sent."""
     reply: Reply | None = None
 
 

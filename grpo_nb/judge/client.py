@@ -1,8 +1,8 @@
-"""One server that is asked for verdicts: requests, what each server cannot do, and what went wrong in words.
+"""Client of one server for verdicts: requests, the parameters that a server refuses, and its errors as text.
 
 Retries and their growing pauses are the `openai` client's own, but for 429 (`Throttle`). The key is read from the
-environment for each client and kept in no object of ours; whatever a server says is cleared of it before anything of it
-is cut or kept.
+environment for each client and kept in no object of ours; it is removed from every text of a server before that is cut
+or kept.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ _STATUS: dict[int, Kind] = {401: "key", 403: "key", 402: "limit", 429: "limit", 
 _STATUS |= {407: "proxy", 408: "timeout"}
 _CAPS = ("max_tokens", "max_completion_tokens")
 _NO_CREDIT = "insufficient_quota"
-"""In the body of the 429 of an account that has nothing left: it is no matter of time."""
+"""Code in the body of a 429 of an account without credit: waiting does not help."""
 _BASE_URL_ENDS = "base_url ends before /chat/completions, usually in /v1"
 
 Notice = dict[str, Any]
-"""What goes into the run's log once: its `kind` and the rest of an event."""
+"""Event for the run's log, logged once: its `kind` and its fields."""
 
 
 class Endpoint:
-    """One provider. What its server refused once (a JSON schema, a seed) it is not asked for again."""
+    """One provider. Parameters that its server refused once (a JSON schema, a seed) are not sent again."""
 
     def __init__(self, provider: JudgeProvider, config: JudgeConfig) -> None:
         self.provider = provider
@@ -115,7 +115,7 @@ class Endpoint:
                 options = fewer
 
     def widen(self, asked: Reply, left: int | None) -> bool:
-        """Give the model room to think, once, within the `left` tokens of the budget; whether there is more than was.
+        """Raise `max_tokens` for thinking, once, within the `left` tokens of the budget; returns whether it was raised.
 
         Args:
             asked: a reply that was cut off before its verdict.
@@ -132,7 +132,7 @@ class Endpoint:
         return self._budget > asked.budget
 
     def told(self) -> list[Notice]:
-        """What became known about the server since the last call."""
+        """Notices about the server since the last call."""
         notices, self._notices = self._notices, []
         return notices
 
@@ -162,7 +162,7 @@ class Endpoint:
         return _less(options, named) if named else None
 
     def _keep(self, options: dict[str, Any]) -> None:
-        """Ask so from here on, and say once what was refused."""
+        """Use these options from here on, and note once which were refused."""
         if gone := [name for name in self._options if name not in options]:
             now = [name for name in options if name not in self._options]
             message = f"{self.label} refuses {', '.join(gone)}; it is asked " + (
@@ -176,7 +176,7 @@ class Endpoint:
         self._notices.append({"kind": kind, "message": message, **more})
 
     def _refusal(self, error: Any, words: str) -> AskFailed:
-        """What a status other than 200 means, in the server's words."""
+        """Error for a status other than 200, with the server's words."""
         status, proxy = error.status_code, proxy_of(self._url)
         kind: Kind = _STATUS.get(status, "server" if status >= 500 else "refused")
         told = f"{type(error).__name__}: {status}" + (f" {words}" if words else "")
@@ -190,7 +190,7 @@ class Endpoint:
         return AskFailed(kind, self.cleaned(told))
 
     def _unreached(self, error: Exception) -> AskFailed:
-        """Why a request brought no answer at all."""
+        """Error for a request that got no response."""
         import openai
 
         proxy, cause = proxy_of(self._url), error.__cause__ or error
@@ -206,7 +206,7 @@ class Endpoint:
         return AskFailed("refused", self.cleaned(f"{type(error).__name__}: {error}"))
 
     def _with(self, told: str, more: str) -> str:
-        """Two sentences of which the second, our own, is kept whole."""
+        """Two sentences of which the second, our own, is kept in full."""
         return f"{self.cleaned(told)}, {self.hidden(more)}" if more else self.cleaned(told)
 
     def _cleaned(self, reply: Reply) -> Reply:
@@ -218,12 +218,12 @@ class Endpoint:
 
 
 def key_of(provider: JudgeProvider) -> str:
-    """The key, from the environment; empty where there is none."""
+    """API key from the environment; empty where the variable is missing."""
     return os.environ.get(provider.api_key_env, "").strip() if provider.api_key_env else ""
 
 
 def check_ready(where: str, providers: Collection[JudgeProvider]) -> None:
-    """Refuse servers that could not be asked.
+    """Refuse servers to which no request could be sent.
 
     Raises:
         ConfigError: the client is not installed, a key is not in the environment or was never confirmed for its server
@@ -254,7 +254,7 @@ def check_ready(where: str, providers: Collection[JudgeProvider]) -> None:
 
 
 def _check_detour(where: str, provider: JudgeProvider) -> None:
-    """A server on this machine that is asked through a proxy is seldom what was meant; with a key it is refused.
+    """Warn of a server on this machine that is reached through a proxy, which is seldom intended; refuse it with a key.
 
     Raises:
         ConfigError: the key would go over plain http to a proxy on another machine.

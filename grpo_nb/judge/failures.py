@@ -1,4 +1,4 @@
-"""Why there is no verdict: the kinds of failure, and for each the advice that a person gets."""
+"""Failures of the judge: their kinds, and the advice for each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no verdict."""
+    """Reason for a missing verdict."""
 
     kind: Kind
     cause: str
@@ -37,7 +37,7 @@ class Failure:
 
 
 class AskFailed(Clean):
-    """There is no reply; the message says why."""
+    """Raised without a reply; the message has the reason."""
 
     def __init__(self, kind: Kind, cause: str) -> None:
         super().__init__(cause)
@@ -75,11 +75,11 @@ ADVICE: Mapping[Kind, str] = {
     "budget": "raise {judge}.budget_tokens or budget_usd",
     "request": "see that {servers} can be reached with the key in {variables}",
 }
-"""What to change, by kind."""
+"""Advice by kind of failure."""
 
 
 def advice(kinds: Sequence[str], judge: JudgeConfig, name: str) -> str:
-    """What to change about the judge whose settings are called `name`, for the kinds that occurred."""
+    """Advice about the judge whose settings are named `name`, for the kinds that occurred."""
     known = [ADVICE[kind] for kind in get_args(Kind) if kind in kinds]
     variables = [p.api_key_env for p in judge.providers if p.api_key_env]
     return "; ".join(known or [ADVICE["request"]]).format(

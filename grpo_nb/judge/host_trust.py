@@ -1,7 +1,7 @@
-"""Which environment variable may go to which server: pairs that this user has confirmed, once per machine.
+"""Pairs of an environment variable and a server that this user has confirmed, once per machine.
 
 A run's settings may come from anybody, and name both a variable and a host, or a tracker that sends the run's numbers
-to a server. What a well-known judge is usually asked with, and a server on this machine, need no word; any other pair
+to a server. The usual key of a well-known judge, and a server on this machine, need no confirmation; any other pair
 of key variable and scheme, host and port is confirmed by creating a run with it here, by `trust` in a notebook, or by
 `--yes` of a command.
 """
@@ -98,14 +98,14 @@ def confirm(pairs: Iterable[Pair]) -> None:
 
 
 def servers_of(config: Config) -> list[JudgeProvider]:
-    """The servers of a configuration: of its judges, and the one that draws."""
+    """The servers of a configuration: of its judges, and the rollout server."""
     judges = [objective.judge for objective in config.objectives.values() if objective.judge is not None]
     providers = [provider for judge in judges for provider in judge.providers]
     return providers if config.rollout.server is None else [*providers, config.rollout.server]
 
 
 def pairs_of(config: Config) -> set[Pair]:
-    """What the judges, the rollout server and the trackers of a configuration are sent."""
+    """Pairs that the judges, the rollout server and the trackers of a configuration need."""
     pairs = {Pair.of(provider) for provider in servers_of(config)}
     for name in config.run.trackers:
         with suppress(ConfigError):  # a tracker whose environment is wrong is refused before it sends anything
@@ -114,7 +114,7 @@ def pairs_of(config: Config) -> set[Pair]:
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker that would send anything where this user has not said so.
+    """Refuse a tracker that would send anything without this user's confirmation.
 
     Raises:
         ConfigError: as `check`.
@@ -131,7 +131,7 @@ def check(where: str, providers: Collection[JudgeProvider]) -> None:
     """Refuse a server that would be sent a key, or anything, without this user's confirmation.
 
     Raises:
-        ConfigError: a key would go over plain http, or a pair is not confirmed; says how to confirm it.
+        ConfigError: a key would go over plain http, or a pair is not confirmed; with the way to confirm it.
     """
     for provider in providers:
         _refuse_plain(where, provider.label, provider.api_key_env, provider.base_url)
@@ -144,7 +144,7 @@ def confirmed() -> set[Pair]:
 
 
 def file() -> Path:
-    """Where confirmations are kept."""
+    """Path of the file of confirmations."""
     if own := os.environ.get(FOLDER):
         return Path(own) / FILE
     if sys.platform == "darwin":
@@ -178,7 +178,7 @@ _here: set[Pair] = set()
 
 
 def in_the_clear(provider: JudgeProvider) -> bool:
-    """Whether a key goes out over plain http."""
+    """Whether a key is sent over plain http."""
     return bool(provider.api_key_env) and urlsplit(provider.base_url).scheme == "http"
 
 
@@ -220,7 +220,7 @@ def _listed(pairs: Iterable[Pair], without_key: str = NO_KEY) -> str:
 
 
 def _read() -> set[Pair]:
-    """What the file holds; nothing where it is missing or damaged: then everything is asked for again."""
+    """Confirmed pairs of the file; empty where it is missing or damaged, so that all must be confirmed again."""
     try:
         with open(file(), "rb") as opened:
             if not is_private(opened.fileno(), 0o022):

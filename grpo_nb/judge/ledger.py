@@ -28,7 +28,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge gave a text."""
+    """Verdict of a judge on a text."""
 
     score: int
     """0 to 4."""
@@ -36,19 +36,20 @@ class Verdict:
 
     @property
     def value(self) -> float:
-        """In [0, 1]."""
+        """Score scaled to [0, 1]."""
         return self.score / TOP
 
 
 class Ledger:
-    """The verdicts known so far and the tokens and dollars spent, of one objective over the whole run.
+    """Verdicts so far and the tokens and dollars spent, of one objective over the complete run.
 
     Every reply is written down as it comes, readable or not, so neither a kill nor a rewind forgets what was paid. The
     file is the one that the run's lock does not fence: a request that was under way when the lock was lost is paid all
-    the same, and its reply is worth keeping. Rows are appended whole and are no step's, so another owner's stay right.
+    the same, and its reply is worth keeping. Rows are appended as a unit and belong to no step, so another owner's stay
+    valid.
 
     Raises:
-        ConfigError: a row whose tokens or price are no numbers, so that what was spent is not known.
+        ConfigError: a row whose tokens or price are no numbers, so that the amount spent is unknown.
     """
 
     def __init__(self, objective: str, config: JudgeConfig, store: Store) -> None:
@@ -72,7 +73,7 @@ class Ledger:
         tokens: tuple[int, int],
         seconds: float,
     ) -> None:
-        """One reply: the verdict in it, or why there is none, and what it took."""
+        """Write one reply: its verdict or failure, its tokens and its seconds."""
         verdict = outcome if isinstance(outcome, Verdict) else None
         row = {
             "objective": self._objective,
@@ -91,7 +92,7 @@ class Ledger:
         self._take(row)
 
     def exhausted(self) -> str | None:
-        """Why nothing more may be asked, with the numbers; None while there is something left."""
+        """Reason why the budget is used up, with the numbers; None while some is left."""
         config = self._config
         if config.budget_tokens is not None and self.tokens >= config.budget_tokens:
             return f"{self.tokens} of budget_tokens={config.budget_tokens} are used"
@@ -108,7 +109,7 @@ class Ledger:
         """Refuse to begin with nothing left.
 
         Raises:
-            ConfigError: the budget is used up; says how to raise it.
+            ConfigError: the budget is used up; with the way to raise it.
         """
         if spent := self.exhausted():
             name = "budget_tokens" if "budget_tokens" in spent else "budget_usd"
@@ -133,6 +134,6 @@ class Ledger:
 
 
 def key_of(provider: JudgeProvider, messages: Messages) -> str:
-    """Hash of server, model, prompt version, and the whole request: rubric, evidence and text."""
+    """Hash of server, model, prompt version, and the complete request: rubric, evidence and text."""
     whole = json.dumps([provider.label, provider.base_url, VERSION, messages])
     return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()

@@ -23,12 +23,12 @@ SENT = frozenset(
     ("host", "connection", "user-agent", "accept", "accept-encoding", "content-type", "content-length", "authorization")
 )
 """Headers of a request; those of `openai` about itself (x-stainless-...) go too, and to OpenAI's own host all others:
-the client takes an organisation, a project and headers of any kind from the environment, for whatever host it asks."""
+the client takes an organisation, a project and headers of any kind from the environment, for any host."""
 OPENAI = "https://api.openai.com"
 
 RATE_LIMITED = 429
 FINAL = "x-grpo-nb-should-retry"
-"""Header that we add to a 429: what the server's own `x-should-retry` says."""
+"""Header that we add to a 429 with the server's own `x-should-retry`."""
 _TRY_AGAIN = "x-should-retry"
 
 
@@ -41,7 +41,7 @@ class Proxy:
     address: str
     """Without user and password."""
     host: str
-    """Of the server behind it."""
+    """Host of the server behind the proxy."""
     secrets: tuple[str, ...] = ()
     """User and password."""
 
@@ -53,7 +53,7 @@ class Proxy:
 
 
 def proxy_of(url: str) -> Proxy | None:
-    """The proxy that the environment sets for an address, as httpx follows it; None where it is asked directly."""
+    """The proxy that the environment sets for an address, as httpx follows it; None where the connection is direct."""
     parts, proxies = urlsplit(url), urllib.request.getproxies()
     host = parts.hostname or ""
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
@@ -97,7 +97,7 @@ def bounded_client(seconds: float, key: str, largest: int = LARGEST_REPLY) -> An
     Of the environment only `key` reaches a server that is not OpenAI's.
 
     The timeouts of httpx bound the wait for the next bytes, so a reply that keeps dripping would never end. Nothing
-    compressed is asked for or taken: a few bytes of it can unpack to any number.
+    compressed is requested or accepted: a few bytes of it can unpack to any number.
     """
     import openai
 
@@ -119,7 +119,7 @@ def bounded_client(seconds: float, key: str, largest: int = LARGEST_REPLY) -> An
 
 
 def http_library() -> Any:
-    """What `openai` sends with: httpx, or httpx2."""
+    """HTTP library that `openai` uses: httpx, or httpx2."""
     import openai
 
     return importlib.import_module(openai.DefaultAsyncHttpxClient.__bases__[0].__module__.partition(".")[0])
@@ -158,7 +158,7 @@ async def _whole(response: Any, http: Any, largest: int) -> Any:
 
 
 def _passed_on(response: Any) -> Any:
-    """The headers of a reply. A 429 is not for the client to ask again: its tries are few, and know of no other's."""
+    """The headers of a reply. The client must not retry a 429: its tries are few, and independent of other requests."""
     headers = response.headers.copy()
     if response.status_code == RATE_LIMITED:
         headers[FINAL] = headers.get(_TRY_AGAIN, "")
@@ -167,7 +167,7 @@ def _passed_on(response: Any) -> Any:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait for; None where it says nothing that can be read.
+    """Seconds that a server requests to wait; None without a readable value.
 
     >>> retry_after({"retry-after": "1.5"}), retry_after({"retry-after-ms": "20"}), retry_after({})
     (1.5, 0.02, None)

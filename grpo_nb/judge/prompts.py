@@ -1,4 +1,4 @@
-"""What the judge is asked: a rubric per task, the evidence it needs, the text under judgement fenced off as data.
+"""Prompts of the judge: a rubric per task, the evidence it needs, and the text under judgement fenced off as data.
 
 One declared scale for every task: whole numbers 0 to 4, and the reward is score / 4.
 """
@@ -16,7 +16,7 @@ from grpo_nb.tasks.records import DataError
 from grpo_nb.tasks.thinking import after_thinking
 
 VERSION = 1
-"""Of everything below; a verdict is kept with it, so a changed prompt never meets an old verdict."""
+"""Version of the prompts below; it is stored with each verdict, so a changed prompt never reuses an old verdict."""
 TOP = 4
 """Highest score; the lowest is 0."""
 ANSWER = "ANSWER"
@@ -41,17 +41,17 @@ Messages = list[dict[str, str]]
 
 
 class UnreadableVerdict(Clean, ValueError):
-    """What the judge wrote is no verdict; the message says why."""
+    """Raised for a reply that is not a verdict; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """How the answers of one task are graded."""
+    """Grading rubric of one task."""
 
     duty: str
-    """What a good answer does, in one or two sentences."""
+    """Duty of a good answer, in one or two sentences."""
     levels: tuple[str, str, str, str, str]
-    """What earns the scores 0 to 4."""
+    """Descriptions of the scores 0 to 4."""
     evidence: Callable[[Mapping[str, Any]], dict[str, str]]
     """The material that the judge must see, by title, from an example's columns; raises KeyError."""
 
@@ -86,8 +86,8 @@ def messages(rubric: Rubric, evidence: Mapping[str, str], answer: str) -> Messag
 def fence(texts: Sequence[str]) -> str:
     """A code of 16 hexadecimal digits that none of the texts contains.
 
-    It is a hash of the texts, not a draw: to guess it a text would have to contain its own hash, and a resumed run
-    sends the same bytes as the one that was killed.
+    It is a hash of the texts, not a random number: to guess it a text would have to contain its own hash, and a resumed
+    run sends the same bytes as the one that was killed.
     """
     salt = 0
     while True:
@@ -98,7 +98,7 @@ def fence(texts: Sequence[str]) -> str:
 
 
 def parse_verdict(text: str, material: str = "") -> tuple[int, str]:
-    """(score, reason) of what the judge wrote: the one JSON object with just these two that follows its thinking.
+    """(score, reason) of a reply: the one JSON object with just these two that follows its thinking.
 
     It may stand in a code block or between sentences. An object that the judge was shown is not its verdict: one that
     `material` holds is refused, and where `material` holds anything like a score, so are sentences around the object.
@@ -107,7 +107,7 @@ def parse_verdict(text: str, material: str = "") -> tuple[int, str]:
     (4, 'as the context says')
 
     Args:
-        material: what the judge was shown.
+        material: the text that the judge was shown.
 
     Raises:
         UnreadableVerdict: anything else, two such objects too. No number is ever looked for in prose.
@@ -116,7 +116,7 @@ def parse_verdict(text: str, material: str = "") -> tuple[int, str]:
     if text.strip() and not answer.strip():
         raise UnreadableVerdict(f"nothing follows the thinking: {_short(text)}")
     found = _json_in(answer)
-    if len(_verdicts(found)) != 1 and (block := _BLOCK.match(answer)):  # a block of a tag that is not known
+    if len(_verdicts(found)) != 1 and (block := _BLOCK.match(answer)):  # a block with an unknown tag
         answer = answer[block.end() :]
         found = _json_in(answer)
     if len(verdicts := _verdicts(found)) != 1:
@@ -135,7 +135,7 @@ def parse_verdict(text: str, material: str = "") -> tuple[int, str]:
 
 
 def before_verdict(text: str) -> bool:
-    """Whether a text that was cut off had not begun its verdict."""
+    """Whether a text was cut off before its verdict began."""
     return "{" not in after_thinking(text)
 
 
@@ -163,7 +163,7 @@ def _json_in(text: str) -> list[Found]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Any:
-    """A JSON object, or None where a key is there twice."""
+    """A JSON object, or None where a key occurs twice."""
     return dict(pairs) if len(dict(pairs)) == len(pairs) else None
 
 
@@ -172,7 +172,7 @@ def _verdicts(found: Sequence[Found]) -> list[Found]:
 
 
 def _wrong_with(value: Mapping[str, Any]) -> str:
-    """Why an object is no verdict; empty where it is one."""
+    """Error of an object that is not a verdict; empty for a verdict."""
     if value.keys() != {"reason", "score"}:
         return "needs an object of 'reason' and 'score'"
     score, reason = value["score"], value["reason"]
@@ -250,7 +250,7 @@ def _halueval_evidence(titles: Mapping[str, str]) -> Callable[[Mapping[str, Any]
 
 
 def _free(what: str, beyond: str, right: str, titles: Mapping[str, str]) -> Rubric:
-    """For replies and summaries, where many texts are right: what counts is that the source carries them."""
+    """Rubric for replies and summaries, where many texts are right: the source must support every statement."""
     return Rubric(
         duty=f"A good answer is {what} of which every statement is carried by the {beyond}. The right reference is one "
         "such text among many; the hallucinated one shows what must not be said.",
@@ -319,4 +319,4 @@ RUBRICS: Mapping[str, Rubric] = {
         },
     ),
 }
-"""By name of the task."""
+"""Rubrics by the name of the task."""

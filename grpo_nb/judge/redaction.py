@@ -1,4 +1,4 @@
-"""Takes secrets out of text that leaves this machine: known values in any writing, and whatever looks like a key."""
+"""Removes secrets from text that leaves this machine: known values in any encoding, and everything like a key."""
 
 import base64
 import binascii
@@ -32,14 +32,14 @@ _SHAPES = re.compile(
             r"(?i:\b(?:bearer|basic))\s+[\w.~+/=-]{12,}",
             r"(?<=://)[^\s\"'<>]+(?=@)",  # user and password of an address
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-            # a name that says so, and a value with a digit and eight characters or more
+            # a name of a secret, and a value with a digit and eight characters or more
             r"(?i:(?<=key|ken|ret|ord|pwd))[\"']?\s*[:=]\s*[\"']?(?=[^\s\"',;]*\d)(?=[^\s\"',;]*[A-Za-z])[^\s\"',;]{8,}",
         )
     ),
     re.DOTALL,
 )
 _SHAPES_INSIDE = re.compile(_SHAPES.pattern.replace(r"\b", ""), re.DOTALL)
-"""The same anywhere in a word, for what was decoded."""
+"""Shapes of keys anywhere in a word, for decoded text."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 _ESCAPE = re.compile(r"\\+u([0-9a-fA-F]{4})|\\+x([0-9a-fA-F]{2})|%(?:25)*([0-9a-fA-F]{2})|\\+([/nrt\"'])")
 _HOMES = re.compile(r"(?:/home|/Users)/[^/\s\"'\\:,;)\]}>]+|[A-Za-z]:(?:\\+|/)Users(?:\\+|/)[^\\/\s\"':,;)\]}>]+")
@@ -71,13 +71,13 @@ def _is_secret(value: str) -> bool:
 def redacted(text: str, secrets: Collection[str] = ()) -> str:
     """The text without secrets, with home folders as `~` and this machine's name as `<host>`.
 
-    Known `secrets` are found in plain text, in escapes, base64 and hex, cut and spaced out (`judge.secrets`). Keys of
-    others are found by their shape, in plain text, escapes and base64.
+    The given `secrets` are found in plain text, in escapes, base64 and hex, cut and spaced out (`judge.secrets`). Keys
+    of others are found by their shape, in plain text, escapes and base64.
 
     >>> redacted("key sk-4711abcdefgh0815 of /home/ada/runs")
     'key *** of ~/runs'
     """
-    # Shapes first: a known key that begins like somebody else's would take that one's beginning, and so its shape.
+    # Shapes first: a given key that begins like another one would take that one's beginning, and so its shape.
     return shortened(_unshaped(strike(_unshaped(text), secrets)))
 
 
@@ -96,7 +96,7 @@ def shortened(text: str) -> str:
 
 
 def _shaped(text: str) -> Iterator[tuple[int, int]]:
-    """Where keys stand, escapes decoded."""
+    """Positions of keys in the text, escapes decoded."""
     letters: list[str] = []
     places: list[tuple[int, int]] = []
     end = 0

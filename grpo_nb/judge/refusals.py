@@ -1,4 +1,4 @@
-"""What a server says where it gives no completion: its sentence, and which parameters of a request it refuses."""
+"""Parses a server's refusal: its sentence, and the parameters of the request that it refuses."""
 
 import html
 import json
@@ -29,7 +29,7 @@ PARAMETERS: Mapping[str, Sequence[str]] = {
 
 
 def error_text(body: str) -> str:
-    """The sentence in an error's body of any shape: JSON of any maker, a page, or plain text; '' if there is none.
+    """The sentence in an error's body of any shape: JSON of any maker, a page, or plain text; '' without one.
 
     >>> error_text('{"detail": [{"loc": ["body", "seed"], "msg": "Extra inputs are not permitted", "input": 0}]}')
     'body.seed: Extra inputs are not permitted'
@@ -50,7 +50,7 @@ def plain(text: str) -> str:
 
 
 def refused(words: str, parameters: Sequence[str], model: str) -> list[str]:
-    """Those of a request's parameters that a server's sentence names; the model's own name is not searched.
+    """Parameters of a request that a server's sentence names; the model's own name is not searched.
 
     >>> refused("Unsupported: 'max_tokens'. Use 'max_completion_tokens' instead.", ["max_tokens", "seed"], "m")
     ['max_tokens']
@@ -82,7 +82,7 @@ def _sentences(value: Any, key: str = "") -> Iterator[str]:
 
 
 def _nested(text: str, key: str) -> Iterator[str]:
-    """A text as it is, or what it says where it is JSON itself, as routers pass on the errors of others."""
+    """The text, or the sentences inside it where it is JSON itself, as routers pass on the errors of others."""
     try:
         inner = json.loads(text) if text.lstrip().startswith("{") else None
     except ValueError:

@@ -10,7 +10,7 @@ from grpo_nb.judge.prompts import Messages, before_verdict
 from grpo_nb.judge.refusals import error_text
 
 BYTES_PER_TOKEN = 4
-"""What is counted where a server does not say how many tokens it used, or says what cannot be."""
+"""Bytes per token, assumed where a server gives no number of tokens or an impossible one."""
 MOST_TOKENS = 10**8
 """Tokens of one request beyond which a server's count cannot be."""
 LONGEST_TEXT = 200_000
@@ -20,20 +20,20 @@ _ENDED: Mapping[str, tuple[Kind, str]] = {
     "content_filter": ("withheld", "withheld by the server's content filter"),
     "error": ("server", "ended by an error of the server"),
 }
-"""Why a reply is not complete, by the reason for its end that the server gives."""
+"""Failure of an incomplete reply, by the server's reason for its end."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the judge wrote, and what it took."""
+    """Reply of the judge, with its tokens."""
 
     text: str
     tokens_in: int
     tokens_out: int
     problem: str = ""
-    """Why the text cannot be a verdict, where that shows before it is read."""
+    """Reason why the text cannot be a verdict, where that is clear before it is parsed."""
     kind: Kind = "unreadable"
-    """Of the problem."""
+    """Kind of the problem."""
     final: bool = False
     """The model ended so itself: at temperature 0 it would do it again."""
     thought: bool = False
@@ -86,7 +86,7 @@ def _no_completion(response: Any, messages: Messages) -> Reply:
 
 
 def _text(content: Any) -> str | None:
-    """What the model wrote; of parts, those that are text."""
+    """Text that the model wrote; of several parts, the text parts."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else getattr(part, "text", None) for part in content]
         return "".join(part for part in parts if isinstance(part, str))
@@ -94,7 +94,7 @@ def _text(content: Any) -> str | None:
 
 
 def _thinking(message: Any) -> str:
-    """What the server gives apart from the text, under either name that servers use."""
+    """Thinking that the server returns apart from the text, under either name that servers use."""
     found = [getattr(message, name, None) for name in ("reasoning_content", "reasoning")]
     return next((text for text in found if isinstance(text, str)), "")
 

@@ -12,7 +12,7 @@ FEWEST_LETTERS = 5
 """Letters and digits of a piece: fewer cannot be distinguished from other text."""
 
 _ENCODINGS = {"utf-8": SHORTEST_PIECE, "utf-16-le": 2 * SHORTEST_PIECE, "utf-16-be": 2 * SHORTEST_PIECE}
-"""Of what is written in base64 or hex, and how many characters of that are a piece."""
+"""Encodings of secrets inside base64 or hex, and the characters of each that make a piece."""
 _ESCAPES = (  # JSON and Python, C, percent (also encoded twice), HTML
     r"\\+u\{?(?P<u>[0-9a-f]{4})\}?|\\+x(?P<x>[0-9a-f]{2})|\\+(?P<octal>[0-3][0-7]{2})"
     r"|%(?:25)*(?P<percent>[0-9a-f]{2})|&(?:amp;)*#x0*(?P<hex>[0-9a-f]{1,5});|&(?:amp;)*#0*(?P<decimal>[0-9]{1,6});"

@@ -1,6 +1,6 @@
 """One step of a judge in numbers: the keys of metrics.jsonl, and the line of the log.
 
-Keys under `time/` and `cost/` hang on the clock and on what the cache already held; a resumed run differs in them.
+Keys under `time/` and `cost/` depend on the clock and on the contents of the cache; a resumed run differs in them.
 """
 
 import math
@@ -14,25 +14,25 @@ from grpo_nb.metrics import keys
 from grpo_nb.types import Score
 
 NAME = "judge"
-"""Of the part of the reward, in samples.jsonl and the metrics."""
+"""Name of the judge's part of the reward, in samples.jsonl and the metrics."""
 
 Row = dict[str, float | int | str | None]
 
 
 @dataclass
 class Tally:
-    """What happened while one step of one objective was judged."""
+    """Statistics of the judging of one step of one objective."""
 
     first: str
-    """Label of the provider that is asked first."""
+    """Label of the provider that gets the first request."""
     seconds: float = 0.0
-    """From the end of the newest completion to the last verdict."""
+    """Seconds from the end of the newest completion to the last verdict."""
     replies: list[float] = field(default_factory=list)
     """Seconds of each request that was sent."""
     cached: int = 0
-    """Texts whose verdict was known already."""
+    """Texts whose verdict was in the cache."""
     limited: int = 0
-    """Times that a server had too many requests; each was asked again."""
+    """Times that a server had too many requests; each was sent again."""
     unreadable: int = 0
     """Replies that were no verdict."""
     providers: Counter[str] = field(default_factory=Counter)
@@ -40,11 +40,11 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     """Completions without one, by kind (failures.Kind)."""
     causes: Counter[str] = field(default_factory=Counter)
-    """The same by cause."""
+    """Failures by cause."""
     notices: list[dict[str, Any]] = field(default_factory=list)
-    """What became known about a server: events for the run's log."""
+    """Notices about servers: events for the run's log."""
     dropped_groups: int = 0
-    """Groups that no provider judged whole."""
+    """Groups that no provider judged completely."""
     tokens: int = 0
     """Spent by this judge since the run began."""
     usd: float = 0.0

@@ -1,4 +1,4 @@
-"""How many requests a server gets at a time: fewer after each 429, more again while it answers, pauses as it asks.
+"""Number of requests that a server gets at a time: fewer after each 429, more while it answers, pauses as it requests.
 
 The limit follows TCP's rule (Chiu and Jain 1989): one more for each full round of answers, half of it where the server
 refuses. Refusals of one burst count once: those of requests that were sent before the limit was last halved.
@@ -15,12 +15,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
 
 @dataclass
 class Pace:
-    """What is known of a server's limit, from one step to the next."""
+    """Estimated limit of a server, kept from one step to the next."""
 
     most: int
     """Requests at a time that the settings allow."""
     allowed: float
-    """Those that the server seems to bear, from 1 to `most`."""
+    """Requests at a time that the server seems to accept, from 1 to `most`."""
 
     @classmethod
     def full(cls, most: int) -> "Pace":
@@ -56,11 +56,11 @@ class Throttle:
         self._allow(min(self.pace.most, self.pace.allowed + 1 / self.pace.allowed))
 
     def refused(self, sent: float, retry_after: float | None) -> None:
-        """The server has had too many requests; nothing is sent for `retry_after` seconds.
+        """Record that the server had too many requests; nothing is sent for `retry_after` seconds.
 
         Args:
-            sent: when the refused request was, as `turn` gave it.
-            retry_after: what the server asks for; None: it gives no time.
+            sent: the time of the refused request, as `turn` returned it.
+            retry_after: the server's requested pause; None: it gives no time.
         """
         now = asyncio.get_running_loop().time()
         if sent >= self._halved:
