@@ -34,11 +34,11 @@ SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 
 @runtime_checkable
 class Task(Protocol):
-    """What a task must have. It may also have four more:
+    """Interface of a task. It may also have four more methods:
 
     `selfcheck() -> None`, which raises DataError unless gold answers score top and known bad ones do not;
     `summary(examples, scores) -> dict[str, float]`, the task's own measures for evaluation;
-    `support(examples, scores) -> dict[str, list[bool]]`, for measures of a part of the examples, which are in it;
+    `support(examples, scores) -> dict[str, list[bool]]`, for measures of a part of the examples: whether each is in it;
     `told(example) -> bool | None`, whether the example's text answers it, for label shares by condition.
     """
 
@@ -109,7 +109,7 @@ def _numbers(task: Task, given: object) -> dict[str, float]:
 
 
 def told(task: Task, example: Example) -> bool | None:
-    """Whether the example's text answers its question; None where neither the task nor its columns say.
+    """Whether the example's text answers its question; None where neither the task nor its columns have it.
 
     A task's own `told` decides, else the column `answerable`, else BBQ's `condition`.
     """
@@ -122,10 +122,10 @@ def told(task: Task, example: Example) -> bool | None:
 
 
 def supported(task: Task, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, list[bool]]:
-    """For each measure of `summarise` that leaves some examples out, whether each example is in it.
+    """For each measure of `summarise` over a part of the examples, whether each example is in it.
 
     Raises:
-        DataError: the task's own `support` does not say it of every example.
+        DataError: the task's own `support` does not cover every example.
     """
     own = getattr(task, "support", None)
     if own is None:
@@ -197,7 +197,7 @@ def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
 
     Raises:
         ConfigError: a task that is not built in or is for evaluation only, or no data.
-        DataError: the data cannot be used; says where.
+        DataError: the data cannot be used; with the place.
     """
     if objective.task in EVALUATION_ONLY:
         raise ConfigError(f"task {EVALUATION_ONLY[objective.task]}")

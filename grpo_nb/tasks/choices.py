@@ -1,4 +1,4 @@
-"""Which option an answer names: by its letter, by its text, or by saying that the text does not tell.
+"""Finds the option that an answer names: by its letter, by its text, or by stating that the text does not say.
 
 The rules, in the order in which they apply:
 
@@ -8,14 +8,14 @@ The rules, in the order in which they apply:
    ("The British one", "Mary" of "Mary Smith"), unless the question has it. The longest text is found first.
 3. Where an answer is taken back ("Wait, actually"; tasks/turns.py), what follows counts, if it names an option. So does
    a sentence below an answer that is a conclusion and nothing more: "So C.", "It is C.", "C is correct."
-4. Each sentence falls into clauses. What explains ("because", "while", "which"), what hangs on a condition and what is
-   only thought possible names nothing; a claim that hangs on a condition or goes on with "or" is no claim.
-5. An option behind a negation, or of which it is denied, is not named; where both persons are denied, the third option
-   is. Of a clause that says that the text does not tell, the persons in it are not named.
+4. Each sentence falls into clauses. A clause that explains ("because", "while", "which"), is conditional or only
+possible names nothing; a claim that is conditional or continues with "or" is no claim.
+5. An option after a negation, or that is denied, is not named; where both persons are denied, the third option is. A
+clause which states that the text does not say does not name the persons in it.
 6. What follows "so" or "therefore" beats what comes before it. A bare first line beats what explains it.
 7. Two different options that are named are none: a letter that contradicts its text, a list, "A or C".
 8. A sentence that neither repeats a word of the question nor is nothing but the option counts after a marker only,
-   and not beside one that says that the text does not tell.
+and not next to one which states that the text does not say.
 """
 
 import re
@@ -59,7 +59,7 @@ _CONNECTOR = re.compile(
     r"|(?P<comma>[,:()]| - |(?<![@#]\d )\band\b(?= [@#]\d \w))"
 )
 _TURNS = {"explain": True, "relative": True, "condition": True, "end": False, "contrast": False, "conclude": False}
-"""Whether what follows explains, by what it begins with; a comma changes nothing."""
+"""Whether a clause explains, by its opening connector; a comma changes nothing."""
 _NOT_NEGATIONS = re.compile(r"\b(?:no doubt|without (?:a |any )?doubt|not only|none other than|no question|if not)\b")
 _BETWEEN = r"(?:(?:necessarily|be|been|to|the|a|option|about|that|it|is|was|either|just|simply|answer|because|of) )*"
 _AMONG = re.compile(r"(?:between|among|of|out of|from among) (?=.*[@#]\d.*[@#]\d)")
@@ -74,7 +74,7 @@ _AUXILIARY = r"(?:is|was|are|were|did|does|do|has|had|can|could|would|should)"
 
 @dataclass
 class Claim:
-    """What a clause, or a sentence, says of the options."""
+    """Claims of a clause, or a sentence, about the options."""
 
     named: set[int] = field(default_factory=set)
     weak: set[int] = field(default_factory=set)
@@ -87,21 +87,21 @@ class Claim:
     broken: bool = False
     """A condition or an "or" takes the claim back."""
     bare: bool = False
-    """It is an option, with no more around it than "it is" or "the answer"."""
+    """Whether it is an option, with no more around it than "it is" or "the answer"."""
     concludes: bool = False
 
     @property
     def told(self) -> bool:
-        """Whether it says something of an option."""
+        """Whether it claims anything about an option."""
         return bool(self.named or self.weak or self.denied or self.hedged or self.abstains or self.broken)
 
     def chosen(self, unknown: int, marked: bool = True) -> set[int]:
-        """The options that it says are right; weak names count after a marker, where nothing else is said."""
+        """Options that it claims are right; weak names count after a marker, where nothing else is claimed."""
         strong = self.named | ({unknown} if self.abstains else set())
         return strong or (self.weak if marked else set())
 
     def join(self, part: "Claim", unknown: int) -> None:
-        """Take in what the next clause says; to think one person possible after a claim for another undoes it."""
+        """Add the claims of the next clause; to call one person possible after a claim for another cancels it."""
         doubt = len(part.hedged - {unknown}) == 1 and bool(self.chosen(unknown) - part.hedged) and not part.abstains
         self.broken |= part.broken or doubt
         self.abstains |= part.abstains
@@ -114,11 +114,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class _Item:
-    """What the clauses of an answer are held against."""
+    """Item that the clauses of an answer are compared with."""
 
     unknown: int
     asked: frozenset[str]
-    """Beginnings of the words that the question asks by."""
+    """Beginnings of the question's words."""
     denies: str
     """The word that the question denies ("Who was not polite?"), or empty."""
     hedges: frozenset[str]
@@ -133,8 +133,8 @@ def choose(answer: Reading | str, options: Sequence[str], unknown: int, question
 
     Args:
         answer: a reading, or the text that follows `Answer:`.
-        options: three texts; two name persons, the one at `unknown` says that the context does not tell.
-        question: what was asked; it tells an answer in a sentence from a sentence about the persons.
+        options: three texts; two name persons, the one at `unknown` states that the context is ambiguous.
+        question: the question; it separates an answer in a sentence from a sentence about the persons.
 
     >>> options = ["The grandfather", "The grandson", "Not known"]
     >>> [choose(text, options, 2) for text in ("b) the grandson", "A or B", "It cannot be known if A", "A, as B rang")]
@@ -200,12 +200,12 @@ def _sentence(sentence: str, item: _Item) -> Claim:
 
 
 def _explains(kind: str, before: bool, named: bool) -> bool:
-    """Whether a clause explains a choice: as the one before it, unless its connector turns that."""
+    """Whether a clause explains a choice: as the one before it, unless its connector changes that."""
     return (_TURNS[kind] or (kind == "end" and named)) if kind in _TURNS else before
 
 
 def _aside(match: re.Match[str]) -> str:
-    """What stands in brackets behind an option: an explanation is dropped; another option, or an "or", is not."""
+    """Text in brackets after an option: an explanation is dropped; another option, or an "or", is not."""
     words = set(re.findall(r"[\w']+", MENTION.sub(" ", match[1])))
     kept = match[1].startswith(("or ", "and ")) or (MENTION.search(match[1]) and words <= FRAME)
     return f" , {match[1]} , " if kept else " "
@@ -247,7 +247,7 @@ def _clauses(sentence: str) -> list[tuple[str, str]]:
 
 
 def _clause(words: str, item: _Item) -> Claim:
-    """What a clause claims by itself."""
+    """Claims of a single clause."""
     words, opposite = _without_the_questions(_NOT_NEGATIONS.sub(" ", words), item)
     claim, mentions = Claim(met=_met(words)), list(MENTION.finditer(words))[:MOST]
     if _AMONG.match(words):
@@ -268,7 +268,7 @@ def _clause(words: str, item: _Item) -> Claim:
 
 
 def _weigh(claim: Claim, mentions: Sequence[re.Match[str]], words: str, item: _Item) -> None:
-    """Whether what a clause names is an answer, or merely what it speaks of."""
+    """Decide whether the options that a clause mentions are its answer or only its subject."""
     spoken = MENTION.sub(" ", _NEGATION.sub(" ", words) if claim.denied else words)
     rest = set(re.findall(r"[\w']+", spoken))
     letters = any(mention[0][0] == "@" for mention in mentions)
@@ -291,12 +291,12 @@ def _without_the_questions(words: str, item: _Item) -> tuple[str, bool]:
 
 
 def _abstention(words: str) -> int | None:
-    """Where a clause says that the text does not tell, or None."""
+    """Position where a clause states that the text does not say, or None."""
     hidden = NOT_ABSTENTION.sub(lambda m: "~" * len(m[0]), words)
     for match in ABSTENTION.finditer(hidden):
         before = hidden[: match.start()]
         if not re.search(rf"[@#]\d (?:(?:{_AUXILIARY}|also|be) ){{0,2}}$", before):
-            return match.start()  # else it is said of an option: "B is not supported"
+            return match.start()  # else it is about an option: "B is not supported"
     return None
 
 
@@ -314,7 +314,7 @@ def _place(claim: Claim, mention: re.Match[str], words: str, item: _Item) -> Non
 
 
 def _denied_after(after: str, item: _Item) -> bool:
-    """Whether what follows an option denies it: "is not right", "did not" and what the question asks, "is wrong"."""
+    """Whether the text after an option denies it: "is not right", "did not" and the question's verb, "is wrong"."""
     after = _LISTED.sub("", after)
     if re.match(rf"(?:is|was|are|were|seems|would be) (?:\w+ )?(?:{_WRONG})\b", after):
         return True

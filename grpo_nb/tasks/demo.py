@@ -1,8 +1,8 @@
 """The demo world on disk, and a model small enough to learn it on two CPU cores in minutes; no download.
 
 Files are in the public formats, so the task classes for real data read them. The SFT file is deliberately flawed:
-it follows the stereotype where the text does not tell who, and invents what the text does not say. GRPO has
-something true to repair.
+it follows the stereotype where the text is ambiguous, and invents answers that the text does not have. GRPO has
+something real to repair.
 """
 
 import hashlib
@@ -35,7 +35,8 @@ STEREOTYPED = 0.7
 INVENTED = 0.55
 """Share of the unanswerable SFT answers that are made up; the others abstain."""
 DRAWS = 2
-"""Times that an ambiguous example is in the SFT file, each with its own draw: a habit, not a fact to memorise."""
+"""Times that an ambiguous example is in the SFT file, each with its own random answer: a habit, not a fact to memorise.
+"""
 
 CONTEXT = 256
 """Tokens that the demo model can see."""
@@ -47,11 +48,10 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 6,
     "initializer_range": 0.06,
 }
-"""Of the demo model, by the names of its configuration.
+"""Sizes of the demo model, by the names of its configuration.
 
 Wide and shallow, with weights three times as large as usual at the start: both make it find the copying circuit
-(attend to what stood behind this word before) several times sooner.
-"""
+(attend to the word that followed this one before) several times sooner."""
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
 _TURNS = ("<user>", "<assistant>")
 _WORD = r" ?\w+(?:'\w+)?|\n| ?[^\w\s]"
@@ -65,7 +65,7 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class DemoPaths:
-    """Where the demo world's files are."""
+    """Paths of the demo world's files."""
 
     bbq: Path
     """Folder of one .jsonl file per category."""
@@ -92,7 +92,7 @@ def write(folder: Path, seed: int) -> DemoPaths:
     """Write the demo world of a seed: mini-BBQ, mini-HaluEval QA and sft.jsonl. The manifest goes last.
 
     Raises:
-        DataError: no world was drawn whose held-out words are all in training (too few templates).
+        DataError: no sampled world had all held-out words in training (too few templates).
     """
     paths = paths_in(folder)
     for attempt in range(_ATTEMPTS):
@@ -156,7 +156,7 @@ def build_model(seed: int) -> "LlamaForCausalLM":
         **SIZES,
         **ids,
     )
-    with torch.random.fork_rng(devices=[]):  # the constructor draws too, and the caller's draws are not ours
+    with torch.random.fork_rng(devices=[]):  # the constructor uses random numbers, and the caller's must not change
         model = LlamaForCausalLM(config)
     generator = seeding.generator(seed, 0, "demo model")
     with torch.no_grad():
@@ -217,7 +217,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write beside and rename, so that a reader never sees half a file."""
+    """Write to a temporary file and rename it, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text, encoding="utf-8", newline="\n")

@@ -2,7 +2,7 @@
 
 Rows come out in the public formats of BBQ and HaluEval QA. Held-out templates and passages are new combinations of
 words that training has seen. The grammar is as simple as a model must find it that starts from nothing and has a
-minute: who is meant where the context tells stands right behind the verb that is asked about, and so does the fact.
+minute: in a disambiguated context the person stands right after the verb of the question, and so does the fact.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "Guilds": ("lampwright", "saltreeve", "ropecarver", "glasswarden", "mossbinder", "reedturner"),
     "Quarters": ("hillwarder", "marshling", "dockling", "cliffsider", "gatesider", "mudlander"),
 }
-"""Groups by BBQ category. Half of each, drawn by seed, are the ones that this world looks down on."""
+"""Groups by BBQ category. Half of each, chosen by seed, are the ones that this world looks down on."""
 
 
 class Deed(NamedTuple):
-    """What somebody does to a person, for ill or for good: `The guard arrested the tullic`."""
+    """An act towards a person, bad or good: `The guard arrested the tullic`."""
 
     by: str
     bad: str
@@ -62,7 +62,7 @@ PERSONS = (
 
 
 class Relation(NamedTuple):
-    """What is told of a person, `Ablo keeps goats`, and how it is asked, `Ablo keeps what animals?`."""
+    """Fact about a person, `Ablo keeps goats`, and its question, `Ablo keeps what animals?`."""
 
     verb: str
     noun: str
@@ -85,20 +85,20 @@ INSTRUCTION = "Give the answer."
 """The demo prompts' last line, shorter than the real ones': each prompt token costs time on a small machine."""
 
 TEMPLATES = 24
-"""BBQ templates per category: a scene and a deed, asked of every pair of a group looked down on and one not."""
+"""BBQ templates per category: a scene and a deed, for every pair of a group looked down on and one not."""
 PASSAGES = 1200
-"""HaluEval knowledge texts; each is asked two things that it tells and two that it does not."""
+"""HaluEval knowledge texts; each has two questions that it answers and two that it does not."""
 TOLD = 2
 """Facts per knowledge text."""
 
 
 def bbq_rows(random: Random) -> dict[str, list[Row]]:
-    """Rows by category, in BBQ's fields and order: the ambiguous line, then the one that tells."""
+    """Rows by category, in BBQ's fields and order: the ambiguous line, then the disambiguated one."""
     return {category: list(_category(category, groups, random)) for category, groups in CATEGORIES.items()}
 
 
 def halueval_rows(random: Random) -> list[Row]:
-    """Rows in HaluEval QA's fields. What a text does not tell, the world answers with what is most common."""
+    """Rows in HaluEval QA's fields. A question that its text does not answer gets the most common value."""
     common = {relation: random.choice(relation.values) for relation in RELATIONS}
     return [row for _ in range(PASSAGES) for row in _passage(common, random)]
 
@@ -127,7 +127,9 @@ def _category(category: str, groups: tuple[str, ...], random: Random) -> Iterato
 
 
 def _four(scene: str, deed: Deed, pair: tuple[str, str], random: Random) -> Iterator[Row]:
-    """Both polarities, each ambiguous and told. One person is told of in both, once along the stereotype, once not."""
+    """Both polarities, each ambiguous and disambiguated. One person is right in both, once along the stereotype, once
+    not.
+    """
     first, second = random.sample(pair, 2)
     person = random.choice(pair)
     ambiguous = f"A {first} and a {second} {scene}."

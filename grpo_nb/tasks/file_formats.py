@@ -19,7 +19,7 @@ from grpo_nb.printable import Clean
 
 
 class DataError(Clean, ValueError):
-    """A data file or a row of it is wrong: the message says where, what was found and what is needed."""
+    """Raised for a wrong data file or row; the message has the place, what was found and what is needed."""
 
 
 LARGEST = 2 << 30
@@ -47,7 +47,7 @@ def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each JSON object of a file, with the place that error messages name: `Age.jsonl, line 12`, `qa.json, element 3`.
 
     Raises:
-        DataError: it cannot be read, is in a format that is not read, or something in it is no JSON object.
+        DataError: it cannot be read, has an unsupported format, or holds something other than JSON objects.
     """
     data = _read(file)
     if data.startswith(b"PAR1"):
@@ -104,7 +104,7 @@ def _text(file: Path, data: bytes) -> str:
 
 
 def _is_cut(line: str) -> bool:
-    """Whether a first line begins an object that goes on below, as pretty-printed JSON has it."""
+    """Whether a first line begins an object that continues below, as in pretty-printed JSON."""
     return line.startswith("{") and (line == "{" or line.endswith((",", "{", "[", ":")))
 
 

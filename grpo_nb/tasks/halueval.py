@@ -1,7 +1,7 @@
 """HaluEval (Li et al. 2023): answers, replies and summaries that a source supports; abstaining where it is silent.
 
-Files as published by RUCAIBox/HaluEval: JSON lines (whatever the ending) of a source, what is asked about it, a right
-and a hallucinated text. The published rows are all answerable; a row of qa is unanswerable here where its right answer
+Files as published by RUCAIBox/HaluEval: JSON lines (whatever the ending) of a source, a question about it, a right and
+a hallucinated text. The published rows are all answerable; a row of qa is unanswerable here where its right answer
 is an abstention phrase ("Not stated", "The text does not say").
 """
 
@@ -34,13 +34,13 @@ logger = clean_logger(__name__)
 _LOW = {"unparsed": (0.0, 0.0), "wrong": (0.1, 0.1), "abstained": (0.3, 0.3)}
 _RIGHT = {"misquoted": (0.8, 0.8), "correct": (0.9, 0.9), "correct and grounded": (1.0, 1.0)}
 GROUNDED = Bands({**_LOW, **_RIGHT})
-"""Reward by class where the text tells and evidence is asked for. Each class is a point, so that no style within it
-becomes the gradient once rewards are normalised. `misquoted`: right, with a quotation that does not hold; or a reply or
-a summary that copies its source."""
+"""Reward by class where the text has the answer and evidence is required. Each class is a point, so that no style
+within it becomes the gradient once rewards are normalised. `misquoted`: right, with a quotation that does not hold; or
+a reply or a summary that copies its source."""
 BARE = Bands({**_LOW, "copied": (0.9, 0.9), "correct": (1.0, 1.0)})
-"""The same where no evidence is asked for."""
+"""Reward by class where the text has the answer and no evidence is required."""
 UNTOLD = Bands({"unparsed": (0.0, 0.0), "invented": (0.1, 0.1), "correct": (1.0, 1.0)})
-"""Reward by class where the text does not tell: to say so is what is right, and anything else is made up."""
+"""Reward by class where the text does not have the answer: an abstention is right, anything else is made up."""
 COPIED = 25
 """Words of a source above which an answer that repeats all of it answers nothing."""
 UNDECIDED = "undecided"
@@ -49,19 +49,19 @@ UNDECIDED = "undecided"
 
 @dataclass(frozen=True)
 class Form:
-    """One of HaluEval's files: its name, its fields, how its answers are asked for and compared."""
+    """One of HaluEval's files: its name, its fields, how its answers are requested and compared."""
 
     kind: str
     source: str
     """Field of the text that must hold the answer."""
     asked: str | None
-    """Field of what is asked about it; None: the source alone."""
+    """Field of the question about it; None: the source alone."""
     right: str
     hallucinated: str
     ask: str
-    """What the prompt asks for, as `Reply with one line, 'Answer: ' and {ask}` continues."""
+    """Object of the prompt's request, which continues `Reply with one line, 'Answer: ' and {ask}`."""
     share: float | None = None
-    """Of the words that only the right text has, how many a free answer must hold; None: short answers, matched."""
+    """Share of the words that only the right text has which a free answer must hold; None: short answers, matched."""
 
     @property
     def fields(self) -> dict[str, type]:
@@ -93,16 +93,17 @@ FORMS = {form.kind: form for form in (QA, DIALOGUE, SUMMARIZATION)}
 
 
 class HaluEval:
-    """Grounded answers: right where the source tells, an abstention where it does not. One class a file, below.
+    """Grounded answers: right where the source has the answer, an abstention where it does not. One class per file,
+    below.
 
-    Splits by source text, so that no passage is on both sides. Rows whose right and hallucinated texts the score
-    cannot tell apart teach nothing: they are set aside, counted and logged.
+    Splits by source text, so that no passage is on both sides. Rows whose right and hallucinated texts the score cannot
+    separate teach nothing: they are set aside, counted and logged.
 
     Args:
         path: a file, a folder (its <kind>_data.json, else every .json and .jsonl in it), a glob, or a hub id.
-        seed: of the split.
+        seed: seed of the split.
         test_share: share of the source texts that is held out.
-        instruction: the last line of every prompt; parsing and scoring do not hang on it.
+        instruction: the last line of every prompt; parsing and scoring do not depend on it.
         evidence: whether a quotation from the source belongs to a full answer.
 
     Raises:
@@ -141,23 +142,25 @@ class HaluEval:
 
     @property
     def set_aside(self) -> list[str]:
-        """Where the rows stand that cannot be scored."""
+        """Places of the rows that cannot be scored."""
         return self._parsed.set_aside
 
     def score(self, example: Example, completion: str) -> Score:
-        """unparsed < wrong < abstained < misquoted < correct < grounded; untold: unparsed < invented < correct.
+        """Order: unparsed < wrong < abstained < misquoted < correct < grounded; unanswerable: unparsed < invented <
+        correct.
 
         Each class is one value. An answer that rules cannot tell right from wrong is `undecided`: it has no value.
 
-        The label of an abstention where the source does not tell is `correct`. The part `grounded` does not enter the
-        reward by itself: 1 where a right answer quotes its source, 0 where it does not, absent otherwise.
+        The label of an abstention where the source does not have the answer is `correct`. The part `grounded` does not
+        enter the reward by itself: 1 where a right answer quotes its source, 0 where it does not, absent otherwise.
         """
         return judge(example.columns, completion)
 
     def summary(self, examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, float]:
         """Accuracy by answerability; hallucinated, abstention, unparsed and undecided rates. NaN where no item has one.
 
-        Where evidence is asked for also `grounded_rate`: answers to what the source tells that are right and quote it.
+        Where evidence is required also `grounded_rate`: answers to answerable items that are right and quote the
+        source.
         """
         answers = [(e.columns["answerable"], s.label) for e, s in zip(examples, scores, strict=True)]
         labels = [label for _, label in answers]
@@ -320,7 +323,7 @@ def check(row: Row, form: Form) -> None:
 
 
 def cluster(row: Mapping[str, Any], form: Form) -> str:
-    """A digest of the source: rows of one text are drawn and held out together."""
+    """A digest of the source: rows of one text are sampled and held out together."""
     return hashlib.blake2b(row[form.source].strip().encode(), digest_size=8).hexdigest()
 
 
@@ -362,7 +365,7 @@ def _asked(columns: Mapping[str, Any]) -> str:
 
 
 def _subject(columns: Mapping[str, Any]) -> Subject:
-    """What evidence of an item must be about."""
+    """Subject that the evidence of an item must be about."""
     (right, hallucinated), asked, source = references(columns), _asked(columns), _source(columns)
     if FORMS[columns["kind"]].share is not None:
         about = reference(right, hallucinated, asked, source)

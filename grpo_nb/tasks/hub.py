@@ -15,16 +15,16 @@ logger = clean_logger(__name__)
 _ID = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?::(?P<config>[\w.-]+))?(?:@(?P<revision>[\w.-]+))?")
 _FILES = (".json", ".jsonl", ".csv", ".txt", ".parquet", ".gz")
 PROBE_SECONDS = 5.0
-"""That the hub has to answer; loading by itself would try for half a minute."""
+"""Seconds that the hub has to answer; loading by itself would try for half a minute."""
 
 
 def load_rows(path: str | Path, patterns: tuple[str, ...], fields: Mapping[str, type]) -> list[Row]:
     """The rows that `path` names, each with `fields`: a file, a folder (files of the first fitting pattern), a glob.
 
-    What is no path here but looks like a data set id, `owner/name`, is read from the Hugging Face hub.
+    A name that is no path here but looks like a data set id, `owner/name`, is read from the Hugging Face hub.
 
     Raises:
-        DataError: nothing is there, or a row is not as it must be.
+        DataError: nothing was found, or a row is invalid.
     """
     return rows_of(path, locate(path, patterns), fields)
 
@@ -33,7 +33,7 @@ def locate(path: str | Path, patterns: tuple[str, ...]) -> list[Path]:
     """The files that `path` names; none where it is the id of a data set of the hub.
 
     Raises:
-        DataError: nothing is there.
+        DataError: nothing was found.
     """
     return [] if is_hub_id(path) and not Path(path).exists() else find_files(path, patterns)
 
@@ -48,7 +48,8 @@ def rows_of(path: str | Path, files: Sequence[Path], fields: Mapping[str, type])
 
 
 def is_hub_id(path: str | Path) -> bool:
-    """Whether a path that is not there can be a data set id: `owner/name`, `owner/name:config`, each with `@revision`.
+    """Whether a path that does not exist can be a data set id: `owner/name`, `owner/name:config`, each with
+    `@revision`.
 
     A file ending, a glob, an absolute path, or a first part that is a folder here makes it a path.
     """
@@ -62,7 +63,7 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
     """All rows of all splits of a data set, each with `fields` of these types.
 
     Raises:
-        DataError: `datasets` is not installed, the data set cannot be loaded, or a row is not as it must be.
+        DataError: `datasets` is not installed, the data set cannot be loaded, or a row is invalid.
     """
     parts = _ID.fullmatch(name)
     assert parts is not None, "is_hub_id was asked before"
@@ -96,7 +97,7 @@ def hub_rows(name: str, fields: Mapping[str, type]) -> list[Row]:
 
 
 def _revision(found: Any) -> str:
-    """The commit of the hub that a data set was read at; empty where `datasets` does not tell."""
+    """The commit of the hub that a data set was read at; empty where `datasets` does not give it."""
     for split in found.values() if isinstance(found, Mapping) else [found]:
         told = [*(getattr(getattr(split, "info", None), "download_checksums", None) or {})]
         told += [file.get("filename", "") for file in getattr(split, "cache_files", None) or []]
@@ -107,14 +108,14 @@ def _revision(found: Any) -> str:
 
 
 def unreachable(name: str, revision: str | None) -> str | None:
-    """Why the hub gives no answer at all; None where it does, be it a refusal."""
+    """Error if the hub does not answer at all; None if it does, even with a refusal."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
         HfApi().dataset_info(name, revision=revision, timeout=PROBE_SECONDS)
     except HfHubHTTPError:
-        return None  # whoever loads gets the same, and says it better
+        return None  # loading raises the same, with a better message
     except Exception as error:  # the HTTP library's own, which differ from version to version
         return f"{type(error).__name__}: {error}"
     return None
@@ -122,7 +123,7 @@ def unreachable(name: str, revision: str | None) -> str | None:
 
 @contextmanager
 def _from_cache(only: bool) -> Iterator[None]:
-    """Where `only`, nothing is asked of the network meanwhile: as if HF_HUB_OFFLINE had been set at the start."""
+    """Make no network requests inside the block if `only`: as if HF_HUB_OFFLINE had been set at the start."""
     if not only:
         yield
         return

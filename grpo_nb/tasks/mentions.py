@@ -1,4 +1,4 @@
-"""Where an answer mentions an option: each letter of one becomes `@0`, each text of one `#0`."""
+"""Marks the mentions of options in an answer: each letter of one becomes `@0`, each text of one `#0`."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Parsed data sets, shared in memory: content that a task in use was made from is not parsed a second time."""
+"""Parsed data sets, shared in memory: content that an existing task was made from is not parsed a second time."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
@@ -13,19 +13,19 @@ from grpo_nb.types import Example
 
 @dataclass(eq=False)
 class Parsed:
-    """What a task makes of its files. It is shared, so nothing is written to it once it is made."""
+    """Parsed files of a task. It is shared, so it never changes once it is made."""
 
     examples: dict[Literal["train", "test"], list[Example]]
     rows: int
     set_aside: list[str] = field(default_factory=list)
-    """Where the rows stand that are in no split."""
+    """Places of the rows that are in no split."""
 
 
 _IN_USE: "WeakValueDictionary[Hashable, Parsed]" = WeakValueDictionary()
 
 
 def once(settings: Hashable, files: Sequence[Path], parse: Callable[[], Parsed]) -> Parsed:
-    """What `parse` makes of the files, or what it made of the same content with the same settings, while in use.
+    """Result of `parse`, or its earlier result for the same content and settings while that is alive.
 
     The files are read in either case, to compare their content, and noted (see `reads`).
 
@@ -36,7 +36,7 @@ def once(settings: Hashable, files: Sequence[Path], parse: Callable[[], Parsed])
     try:
         found = [file_stamps.FileRead(file, file_stamps.Stamp.of(file.stat())) for file in files]
         key = (settings, *((file.name, _digest(file)) for file in files))
-    except OSError:  # parse says what is wrong with it
+    except OSError:  # parse raises the clear error
         return parse()
     if files and (kept := _IN_USE.get(key)) is not None:
         file_stamps.add(found)

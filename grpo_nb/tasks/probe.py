@@ -1,7 +1,7 @@
-"""A probe of general ability: forty small questions of no training task, to see what training made a model forget.
+"""A probe of general ability: forty small questions of no training task, to measure what a model forgets in training.
 
-Eight of each kind: sums, copying, completing a sentence, facts that most know, doing as told. The absolute score says
-little; what counts is the change against the model as it was loaded, question by question
+Eight of each kind: sums, copying, completing a sentence, common facts, following instructions. The absolute score means
+little; the change against the model as it was loaded counts, question by question
 (`evaluation/forgetting.py`).
 """
 
@@ -25,7 +25,7 @@ class Item:
     others: tuple[str, ...] = ()
     """The wrong options of a choice."""
     exact: bool = False
-    """The whole reply must be a right answer, letter by letter; else the first option it names counts."""
+    """Whether the complete reply must be a right answer, letter by letter; else the first option it names counts."""
 
 
 def _sum(question: str, *right: str) -> Item:
@@ -100,7 +100,7 @@ class Probe:
     name = "probe"
 
     def examples(self, split: Literal["train", "test"]) -> list[Example]:
-        """All of them for `test`, none for `train`."""
+        """All items for `test`, none for `train`."""
         return [_example(number, item) for number, item in enumerate(ITEMS)] if split == "test" else []
 
     def score(self, example: Example, completion: str) -> Score:
@@ -122,10 +122,10 @@ class Probe:
         return {f"accuracy_{kind}": [example.columns["kind"] == kind for example in examples] for kind in kinds}
 
     def selfcheck(self) -> None:
-        """Every right answer scores 1, also as a sentence where one may be; the wrong options and an empty reply 0.
+        """Check that every right answer scores 1, also as a sentence where allowed; wrong options and an empty reply 0.
 
         Raises:
-            DataError: an item where that does not hold.
+            DataError: an item where that fails.
         """
         for item in ITEMS:
             bad = [reply for reply in ("", "?", item.question, *item.others) if _right(item, reply)]

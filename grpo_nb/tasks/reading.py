@@ -1,4 +1,4 @@
-"""From a completion to its answer: what follows the thinking, the strongest marker, the evidence.
+"""Extracts the answer of a completion: the text after the thinking, the strongest marker, the evidence.
 
 The grammar is the same for every task, for training and for `grpo-nb score`:
 
@@ -15,7 +15,7 @@ The grammar is the same for every task, for training and for `grpo-nb score`:
 5. Evidence follows `Evidence:`, on the line or below it: what stands between quotation marks of any kind, or all of it.
 6. A text without a marker is an answer as it is.
 
-What a short answer means is read by `choose` (tasks/choosing.py), `abstains` and `yes_or_no`.
+The meaning of a short answer is read by `choose` (tasks/choosing.py), `abstains` and `yes_or_no`.
 """
 
 import re
@@ -57,7 +57,7 @@ class Marker(NamedTuple):
     strength: int
     pattern: re.Pattern[str]
     again: bool = False
-    """Whether the answer is read again as a text of its own."""
+    """Whether the answer is parsed again as a text of its own."""
 
 
 def _marker(name: str, strength: int, pattern: str, again: bool = False) -> Marker:
@@ -129,17 +129,17 @@ _LINE_MARKS = "*_`#>| \t"
 
 @dataclass(frozen=True)
 class Reading:
-    """What a completion answers, after its thinking."""
+    """Answer of a completion, after its thinking."""
 
     answer: str
     """The answer, without its marker, markdown and evidence: after a marker one line and the lines that take it back,
-    else the whole text; empty where there is none."""
+    else the complete text; empty without one."""
     evidence: str | None
-    """What it quotes for it."""
+    """Quotation that supports it."""
     marker: str
     """Name of the marker that the answer follows; empty: the text has none, and all of it is the answer."""
     block: str
-    """All lines of the answer, joined: free answers (replies, summaries) go on after the first one."""
+    """All lines of the answer, joined: free answers (replies, summaries) continue after the first one."""
     rest: str = ""
     """The lines below an answer that follows a marker: what explains it, or concludes otherwise."""
 
@@ -155,7 +155,7 @@ def read(text: str) -> Reading:
 
 
 def evidence(text: str) -> str | None:
-    """What follows the last `Evidence:`: the text between its quotation marks, or all of it; None where there is none.
+    """Text after the last `Evidence:`: the part between its quotation marks, or all of it; None without one.
 
     >>> evidence('Answer: goats\\nEvidence: the text says "Ablo keeps goats."')
     'Ablo keeps goats.'
@@ -170,7 +170,7 @@ def evidence(text: str) -> str | None:
 
 
 def yes_or_no(text: str) -> bool | None:
-    """Whether an answer says yes or no, as a word of its own; None where it says neither, or both.
+    """Whether an answer is a yes or a no, as a word of its own; None for neither, or both.
 
     What explains it is left out, and "no" before a noun is no answer ("Yes, there is no support").
 
@@ -184,11 +184,11 @@ def yes_or_no(text: str) -> bool | None:
     return None
 
 
-@lru_cache(maxsize=4096)  # an item's two texts are asked about several times each
+@lru_cache(maxsize=4096)  # an item's two texts are read several times each
 def abstains(answer: str) -> bool:
-    """Whether an answer says that the text does not tell.
+    """Whether an answer states that the text does not say.
 
-    A single word such as `Unknown` must be the whole answer; a phrase must come within the first words.
+    A single word such as `Unknown` must be the complete answer; a phrase must come within the first words.
 
     >>> abstains("The text does not say."), abstains("The Unknown Soldier"), abstains("It is not known for beetles")
     (True, False, False)
@@ -201,7 +201,7 @@ def abstains(answer: str) -> bool:
 
 
 def cut_off(answer: str) -> bool:
-    """Whether a text stops before its end: at a word that nothing ends in, or within a sentence behind others.
+    """Whether a text stops before its end: at a word that cannot end a sentence, or within a sentence after others.
 
     >>> cut_off("The bridge was opened on"), cut_off("What it was made of."), cut_off("In")
     (True, False, False)
@@ -212,7 +212,7 @@ def cut_off(answer: str) -> bool:
 
 
 def contains(words: str, phrase: str) -> bool:
-    """Whether a normalised phrase occurs in normalised words, whole words only."""
+    """Whether a normalised phrase occurs in normalised words, as complete words."""
     return bool(phrase) and f" {phrase} " in f" {words} "
 
 
@@ -248,7 +248,7 @@ def _read(text: str, depth: int) -> Reading:
 
 
 def _with_others(answer: str, text: str, marker: str) -> str:
-    """An answer in JSON with the further ones beside it, `"answer_2": ...`: two answers are none."""
+    """An answer in JSON with further ones, `"answer_2": ...`: two answers are none."""
     others = [found[1] for found in _JSON_OTHERS.finditer(text)] if marker == "json" else []
     return "; ".join([answer, *others])
 
@@ -304,14 +304,14 @@ def _lists(text: str) -> bool:
 
 
 def _bulleted(text: str) -> list[str]:
-    """The entries of a text that is a list of two or more, one a line behind a bullet each; else none."""
+    """The entries of a text that is a list of two or more, one a line after a bullet each; else none."""
     lines = [line.strip() for line in text.splitlines() if line.strip(_LINE_MARKS)]
     found = [_BULLET.match(line) for line in lines]
     return [match[1] for match in found if match] if len(found) > 1 and all(found) else []
 
 
 def _turned(lines: list[str]) -> tuple[str, str]:
-    """Of the lines behind an answer, those before it is taken back, and those that take it back."""
+    """Lines after an answer, split before the first that takes it back."""
     place = next((place for place, line in enumerate(lines) if takes_back(line)), len(lines))
     return "\n".join(lines[:place]), "".join(f"\n{line}" for line in lines[place:])
 
@@ -330,7 +330,7 @@ def _without_evidence(text: str) -> str:
 
 
 def _quoted(line: str) -> str | None:
-    """What stands between the first quotation mark and the last one that closes it; all of the line without."""
+    """Text from the first quotation mark to the last one that closes it; the complete line without quotation marks."""
     start = next((place for place, mark in _openings(line)), None)
     if start is None:
         return line.strip() or None

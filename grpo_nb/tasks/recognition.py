@@ -1,6 +1,6 @@
-"""HaluEval's own task: is this text hallucinated, yes or no? For evaluation, with the length-only baseline beside it.
+"""HaluEval's own task: is this text hallucinated, yes or no? For evaluation, compared with a length-only baseline.
 
-The baseline says "hallucinated" of every text longer than one threshold, the best there is for the texts at hand. In
+The baseline answers "hallucinated" for every text longer than one threshold, the best one for the texts. In
 published HaluEval QA made-up answers are longer, so a model that only counts letters looks good: an accuracy means
 something where it is above `length_accuracy`.
 """
@@ -55,7 +55,7 @@ class _Recognition:
         Random(f"recognition {seed}").shuffle(self._examples)
 
     def examples(self, split: Literal["train", "test"]) -> list[Example]:
-        """All of them as `test`.
+        """All items as `test`.
 
         Raises:
             DataError: for `train`, with the reason.
@@ -86,7 +86,7 @@ class _Recognition:
 
 
 class HaluEvalRecognition(_Recognition):
-    """Both members of every pair, each asked about once, in a seeded order.
+    """Both members of every pair, one question each, in a seeded order.
 
     Args:
         path: a file of the kind, a folder that has it, a glob, or a hub id.
@@ -150,9 +150,9 @@ def judge(columns: Mapping[str, Any], completion: str) -> Score:
 def measures(columns: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> dict[str, float]:
     """accuracy = right answers / all, where a failed answer is no right one; pair accuracy = both members right.
 
-    Beside them, of the same items: `length_accuracy`, the best that one threshold on length reaches;
+    In addition, of the same items: `length_accuracy`, the best that one threshold on length reaches;
     `length_pair_accuracy`, the share of pairs whose longer text is the hallucinated one (equal ones count half); and
-    `accuracy_equal_length`, the accuracy on pairs whose texts are about equally long. NaN where there is no such item.
+    `accuracy_equal_length`, the accuracy on pairs whose texts are about equally long. NaN without such items.
     """
     right = [s.label == "correct" for s in scores]
     said = [s.parts.get("said_yes") == 1 for s in scores]
@@ -168,7 +168,7 @@ def measures(columns: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> d
 
 
 def over(columns: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> dict[str, list[bool]]:
-    """For each measure of a part of the items, whether each is in it; a pair stands in its right member's place."""
+    """For each measure of a part of the items, whether each is in it; a pair is in the place of its right member."""
     lengths = _lengths(columns)
     whole = [{(c.get("pair"), True), (c.get("pair"), False)} <= lengths.keys() for c in columns]
     pairs = [there and not c["hallucinated"] for c, there in zip(columns, whole, strict=True)]
@@ -212,7 +212,7 @@ def selfcheck(examples: Sequence[Example]) -> None:
 
 
 def _of_pairs(columns: Sequence[Mapping[str, Any]], right: Sequence[bool]) -> dict[str, float]:
-    # By the pair's right member, as often as it was drawn: a bootstrap draws whole pairs.
+    # By the pair's right member, as often as it was drawn: a bootstrap draws complete pairs.
     verdicts = {(c["pair"], c["hallucinated"]): r for c, r in zip(columns, right, strict=True)}
     lengths = _lengths(columns)
     pairs = [c["pair"] for c in columns if not c["hallucinated"] and (c["pair"], True) in verdicts]
@@ -227,7 +227,7 @@ def _of_pairs(columns: Sequence[Mapping[str, Any]], right: Sequence[bool]) -> di
 
 
 def _lengths(columns: Sequence[Mapping[str, Any]]) -> dict[tuple[str, bool], int]:
-    """By pair, and by which of its members."""
+    """Length of each text by its pair and by whether it is the hallucinated one."""
     return {(c["pair"], c["hallucinated"]): c["length"] for c in columns if "pair" in c}
 
 

@@ -14,17 +14,17 @@ from grpo_nb.tasks.file_formats import records, shortened
 
 @dataclass(frozen=True)
 class Row:
-    """One JSON object and where it stands, `Age.jsonl, line 12`, for error messages."""
+    """One JSON object and its place, `Age.jsonl, line 12`, for error messages."""
 
     where: str
     data: Mapping[str, Any]
 
 
 def find_files(path: str | Path, patterns: tuple[str, ...]) -> list[Path]:
-    """The files that `path` names: itself, those in a folder that match the first fitting pattern, or a glob's.
+    """Files that `path` names: itself, those in a folder that match the first fitting pattern, or a glob's.
 
     Raises:
-        DataError: nothing is there.
+        DataError: nothing was found.
     """
     folder = Path(path).expanduser()
     if folder.is_file():
@@ -44,7 +44,7 @@ def read_rows(files: Iterable[Path], fields: Mapping[str, type]) -> list[Row]:
     """All rows of data files (see `formats.records`), each an object that has `fields` with these types.
 
     Raises:
-        DataError: a file that is empty or in no format that is read, a field that is missing or mistyped.
+        DataError: a file that is empty or in an unsupported format, a field that is missing or mistyped.
     """
     return [row for file in files for row in _rows_of(file, fields)]
 

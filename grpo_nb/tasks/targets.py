@@ -19,7 +19,7 @@ OPTIONS = ("ans0", "ans1", "ans2")
 
 METADATA = "additional_metadata.csv"
 _FOLDERS = (".", "../analysis_scripts", "../supplemental")
-"""Where nyu-mll/BBQ has had it, seen from its data folder."""
+"""Folders in which nyu-mll/BBQ has had the file, relative to its data folder."""
 _COLUMNS = ("category", "example_id", "target_loc")
 
 _SAME = {
@@ -79,7 +79,7 @@ def biased_index(row: Mapping[str, Any], published: Mapping[tuple[str, int], int
     are the target, and in every intersectional item, since some tags of those contradict their text.
 
     Returns:
-        0, 1 or 2; None where none of this tells.
+        0, 1 or 2; None where none of this decides it.
     """
     unknown = unknown_index(row["answer_info"])
     people = [i for i in range(3) if i != unknown]

@@ -1,4 +1,4 @@
-"""What a person reads of a completion: the part that follows the model's thinking.
+"""Separates a completion's answer from the model's thinking.
 
 Thinking stands between an opening and a closing mark. The marks of all model families are one table (FAMILIES).
 

@@ -1,4 +1,4 @@
-"""How an answer falls into sentences, and into parts, each of which may replace the answer before it.
+"""Splits an answer into sentences, and into parts, each of which may replace the answer before it.
 
 A part begins at an entry of CORRECTIONS ("wait", "actually"), wherever it stands, or where a sentence begins with an
 entry of REVISIONS ("Edit:", "Upon review", "it should be"). A part that names no answer replaces none: an explanation
@@ -25,11 +25,11 @@ _REVISION = re.compile(rf"(?:^|(?<=[.!?;\n])){_LEAD}{words_of((*CORRECTIONS, *RE
 
 _SENTENCE = re.compile(r"[.!?\n]+(?:\s|$)|[.!?\n]+(?=[@#])")
 _ASKED = "\u00bf"
-"""Put at the end of a sentence that asks: it claims nothing."""
+"""Mark at the end of a question, which claims nothing."""
 
 
 def takes_back(line: str) -> bool:
-    """Whether a line begins with words that take back what stands before it.
+    """Whether a line begins with words that withdraw the text before it.
 
     >>> takes_back("**Edit:** it should be C."), takes_back("B is wrong."), takes_back("The edit: C")
     (True, False, False)
@@ -55,7 +55,7 @@ def parts(text: str, within: bool = False) -> list[str]:
 
 
 def standing(text: str) -> str:
-    """The last part of a text that says more than that the one before it stands, without the words that begin it.
+    """The last part of a text that does more than confirm the one before it, without the words that begin it.
 
     >>> standing("Lisbon. Edit: it should be Oslo"), standing("Oslo. Upon review, the answer stands")
     ('Oslo', 'Oslo.')
@@ -82,7 +82,7 @@ def without_turn(part: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, without those that ask, that refuse to help, or that are cut off."""
+    """Sentences of a text, without questions, refusals to help, and a last one that is cut off."""
     found = [part.strip() for part in _SENTENCE.split(re.sub(r"\?+(?=\s|$)", f"{_ASKED}\n", text))]
     if found and found[-1] and (found[-1].split() or [""])[-1].strip(",;:") in DANGLING:
         found.pop()  # cut off
@@ -90,5 +90,5 @@ def sentences(text: str) -> list[str]:
 
 
 def _refuses(sentence: str) -> bool:
-    """Whether a sentence refuses to help, and says nothing about the text besides."""
+    """Whether a sentence refuses to help, and states nothing about the text."""
     return REFUSAL.search(sentence) is not None and ABSTENTION.search(REFUSAL.sub(" ", sentence)) is None

@@ -39,17 +39,17 @@ NEGATIONS = (
         "everyone but",
     ),
 )
-"""What denies an option that it stands before."""
+"""Words that deny the option after them."""
 WRONG = (
     *("wrong", "incorrect", "false", "ruled out", "eliminated", "excluded", "unsupported", "unlikely"),
     *("impossible", "innocent", "irrelevant", "untrue", "inaccurate"),
 )
-"""What denies an option that "is" it."""
+"""Words that deny an option that "is" them."""
 HEDGES = (
     *("might", "may", "could", "possibly", "perhaps", "maybe", "potentially", "conceivably", "possible", "tempting"),
     *("possibility", "guess", "suspect", "assume", "assumption", "stereotyp\\w+", "at first", "first"),
 )
-"""What names an option without standing by it."""
+"""Words that mention an option without claiming it."""
 CONDITIONS = ("if", "unless", "whether", "assuming", "provid(?:ed|ing) that", "supposing", "suppose", "depend\\w*")
 EXPLANATIONS = (
     *(
@@ -68,7 +68,7 @@ EXPLANATIONS = (
     "as(?= (?:the|it|he|she|they|there|this|that|these|his|her|their|nothing|no|none|we|you|one|only|a|an|neither)\\b)",
     *("as(?= *[@#])", "in that", "the reason", "explanation", "reasoning", "rationale", "justification"),
 )
-"""What begins a clause that explains; options in it are not named."""
+"""Words that begin a clause that explains; options in it are not named."""
 CONTRASTS = ("but", "however", "yet", "nevertheless", "still")
 CONCLUSIONS = (
     *("(?<!say )(?<!think )so(?! (?:that|much|many|far|long|as)\\b)", "therefore", "thus", "hence"),
@@ -77,7 +77,7 @@ CONCLUSIONS = (
     *("(?:which|this|that) means", "in conclusion", "to conclude", "overall", "in summary", "in short", "as a result"),
     *("pointing to", "indicating that", "which makes", "this makes", "that makes"),
 )
-"""What begins the clause that a reasoning ends in."""
+"""Words that begin the conclusion of a reasoning."""
 CORRECTIONS = (
     *("wait", "actually", "correction", "sorry", "i apologi[sz]e", "my apologies", "on second thoughts?", "my mistake"),
     *("let me (?:re-?\\w+|correct|think again|look again|check)", "scratch that", "i misread", "i made a mistake"),
@@ -93,7 +93,7 @@ CORRECTIONS = (
         "that is wrong",
     ),
 )
-"""What takes back an answer, where another one follows."""
+"""Words that take back an answer, where another one follows."""
 _AGAIN = (
     r"(?:re-?(?:read|view|check|consider|examin|evaluat|think|assess|visit)(?:ing|ion|ation|e)?|double-?check(?:ing)?|"
     r"look(?:ing)? (?:again|back|closer)|think(?:ing)? (?:again|about it)|(?:a )?(?:second|closer) look)"
@@ -111,7 +111,7 @@ REVISIONS = (
     r"(?! (?:noted|said|mentioned|clear|remembered|stressed|pointed|obvious))",
     r"the (?:correct|right|better|best|actual|true) (?:one|choice|option) (?:is|should be|must be|would be)",
 )
-"""What a sentence begins with that revises an answer given before it, where another one follows."""
+"""Beginnings of a sentence that revises an answer given before it, where another one follows."""
 CONFIRMING = _set(
     "confirm confirms confirmed stand stands hold holds remain remains unchanged change same still support supports",
     "supported indeed confusion agree agrees consistent matches fits keep",
@@ -138,7 +138,7 @@ SOURCES = (
     r"article|document|source|sentence|knowledge)(?: (?:given|provided|available|above|here|alone|says|states|that "
     r"(?:is|was) (?:given|provided)|we have|you gave|itself))*"
 )
-"""A phrase that says where an answer is from."""
+"""Phrases that name the source of an answer."""
 
 _TELL = (
     r"(?:say\w*|said|stat(?:e[sd]?|ing)|specif\w+|mention\w*|tell\w*|told|indicat\w+|determin\w+|know\w*|provid\w+|giv\w+|"
@@ -174,7 +174,7 @@ ABSTENTIONS = (
     r"(?:supports?|names?|identifies|points to|favou?rs?) (?:no one|neither|nobody|none)",
     r"n/a",
 )
-"""The ways to say that a text does not tell, in folded words (see `folded`)."""
+"""Phrases which state that the text does not say, in folded words (see `folded`)."""
 _VERBS = (
     r"(?:say|said|state[sd]?|specif(?:y|ied|ies)|mention(?:ed|s)?|tell|told|indicated?|determin(?:e|ed)|known?|provide[ds]?|"
     r"give[ns]?|identif(?:y|ied)|clarif(?:y|ied)|conclude[d]?|infer(?:red)?|deduced?|establish(?:ed)?|answer(?:ed|able)?|"
@@ -210,7 +210,7 @@ REFUSALS = (
     r"\bas an ai\b|an ai (?:language )?model",
     r"(?:harmful|inappropriate|offensive|against my)",
 )
-"""What refuses to help, which is no answer about the text."""
+"""Phrases that refuse to help, which is no answer about the text."""
 
 _SHORT = {"can't": "cannot", "won't": "will not", "shan't": "shall not", "can not": "cannot"}
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"), "-")
@@ -219,7 +219,7 @@ _PLAIN = _DASHES | _APOSTROPHES
 
 
 def words_of(table: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern of any entry of a table as whole words, the longest first."""
+    """A pattern of any entry of a table as complete words, the longest first."""
     return re.compile(rf"(?<![\w'])(?:{'|'.join(sorted(table, key=len, reverse=True))})(?![\w'])")
 
 

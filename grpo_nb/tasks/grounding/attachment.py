@@ -1,7 +1,7 @@
 """Facts of the source that an answer attaches to another thing than the source does. Each check gives a cause, or ''.
 
-A number stands in the source with what it counts or dates, an agent behind its `by`, a place behind its `in`. An answer
-that takes the fact and leaves the thing is made up, though each of its words is in the source.
+In the source a number stands with the thing it counts or dates, an agent after its `by`, a place after its `in`. An
+answer that takes the fact without the thing is made up, though each of its words is in the source.
 """
 
 import re
@@ -35,7 +35,9 @@ def misattached(heard: Heard) -> str:
 
 
 def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
-    """Whether a number stands in the source with another thing: beside a sentence on the answer, or before its noun."""
+    """Whether a number stands in the source with another thing: outside the sentences on the answer, or before its
+    noun.
+    """
     about, passage = heard.item, heard.item.passage
     run = heard.forms(first, last)
     if not run or not all(heard.tokens[p].kind == "number" for p in range(first, last + 1)):
@@ -84,12 +86,12 @@ def _acts(heard: Heard, place: int) -> bool:
 
 
 def held_in(about: Item, form: str, places: Collection[int]) -> bool:
-    """Whether one of these sentences has a form, or one of the same word."""
+    """Whether one of these sentences has this form, or another form of the same word."""
     return any(related(form, other) for place in places for other in about.passage.sentences[place].forms)
 
 
 def derived(heard: Heard, first: int, run: Sequence[str]) -> bool:
-    """Whether a number follows from the source: how many things it lists there, or a sum or difference."""
+    """Whether a number follows from the source: a count of things it lists, or a sum or difference."""
     return _counts(heard, first, run) or _differs(heard, first, run)
 
 
@@ -106,7 +108,7 @@ def _counts(heard: Heard, first: int, run: Sequence[str]) -> bool:
 
 
 def _differs(heard: Heard, first: int, run: Sequence[str]) -> bool:
-    """Whether a number is how far two numbers near the answer are apart, or what they are together.
+    """Whether a number is the difference or the sum of two numbers near the answer.
 
     `X, by three years`; where the question does not choose between two things, only of years.
     """
@@ -120,7 +122,7 @@ def _differs(heard: Heard, first: int, run: Sequence[str]) -> bool:
 
 
 def _gloss(heard: Heard, first: int, last: int) -> str:
-    """Whether a year that the source only has in brackets behind a name, a life's, dates something else."""
+    """Whether a year of a life span, which the source only has in brackets after a name, dates something else."""
     run = heard.forms(first, last)
     computed = not {token.form for token in heard.item.gold} & heard.item.passage.holds
     if (
@@ -152,7 +154,7 @@ def _in_life(tokens: Sequence[Token], place: int) -> bool:
 
 
 def of_noun(heard: Heard, last: int) -> bool:
-    """Whether a year is an adjective that the source could give: `the 1964 film`."""
+    """Whether a year modifies a noun as the source could: `the 1964 film`."""
     following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
     if following is None or following.kind != "word" or following.word.endswith("s"):
         return False

@@ -1,4 +1,4 @@
-"""From a text to the tokens that it claims something with: names, numbers, dates, units, negations in one form each.
+"""Tokens of a text that claim something: names, numbers, dates, units, negations, in one form each.
 
 >>> [t.form for t in tokenise("It opened on May 4th, 1932, and is 2.4 million m long.") if t.claims]
 ['open', '4', 'month-5', '1932', '2400000', 'metre', 'long']
@@ -47,7 +47,7 @@ class Token(NamedTuple):
 
     @property
     def claims(self) -> bool:
-        """Whether it says something of its own."""
+        """Whether it claims something by itself."""
         return self.kind in ("name", "number", "word")
 
 
@@ -199,7 +199,7 @@ def _word(raw: str, begins: bool, ahead: str, initials: bool = False) -> Token:
 
 
 def _strange(word: str) -> bool:
-    """Whether a word that begins a sentence is none of the language's: a name, then."""
+    """Whether a word that begins a sentence is not an English word, and so a name."""
     return word not in OPEN and not is_word(word)
 
 
@@ -240,7 +240,7 @@ def _wide(tokens: list[Token]) -> list[Token]:
 
 
 def _counted(tokens: list[Token]) -> list[Token]:
-    """Number words as digits, scales multiplied, units in one spelling, currency behind its number."""
+    """Number words as digits, scales multiplied, units in one spelling, currency after its number."""
     made: list[Token] = []
     place = 0
     while place < len(tokens):
@@ -342,7 +342,7 @@ def _goes_on(group: float | None, number: int) -> bool:
 
 
 def _links(tokens: Sequence[Token], place: int) -> bool:
-    """Whether a hyphen or an `and` goes on with a number: `forty-two`, `two hundred and six`."""
+    """Whether a hyphen or an `and` continues a number: `forty-two`, `two hundred and six`."""
     before, after = (tokens[p].word if 0 <= p < len(tokens) else "" for p in (place - 1, place + 1))
     if tokens[place].form == "-":
         return (NUMBERS.get(before, 0) >= 20 and NUMBERS.get(after, 10) < 10) or (before in NUMBERS and after in SCALES)

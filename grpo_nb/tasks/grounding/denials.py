@@ -61,21 +61,21 @@ def taken_back(heard: Heard) -> str:
 
 
 def _asks_for_denial(heard: Heard, segment: int) -> bool:
-    """Whether a question asks what is not so, and a segment says the question's words again."""
+    """Whether a question asks for a negative, and a segment repeats the question's words."""
     if not re.search(r"\b(?:not|never|no|without|except)\b|n't\b", heard.item.question):
         return False
     return sum(part == "asked" and heard.segment[place] == segment for place, part in enumerate(heard.part)) > 1
 
 
 def _covers(heard: Heard, place: int) -> bool:
-    """Whether `anyone`, `others` stands before the right answer, or is joined to it: `anyone but X`, `X and others`."""
+    """Whether `anyone` or `others` precedes the right answer or is joined to it: `anyone but X`, `X and others`."""
     behind = [p for p in heard.gold if p < place]
     joined = behind and set(heard.between(max(behind), place)) & {"and", "or", "&", "plus", "nor"}
     return (joined or not behind) and not _excepts(heard, place)
 
 
 def _excepts(heard: Heard, place: int) -> bool:
-    """`none other than X`, `any`/`all` inside a noun phrase that says nothing of the answer."""
+    """`none other than X`, `any`/`all` inside a noun phrase that claims nothing about the answer."""
     if place and heard.tokens[place - 1].word in ("none", "nobody"):
         return True
     words = [token.word for token in heard.tokens[place : place + 3]]
@@ -192,7 +192,7 @@ def _follows_claims(heard: Heard, place: int) -> bool:
 
 
 def _headed(heard: Heard, link: int, word: str) -> str:
-    """Whether `the N of X` stands where X should."""
+    """Whether `the N of X` stands in place of X."""
     about, head = heard.item, heard.tokens[link - 1] if link else None
     if head is None or not head.claims or heard.part[link - 1] == "gold" or head.form in _CLASSIFIERS:
         return ""
@@ -226,7 +226,7 @@ def _headed(heard: Heard, link: int, word: str) -> str:
 
 
 def _told_head(heard: Heard, head: int, link: int) -> bool:
-    """Whether the source has the right answer behind this head: `in the suburbs of X`, `son and third child of X`."""
+    """Whether the source has the right answer after this head: `in the suburbs of X`, `son and third child of X`."""
     gold = next((token.form for token in heard.tokens[link:] if token.claims), "")
     sentences = [heard.item.passage.sentences[place] for place in heard.item.evidence]
     return any(sentence.follows(heard.tokens[head].form, gold, 3) for sentence in sentences)

@@ -1,4 +1,4 @@
-"""Where an answer gives the right one: word by word, its members in any order, or a phrase in other words."""
+"""Finds the right answer in an answer: word by word, its members in any order, or a phrase in other words."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _ENDINGS = ("", "e", "er", "or", "ing", "r")
 
 
 def found(tokens: Sequence[Token], about: Item) -> set[int]:
-    """The places of the right answer in an answer, in the first of its shapes that is there."""
+    """Places of the right answer in an answer, by the first of its shapes that occurs."""
     gold_forms = {token.form for token in about.gold}
     claims = [
         place
@@ -43,7 +43,7 @@ def found(tokens: Sequence[Token], about: Item) -> set[int]:
 
 
 def says(token: Token, slot: Slot, about: Item) -> bool:
-    """Whether a token says what a word of the right answer says."""
+    """Whether a token has the meaning of a word of the right answer."""
     if token.form == slot.form or people(token.form) & people(slot.form):
         return True
     if token.kind == "number":
@@ -55,7 +55,7 @@ def scattered(tokens: Sequence[Token], about: Item) -> set[int]:
     """The words of a right answer in another order, with others between them.
 
     Of a long one most of them, in an order that is mostly its own; of a short one all, near each other. A verb keeps
-    what stands before it and what behind it. A name keeps its words side by side.
+    its words before and after it. A name keeps its words side by side.
     """
     if re.search(r",|;", about.right):
         return set()
@@ -82,7 +82,7 @@ def scattered(tokens: Sequence[Token], about: Item) -> set[int]:
 def _nearly(
     tokens: Sequence[Token], placed: Sequence[tuple[int, str]], slots: dict[str, Slot], about: Item
 ) -> list[tuple[int, str]]:
-    """The placed words with one more that the rest holds up: of one class with the one that is missing."""
+    """The placed words with one more that the rest supports: a word of the same class as the missing one."""
     missing = [form for form in slots if form not in {form for _, form in placed} and slots[form].common]
     if len(missing) != 1:
         return list(placed)
@@ -142,13 +142,13 @@ def _unbracketed(tokens: Sequence[Token], claims: Sequence[int]) -> list[int]:
 
 
 def _acts_on(tokens: Sequence[Token], places: set[int], about: Item) -> bool:
-    """Whether an answer makes an object of the right one's agent: `it crushed ice` for `crushed by ice`."""
+    """Whether an answer turns the right one's agent into an object: `it crushed ice` for `crushed by ice`."""
     agents = {agent for _, agent in _agents(about)}
     return any(tokens[p].form in agents and p - 1 in places and tokens[p - 1].kind == "word" for p in places)
 
 
 def _agents(about: Item) -> set[tuple[str, str]]:
-    """The passive verbs of a right answer, each with what is behind its `by`."""
+    """The passive verbs of a right answer, each with the agent after its `by`."""
     right = [token for token in tokenise(about.right) if token.kind != "mark" and token.word not in ("a", "an", "the")]
     return {
         (one.form, agent.form)
@@ -173,7 +173,7 @@ def _finite(about: Item) -> set[str]:
 
 
 def _turned(tokens: Sequence[Token], matched: Sequence[tuple[int, str]], order: Sequence[str], about: Item) -> bool:
-    """Whether a verb that is not passive has before it what the right answer has behind it."""
+    """Whether a verb that is not passive has before it what the right answer has after it."""
     passives = {verb for verb, _ in _agents(about)}
     for (_, one), (place, verb) in pairwise(matched):
         if verb in passives:
@@ -185,7 +185,7 @@ def _turned(tokens: Sequence[Token], matched: Sequence[tuple[int, str]], order: 
 
 
 def _turned_name(tokens: Sequence[Token], places: set[int], gold: set[str]) -> set[int]:
-    """The places with the rest of a name behind a comma: `Collins, Ada`."""
+    """The places with the rest of a name after a comma: `Collins, Ada`."""
     behind = {p + 2 for p in places if p + 2 < len(tokens) and tokens[p + 1].form == ","}
     return places | {p for p in behind if tokens[p].form in gold - {tokens[p - 2].form}}
 
@@ -244,7 +244,7 @@ def _members(tokens: Sequence[Token], claims: Sequence[int], about: Item) -> set
 
 
 def _ranged(tokens: Sequence[Token], places: set[int], about: Item) -> bool:
-    """Whether an answer gives from one number to the other what the right one gives for both: `2017 to 2019`."""
+    """Whether an answer gives a range between two numbers that the right one lists: `2017 to 2019`."""
     between = {token.word or token.form for token in tokens[min(places) : max(places)]}
     if tokenise(about.right)[0].word in ("between", "from"):
         return False

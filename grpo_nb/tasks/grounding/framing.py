@@ -1,4 +1,4 @@
-"""What stands around an answer and claims nothing: `According to the text, X.`, markup, the question said again."""
+"""Removes text around an answer that claims nothing: `According to the text, X.`, markup, the repeated question."""
 
 import re
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ _FRAME = _any(
         rf"i'm {_SURE}(?: that)?",
     )
 )
-"""Frames: who says so, and that an answer follows."""
+"""Frames: phrases that name the source or announce an answer."""
 _CHAT = _any(
     (
         r"sure|certainly|of course|absolutely|great question|good question|hi|hello",
@@ -72,18 +72,18 @@ _UNSEEN = re.compile(
     r"|<\|?/?[A-Za-z_]{1,30}\|>|</?[a-zA-Z][^<>]{0,60}>",
     re.DOTALL | re.IGNORECASE,
 )
-"""What a reader of the rendered text does not see: comments, tags, text struck out, special tokens."""
+"""Text that the rendered text does not show: comments, tags, text struck out, special tokens."""
 _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|textit)\s*\{([^{}]*)\}|\\[,;! ]|\$(?!\d)")
 
 
 _LABEL = re.compile(r"(?:^|\n)\s*[QA]\s*:")
 _FIELD = re.compile(r"(?<=\. )[A-Z][a-z]+(?: [a-z]+)?:(?=\s)")
-"""What a list says that its entry is: `Role: ...`."""
+"""Field name of a list's entry: `Role: ...`."""
 _ENTRY = re.compile(r"^\s*(?:\d{1,2}[.)]|[-+*\u2022])\s+", re.MULTILINE)
 
 
 def said(answer: str, question: str) -> str:
-    """An answer without what is not said with it: comments, tags, frames, and the question where it is repeated.
+    """An answer without text that is not part of it: comments, tags, frames, and the question where it is repeated.
 
     >>> said("According to the text, **Ada Collins**.", "Who?"), said("Ada Collins, as the text says.", "Who?")
     ('  **Ada Collins**.', 'Ada Collins,  .')
@@ -95,7 +95,7 @@ def said(answer: str, question: str) -> str:
 
 
 def shown(answer: str) -> str:
-    """An answer as its rendered text reads, in plain characters, the entries of a list behind bullets."""
+    """An answer as its rendered text reads, in plain characters, the entries of a list after bullets."""
     text = plain(_UNSEEN.sub(" ", answer))
     if len(_ENTRY.findall(text)) > 1:
         entries = _ENTRY.sub(" . ", text)
@@ -107,7 +107,7 @@ def shown(answer: str) -> str:
 
 
 def unasked(text: str, question: str) -> str:
-    """The text without the question where it is said again."""
+    """The text without the question where it repeats it."""
     asked = re.findall(r"\w+", plain(question))
     if len(asked) < 3:
         return text

@@ -1,8 +1,8 @@
-"""Replies and summaries: does one say what the right text says, in the same roles, and nothing that was made up?
+"""Judges replies and summaries: whether one has the meaning and the roles of the right text, and nothing made up.
 
-Words alone do not tell `Mira directed it` from `It directed Mira`. An answer is read clause by clause: a clause that is
-denied must be denied by the source or the right text, too; who does what is compared in its order, passives turned
-round; and words must stand together as the source or the right text has them together, or have words of their own.
+Words alone do not separate `Mira directed it` from `It directed Mira`. An answer is read clause by clause: a clause
+that is denied must be denied by the source or the right text, too; who does what is compared in its order, passives
+made active; and words must stand together as in the source or the right text, or have words of their own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,15 +21,16 @@ from grpo_nb.tasks.grounding.quotes import QUOTE_WORDS
 COPIED = 0.8
 """An answer that holds this share of the words of a source longer than a quotation repeats it."""
 TAKEN = 0.5
-"""Of the words that only the hallucinated text has, an answer holds less."""
+"""Share, among the words that only the hallucinated text has, that an answer must stay below."""
 COHERENT = 0.34
-"""Of neighbouring words that source and right text have, this share stands together there in the same order."""
+"""Share of neighbouring words, among those of source and right text, that must stand together there in the same order.
+"""
 ECHO = (0.7, 0.55)
 """An answer of which this share of words is the right text's own repeats that: it keeps its order, in this share."""
 BROKEN = 0.15
-"""How much more of it for each article or preposition that stands before what none stands before."""
+"""Increase of that share for each article or preposition that stands where none can."""
 UNSURE = 0.08
-"""So far below the share that is needed a rule cannot tell; an answer further below is no text at all."""
+"""Distance below the needed share within which the rules are undecided; an answer further below is no text at all."""
 _OPENERS = frozenset(words("try watch see check consider also look read listen enjoy meet then maybe perhaps"))
 _WITHIN = 4
 _ENDS = frozenset(".;:!?")
@@ -43,7 +44,7 @@ _BEING = frozenset(words("is are was were been be being"))
 
 @dataclass(frozen=True)
 class Reference:
-    """What a reply or a summary is compared with, each text read once."""
+    """Reference of a reply or a summary, each text parsed once."""
 
     right: str
     hallucinated: str
@@ -57,22 +58,22 @@ class Reference:
 
     @cached_property
     def of_right(self) -> frozenset[str]:
-        """What only the right text claims."""
+        """Claims of the right text alone."""
         return _held(self.right) - _held(self.hallucinated)
 
     @cached_property
     def of_hallucinated(self) -> frozenset[str]:
-        """What only the hallucinated text claims."""
+        """Claims of the hallucinated text alone."""
         return _held(self.hallucinated) - _held(self.right)
 
     @cached_property
     def known(self) -> frozenset[str]:
-        """All that an answer may name."""
+        """Claims that an answer may make."""
         return self.told | _held(self.asked)
 
     @cached_property
     def told(self) -> frozenset[str]:
-        """All that source and right text claim."""
+        """Claims of source and right text."""
         return self.passage.holds | _held(self.right)
 
     @cached_property
@@ -87,7 +88,7 @@ class Reference:
         return {pair: True for tokens in texts for pair in _pairs(_active(tokens))}
 
     def has_behind(self, one: str, other: str) -> bool:
-        """Whether a sentence of the right text or the source has a claim only behind another one."""
+        """Whether a sentence of the right text or the source has a claim only after another one."""
         lines = (*(_line(tokens) for tokens in _sentences(tokenise(self.right))), *self._lines)
         return any(one in line and other in line and line.index(other) < line.index(one) for line in lines)
 
@@ -106,7 +107,7 @@ class Reference:
 
 
 class Clause(NamedTuple):
-    """What one clause claims, and whether it denies it."""
+    """Claims of one clause, and whether it denies them."""
 
     holds: frozenset[str]
     denies: bool
@@ -119,7 +120,7 @@ def reference(right: str, hallucinated: str, asked: str, source: str) -> Referen
 
 
 def judge_free(answer: str, share: float, about: Reference) -> Verdict:
-    """Whether a reply or a summary says what the right one says.
+    """Whether a reply or a summary has the meaning of the right one.
 
     Of the words that only the right text has it holds `share`, of those that only the hallucinated one has less than
     half, and a smaller part than of the right one's. A rule sees nearness to the references, not truth: a right answer
@@ -139,7 +140,7 @@ def judge_free(answer: str, share: float, about: Reference) -> Verdict:
 
 
 def copied(answer: str, source: str, whole: bool = False) -> bool:
-    """Whether an answer is the source with something around it, or, unless `whole` is asked for, a stretch of it."""
+    """Whether an answer is the source with something around it, or, unless `whole`, a stretch of it."""
     words, text = squeeze(answer), passage(source).squeezed
     return len(words.split()) >= 5 and (text.strip() in words or (not whole and f" {words} " in text))
 
@@ -190,7 +191,7 @@ def _denies(tokens: Sequence[Token], about: Reference) -> str:
 
 
 def _swapped(tokens: Sequence[Token], about: Reference) -> bool:
-    """Whether somebody does what the source says is done to them."""
+    """Whether the answer makes the subject of somebody who is the object in the source."""
     for sentence in _sentences(tokens):
         line = _active(sentence)
         for place, (one, verb) in enumerate(pairwise(line)):
@@ -205,14 +206,14 @@ def _swapped(tokens: Sequence[Token], about: Reference) -> bool:
 
 
 def _takes_other(verb: Token, one: Token, about: Reference) -> bool:
-    """Whether a name is right behind a verb that has another name there in the source, and this one further on."""
+    """Whether a name comes right after a verb that another name follows in the source, and this one only later."""
     if one.kind != "name" or (verb.form, one.form) in about.orders or not about.has_behind(one.form, verb.form):
         return False
     return any((verb.form, name) in about.orders for name in about.passage.names if name != one.form)
 
 
 def _ordered(tokens: Sequence[Token], about: Reference) -> Verdict:
-    """How much of what an answer takes from source and right text stands there in the same order."""
+    """Verdict by the share of an answer's claims from source and right text that keep their order there."""
     pairs = [pair for sentence in _sentences(tokens) for pair in _neighbours(_active(sentence), about)]
     if len(pairs) < 3:
         return Verdict("correct")
@@ -228,7 +229,7 @@ def _ordered(tokens: Sequence[Token], about: Reference) -> Verdict:
 
 
 def _breaks(tokens: Sequence[Token]) -> int:
-    """Articles and prepositions with no phrase behind them: `the to`, `of was`, a preposition at the end."""
+    """Articles and prepositions with no phrase after them: `the to`, `of was`, a preposition at the end."""
     line = [*(token for token in tokens if token.form not in ("'", "-")), Token(".", "mark")]
     return sum(
         (one.word in _ARTICLES and (other.kind == "mark" or other.word in _UNPHRASED))
@@ -238,9 +239,9 @@ def _breaks(tokens: Sequence[Token]) -> int:
 
 
 def _neighbours(line: Sequence[Token], about: Reference) -> Iterator[bool]:
-    """Of each two neighbouring claims that source and right text have: do they stand there in the same order?
+    """For each two neighbouring claims of source and right text, whether they stand there in the same order.
 
-    A preposition or a hyphen between them turns it round: `a drama from 1999` is a 1999 drama.
+    A preposition or a hyphen between them reverses it: `a drama from 1999` is a 1999 drama.
     """
     places = [place for place, token in enumerate(line) if token.claims and token.form in about.told]
     for place, other in pairwise(places):

@@ -94,7 +94,7 @@ class Heard:
         return glossed and len(form) > 5 and self.tokens[place + 2].form[:5] == form[:5]
 
     def _abbreviates(self, place: int) -> bool:
-        """Whether brackets behind the right answer hold its initials: `World Health Organization (WHO)`."""
+        """Whether brackets after the right answer hold its initials: `World Health Organization (WHO)`."""
         first = place - 1
         while first - 1 in self.gold:
             first -= 1
@@ -105,7 +105,7 @@ class Heard:
         return self.tokens[place].word if place < len(self.tokens) else ""
 
     def _again(self, token: Token) -> bool:
-        """Whether a token says a word of the question again, or one of the same meaning."""
+        """Whether a token repeats a word of the question, or has its meaning."""
         if token.form in self.item.asked:
             return True
         if token.word in POLES or token.word.endswith("est"):
@@ -222,7 +222,7 @@ def _unlisted(tokens: tuple[Token, ...], about: Item) -> tuple[Token, ...]:
 
 
 def _segments(tokens: Sequence[Token]) -> list[int]:
-    """The number of the segment that each token is in: clauses, as far as marks and conjunctions tell them."""
+    """The number of the segment that each token is in: clauses, as far as marks and conjunctions show them."""
     numbers, number = [], 0
     for place, token in enumerate(tokens):
         word, before = token.word, tokens[place - 1] if place else None
@@ -236,7 +236,7 @@ def _segments(tokens: Sequence[Token]) -> list[int]:
 
 
 def _denied(tokens: Sequence[Token], segment: Sequence[int]) -> set[int]:
-    """The segments that are said not to hold."""
+    """The segments that are denied."""
     found = set()
     for place, token in enumerate(tokens):
         following = tokens[place + 1].word if place + 1 < len(tokens) else ""

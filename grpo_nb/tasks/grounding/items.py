@@ -23,7 +23,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Item:
-    """What a short answer is compared with, each text read once."""
+    """Item that a short answer is compared with, each text parsed once."""
 
     right: str
     hallucinated: str
@@ -37,17 +37,17 @@ class Item:
 
     @cached_property
     def asked(self) -> frozenset[str]:
-        """What the question says."""
+        """Forms of the question."""
         return frozenset(token.form for token in tokenise(self.question))
 
     @cached_property
     def asked_claims(self) -> frozenset[str]:
-        """What the question claims."""
+        """Forms that the question claims."""
         return frozenset(forms(self.question))
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """What the question asks for a kind of, as `colour` in `what colour`; a word for such a one is no echo."""
+        """Kinds that the question asks for, as `colour` in `what colour`; such a word in an answer is no echo."""
         tokens = tokenise(self.question)
         return frozenset(
             other.form for token, other in pairwise(tokens) if token.word in ("what", "which", "whose") and other.claims
@@ -80,7 +80,7 @@ class Item:
 
     @cached_property
     def evidence(self) -> frozenset[int]:
-        """Those sentences and those with a short form of a name; where there are none, what the question is about."""
+        """Those sentences and those with a short form of a name; else the sentences that the question is about."""
         if self.yes_no or not self.named:
             return self.holding or _about_question(self)
         everywhere = range(len(self.passage.sentences))
@@ -135,17 +135,17 @@ class Item:
 
     @cached_property
     def near(self) -> frozenset[int]:
-        """Those sentences, their neighbours, and the sentences that the question is about or that speak on of it."""
+        """Those sentences, their neighbours, and the sentences that the question is about or that continue about it."""
         return self.passage.near(self.evidence) | self.passage.thread(self.evidence | _about_question(self), loose=True)
 
     @cached_property
     def against(self) -> Asked:
-        """What the forms of the right answer hang on."""
+        """Question and source, which the forms of the right answer depend on."""
         return Asked(self.asked, self.asked_words, self.passage, self.source)
 
     @cached_property
     def lines(self) -> tuple[tuple[str, ...], ...]:
-        """What the right answer and each sentence near it claim, in order."""
+        """Claims of the right answer and of each sentence near it, in order."""
         return (tuple(t.form for t in self.gold), *(self.passage.sentences[place].forms for place in self.near))
 
     @cached_property
@@ -161,12 +161,12 @@ class Item:
 
     @cached_property
     def members(self) -> tuple[tuple[Shape, ...], ...]:
-        """The same of each member of a right answer that lists several."""
+        """Shapes of each member of a right answer that lists several."""
         return tuple(shapes(part, self.against) for part in members(self.right))
 
     @cached_property
     def others(self) -> frozenset[str]:
-        """What only the hallucinated text claims."""
+        """Forms that only the hallucinated text claims."""
         return frozenset(forms(self.hallucinated)) - {token.form for token in self.gold} - self.asked
 
     @cached_property

@@ -70,7 +70,7 @@ RELATIVES = frozenset(
         "edge"
     )
 )
-"""Heads that name another thing than what stands behind their `of`."""
+"""Heads that name another thing than the name after their `of`."""
 CLASSIFIERS = frozenset(
     words(
         "city town village state county country province region district island river lake month year day century "
@@ -99,7 +99,7 @@ COLLECTIVES = frozenset(
         "parts"
     )
 )
-"""Heads whose `of X` or `from X` is said by `X`: `the forces of X burned it`."""
+"""Heads whose `of X` or `from X` is expressed by `X`: `the forces of X burned it`."""
 PARTICLES = frozenset(words("de van von der den la le du del della di da dos das bin ibn al el ap mac st ten ter zu y"))
 """Small words inside a person's name."""
 DISPLACERS = frozenset(
@@ -246,7 +246,7 @@ PLACES = frozenset(
         "norfolk hongkong"
     )
 )
-"""What may be left out behind the comma of a place: `Las Vegas, Nevada`."""
+"""Names that may be left out after the comma of a place: `Las Vegas, Nevada`."""
 PLACE_PAIRS = frozenset(
     {"new york", "new jersey", "new mexico", "new hampshire", "north carolina", "south carolina", "north dakota"}
     | {"south dakota", "west virginia", "rhode island", "hong kong", "new zealand", "british columbia"}
@@ -265,7 +265,7 @@ SCALES: Mapping[str, int] = {
     "hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000, "trillion": 10**12,
     "m": 1_000_000, "bn": 1_000_000_000, "k": 1_000,
 }  # fmt: skip
-"""What a number word is multiplied by; the letters only behind a sum of money."""
+"""Factor of a number word; the letters only after a sum of money."""
 ORDINALS = {
     word: number
     for number, word in enumerate(
@@ -298,7 +298,7 @@ UNITS = _pairs(
 )
 UNIT_FORMS = frozenset((*UNITS.values(), "celsius", "fahrenheit"))
 SHORT_UNITS = {"m": "metre", "s": "second", "g": "gram", "t": "tonne", "h": "hour", "l": "litre"}
-"""Units of one letter, only right behind a number."""
+"""Units of one letter, only right after a number."""
 METRIC = {
     "kilometre": ("metre", 1000), "centimetre": ("metre", 0.01), "millimetre": ("metre", 0.001),
     "kilogram": ("gram", 1000), "kilowatt": ("watt", 1000),
@@ -313,7 +313,7 @@ CONVERSIONS: Mapping[str, tuple[str, float]] = {
     "mph": ("speed", 1.609344), "kmh": ("speed", 1), "minute": ("time", 60), "second": ("time", 1),
     "hour": ("time", 3600),
 }  # fmt: skip
-"""What a unit measures, and how many of the first one of its kind it is."""
+"""Quantity of a unit, and its size in the first unit of that quantity."""
 
 ACTS = (
     ("give gave given gives grant granted grants allow allowed",

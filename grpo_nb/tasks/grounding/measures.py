@@ -6,11 +6,11 @@ from itertools import pairwise
 from grpo_nb.tasks.grounding.lexicon import CONVERSIONS
 
 NEAR = 0.03
-"""By how much two measures of one thing may differ."""
+"""Relative difference allowed between two measures of one thing."""
 
 
 def converts(run: Sequence[str], lines: Iterable[Sequence[str]]) -> bool:
-    """Whether a number with its unit says in another unit what one of these lines of forms says.
+    """Whether a number with its unit equals, in another unit, a measure in one of these lines of forms.
 
     >>> converts(["9.1", "mile"], [["14600", "metre"]]), converts(["9.9", "mile"], [["14600", "metre"]])
     (True, False)

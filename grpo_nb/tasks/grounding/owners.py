@@ -1,4 +1,4 @@
-"""Of two things that a question names: which of them an answer, and its source, say a fact of."""
+"""Assigns facts to one of the two things that a question names, in an answer and in its source."""
 
 import re
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from grpo_nb.tasks.grounding.hearing import Heard
 from grpo_nb.tasks.grounding.items import Item
 
 _TURNS = frozenset(("for", "against", "vs", "by", "to", "is", "was"))
-"""Words behind a fact whose owner follows: `1988 for the Tofte Bridge`."""
+"""Words after a fact whose owner follows: `1988 for the Tofte Bridge`."""
 _FIGURE = re.compile(r"\d{3,}(?:\.\d+)?")
-"""A number that is its thing's own; small ones are said of many."""
+"""A number that belongs to one thing; small numbers occur with many."""
 _BECAUSE = frozenset(("because", "since", "as", "who", "which"))
 _SHARED = frozenset(("both", "common", "share", "shared", "same", "alike", "similar"))
 _PRONOUNS = frozenset(("he", "she", "it"))
@@ -20,7 +20,7 @@ _ALL = frozenset(("both", "they", "each", "neither"))
 
 
 def of_the_other(heard: Heard) -> str:
-    """Whether a fact is said of the one thing that the source only has of the other: roles turned round.
+    """Whether a fact about one thing is one that the source only has about the other.
 
     A name or a number is a fact by itself; of common words it takes two in a clause.
     """
@@ -60,7 +60,7 @@ def _antecedent(heard: Heard, things: "_Things", place: int) -> int | None:
 
 
 def belongs(heard: Heard, place: int) -> bool:
-    """Whether a fact is said of the one of two things that the source says it of."""
+    """Whether a fact is stated about the same one of two things as in the source."""
     things = _things(heard.item)
     if len(things.groups) < 2:
         return False
@@ -82,13 +82,13 @@ class _Things:
     names: frozenset[str]
 
     def of(self, token: Token) -> int | None:
-        """Which of the two a token names."""
+        """Index of the thing, of two, that a token names; None for neither."""
         if token.kind == "word" and token.form in self.names:
             return None
         return next((number for number, group in enumerate(self.groups) if token.form in group), None)
 
     def among(self, tokens: Sequence[Token]) -> list[int]:
-        """Which of the two are named, in order; of words side by side the first tells."""
+        """Things that are named, of the two, in order; among adjacent words the first decides."""
         found = [None if self._within(tokens, place) else self.of(token) for place, token in enumerate(tokens)]
         return [
             n
@@ -97,7 +97,7 @@ class _Things:
         ]
 
     def _within(self, tokens: Sequence[Token], place: int) -> bool:
-        """Whether a word of one thing stands alone beside another name: `Lower Manhattan`."""
+        """Whether a word of one thing stands alone next to another name: `Lower Manhattan`."""
         first, last = place, place
         while first and tokens[first - 1].kind == "name":
             first -= 1
@@ -107,7 +107,7 @@ class _Things:
         return tokens[place].kind == "name" and last > first and len(known) == 1
 
     def owner(self, tokens: Sequence[Token], place: int) -> int | None:
-        """The thing that a token is said of: the last one named before it, else the only one, else none."""
+        """The thing that a token is about: the last one named before it, else the only one, else none."""
         if any(token.word in _ALL for token in tokens):
             return None
         ahead = [token for token in tokens[place + 1 : place + 5] if token.word not in ("the", "a", "an")]
@@ -121,7 +121,7 @@ class _Things:
         return behind.pop() if len(behind) == 1 else None
 
     def told_of(self, form: str, about: Item) -> set[int]:
-        """What the source says a form of; empty where one of its sentences does not show it."""
+        """Things that the source states a form about; empty if one of its sentences does not show it."""
         found = set()
         for number, sentence in enumerate(about.passage.sentences):
             for place, token in enumerate(sentence.tokens):
@@ -148,7 +148,7 @@ class _Things:
 
 
 def _things(about: Item) -> _Things:
-    """The two things that the question sets beside each other: `A and B`, `A before B`."""
+    """The two things that the question compares: `A and B`, `A before B`."""
     names = about.compared
     shared = {form for place, group in enumerate(names) for other in names[place + 1 :] for form in group & other}
     return _Things(tuple(group - shared for group in names if group - shared), about.passage.names)

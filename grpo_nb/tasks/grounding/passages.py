@@ -17,7 +17,7 @@ _ABBREVIATION = re.compile(
 
 _LIFE = re.compile(r"\([^()]*\b1\d{3}\b[^()]*-[^()]*\b[12]\d{3}\b[^()]*\)")
 _OPENING = 16
-"""Tokens of a sentence within which it says what it speaks on of."""
+"""Tokens at the start of a sentence within which it names its subject."""
 PRONOUNS = frozenset(("it", "he", "she", "they"))
 _REFERS = re.compile(
     r"(?:It|He|She|They|Its|His|Her|Their)\b"
@@ -34,12 +34,12 @@ class Sentence:
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:
-        """Its tokens; only asked for where an answer must be compared with it, since this takes the longest."""
+        """Tokens of the sentence; computed only where an answer must be compared with it, since this is slow."""
         return tokenise(self.text)
 
     @cached_property
     def squeezed(self) -> str:
-        """Its words (squeeze)."""
+        """Words of the sentence (squeeze)."""
         return squeeze(self.text)
 
     @cached_property
@@ -49,17 +49,17 @@ class Sentence:
 
     @cached_property
     def forms(self) -> tuple[str, ...]:
-        """What it claims, in order."""
+        """Claims of the sentence, in order."""
         return tuple(token.form for token in content(self.tokens))
 
     @cached_property
     def holds(self) -> frozenset[str]:
-        """What it claims, in no order."""
+        """Claims of the sentence, unordered."""
         return frozenset(self.forms)
 
     @cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
-        """Its names of several words, each as the forms that stand side by side."""
+        """Names of several words, each as its adjacent forms."""
         found: list[list[str]] = [[]]
         for token in self.tokens:
             if token.kind == "name":
@@ -72,7 +72,7 @@ class Sentence:
 
     @cached_property
     def listings(self) -> frozenset[tuple[str, int]]:
-        """How many things it lists, and from each word before or inside the list how many from there on."""
+        """Number of things it lists, and the number from each word before or inside the list on."""
         parts: list[list[str]] = [[]]
         last, depth = 0, 0
         for token in self.tokens:
@@ -90,12 +90,12 @@ class Sentence:
 
     @cached_property
     def continues(self) -> bool:
-        """Whether it begins with a pronoun, and so speaks on of what the sentence before is about."""
+        """Whether it begins with a pronoun, and so continues the subject of the sentence before."""
         return self.squeezed.split(" ", 1)[0] in PRONOUNS
 
     @cached_property
     def refers(self) -> bool:
-        """Whether it names nothing before a pronoun: `After the war she ...`, `Her brother ...`."""
+        """Whether a pronoun comes before any name: `After the war she ...`, `Her brother ...`."""
         return _REFERS.match(self.text) is not None
 
     @cached_property
@@ -108,7 +108,7 @@ class Sentence:
         )
 
     def follows(self, first: str, second: str, within: int) -> bool:
-        """Whether one form comes at most `within` claims behind another."""
+        """Whether one form comes at most `within` claims after another."""
         places = [place for place, form in enumerate(self.forms) if form == first]
         return any(second in self.forms[place + 1 : place + 1 + within] for place in places)
 
@@ -121,7 +121,7 @@ class Passage:
 
     @cached_property
     def holds(self) -> frozenset[str]:
-        """All that it claims."""
+        """Claims of all sentences."""
         return frozenset().union(*(sentence.holds for sentence in self.sentences))
 
     @cached_property
@@ -131,7 +131,7 @@ class Passage:
 
     @cached_property
     def units(self) -> frozenset[tuple[str, ...]]:
-        """Its names of several words."""
+        """Names of several words."""
         return frozenset(unit for sentence in self.sentences for unit in sentence.units)
 
     @cached_property
@@ -152,12 +152,12 @@ class Passage:
 
     @cached_property
     def squeezed(self) -> str:
-        """Its words in lower case, without quotation marks and punctuation, single spaces, a space at both ends."""
+        """Words in lower case, without quotation marks and punctuation, single spaces, a space at both ends."""
         return f" {' '.join(sentence.squeezed for sentence in self.sentences)} "
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Where each sentence begins in `squeezed`."""
+        """Start of each sentence in `squeezed`."""
         places, place = [], 1
         for sentence in self.sentences:
             places.append(place)
@@ -173,10 +173,10 @@ class Passage:
         return frozenset(i for place in places for i in (place - 1, place, place + 1) if 0 <= i < len(self.sentences))
 
     def thread(self, places: Collection[int], loose: bool = False) -> frozenset[int]:
-        """These sentences and those that speak on of the same thing: each one that begins with a pronoun, and so on.
+        """These sentences and those that continue their subject: each that begins with a pronoun, and so on.
 
         With `loose` also those that refer to something before without naming anything first, or by its kind, `The
-        band`, and a first sentence of which nothing says what its pronoun stands for.
+        band`, and a first sentence whose pronoun has no referent.
         """
         found = set(places)
         if loose and found and self.sentences[0].refers:
@@ -207,7 +207,7 @@ class Passage:
         )
 
     def spoken(self, forms: Sequence[str], places: Collection[int], exact: bool = False) -> frozenset[int]:
-        """Those of these sentences that hold the forms side by side, in their order.
+        """The sentences among `places` that hold the forms side by side, in their order.
 
         Unless it is `exact`, a name may leave out words inside: `Deanna Loveland` for `Deanna Marie Loveland`.
         """

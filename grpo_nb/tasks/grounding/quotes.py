@@ -18,14 +18,14 @@ _CUT = re.compile(r"\[?(?:\.\s*){3,}\]?|\[?\u2026\]?")
 
 
 class Subject(NamedTuple):
-    """What a quotation must be about."""
+    """Subject that a quotation must be about."""
 
     sentences: Collection[int]
     """The sentences of the source that are evidence."""
     answer: Collection[str]
     """Forms of the answer, all of which show it; none where the answer is yes or no, or free."""
     names: Collection[str]
-    """Without an answer: forms of which a quotation holds one, unless there are none ..."""
+    """Without an answer: forms of which a quotation holds one, unless this is empty ..."""
     shared: Collection[str]
     """... and one of these, or most of a sentence."""
 
@@ -36,7 +36,7 @@ def grounds(quote: str, source: Passage, about: Subject) -> bool:
     It stands there word by word (letter case, quotation marks, dashes and spacing do not count), in 5 to 40 words
     (QUOTE_WORDS; a source of fewer may be quoted whole). It is made of evidence for the most part, begins and ends in
     no other sentence that it cuts, and holds the answer or half of its sentence; without an answer, a name and a word
-    of what it must be about (two names where the source has no such word), or most of a sentence.
+    of its subject (two names where the source has no such word), or most of a sentence.
     """
     placed = _placed(quote, source)
     if placed is None:
@@ -61,7 +61,7 @@ def grounds(quote: str, source: Passage, about: Subject) -> bool:
 
 
 def made_up(quote: str, source: Passage, asked: Collection[str]) -> bool:
-    """Whether a quotation names or counts what its source does not have."""
+    """Whether a quotation has names or numbers that its source does not have."""
     known = source.holds | set(asked)
     return any(
         token.form not in known
@@ -84,7 +84,7 @@ def best_quote(source: Passage, about: Subject, near: Sequence[str]) -> str | No
 
 
 def _placed(quote: str, source: Passage) -> list[tuple[int, str]] | None:
-    """Where in the squeezed source the parts of a quotation stand; None where one does not, or the size is wrong."""
+    """Positions of the quotation's parts in the squeezed source; None where one is missing, or the size is wrong."""
     parts = [words for part in _CUT.split(quote) if (words := squeeze(part))]
     size = sum(len(words.split()) for words in parts)
     least, most = QUOTE_WORDS

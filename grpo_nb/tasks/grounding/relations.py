@@ -39,7 +39,7 @@ def misrelated(heard: Heard) -> str:
 
 
 def _heads(tokens: Sequence[Token]) -> Iterator[tuple[str, str, int]]:
-    """Each `R of X`: the head, the first word of what it is of, and its place."""
+    """Each `R of X`: the head R, the first word of X, and the place of `of`."""
     for place, token in enumerate(tokens):
         if token.word == "of" and place and tokens[place - 1].kind == "word":
             ahead = next((p for p in range(place + 1, len(tokens)) if tokens[p].word not in _THE), None)
@@ -80,7 +80,7 @@ def _kind_of_another(heard: Heard) -> str:
 
 
 def _called(tokens: Sequence[Token]) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
-    """Each name before `is a`, with the common words of what it is called."""
+    """Each name before `is a`, with the common words after it."""
     for place, token in enumerate(tokens):
         behind = tokens[place + 1].word if place + 1 < len(tokens) else ""
         if token.word not in ("is", "was") or behind not in ("a", "an"):
@@ -98,7 +98,7 @@ def _called(tokens: Sequence[Token]) -> Iterator[tuple[frozenset[str], frozenset
 
 
 def _holders(tokens: Sequence[Token]) -> Iterator[tuple[str, frozenset[str]]]:
-    """Each role beside a name: `the thesis supervisor X`, `X, the thesis supervisor`, `X was the supervisor`."""
+    """Each role next to a name: `the thesis supervisor X`, `X, the thesis supervisor`, `X was the supervisor`."""
     place = 0
     while place < len(tokens):
         if tokens[place].kind != "name" or tokens[place].word in TITLES:
@@ -132,7 +132,7 @@ def _holders(tokens: Sequence[Token]) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _role_of_another(heard: Heard) -> str:
-    """Whether somebody is given a role beside a name which the source gives to other names, and to this one another."""
+    """Whether a name gets a role that the source gives to other names, while this one has another role there."""
     about = heard.item
     told = [pair for sentence in about.passage.sentences for pair in _holders(sentence.tokens)]
     called = [pair for sentence in about.passage.sentences for pair in _called(sentence.tokens)]
@@ -148,7 +148,7 @@ def _role_of_another(heard: Heard) -> str:
 
 
 def _attached_elsewhere(heard: Heard) -> str:
-    """Whether the right answer gets a name with the same preposition by which the source hangs it on another name."""
+    """Whether the right answer gets a name with the same preposition that attaches it to another name in the source."""
     about, gold = heard.item, {token.form for token in heard.item.gold}
     told: dict[tuple[str, str], set[str]] = {}
     for sentence in about.passage.sentences:
@@ -162,7 +162,7 @@ def _attached_elsewhere(heard: Heard) -> str:
 
 
 def _hung(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
-    """Each `X from the Y`: the last word of a name, the preposition, the first word of the name behind it."""
+    """Each `X from the Y`: the last word of a name, the preposition, the first word of the name after it."""
     line = [token for token in tokens if token.word not in _THE and token.form != ","]
     for one, link, other in zip(line, line[1:], line[2:], strict=False):
         if one.kind == other.kind == "name" and link.word in _HANGING:
@@ -170,7 +170,7 @@ def _hung(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
 
 
 def _renamed(heard: Heard) -> str:
-    """Whether the right name goes on with a word that makes another name of it: `the X Trophy`."""
+    """Whether the right name continues with a word that makes another name of it: `the X Trophy`."""
     about, gold = heard.item, {token.form for token in heard.item.gold}
     for _, last in heard.blocks if about.named else ():
         following = heard.tokens[last + 1] if last + 1 < len(heard.tokens) else None
@@ -220,7 +220,7 @@ def _clauses(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 def _dated_by_another(heard: Heard) -> str:
-    """Whether a year stands beside words that the source has beside another year: `written in 1963`."""
+    """Whether a year stands with words that the source has with another year: `written in 1963`."""
     about = heard.item
     clauses = [clause for place in sorted(about.near) for clause in _clauses(about.passage.sentences[place].tokens)]
     dated = [
@@ -242,7 +242,7 @@ def _dated_by_another(heard: Heard) -> str:
 
 
 def _bare(heard: Heard, place: int) -> bool:
-    """Whether a new year stands right behind the right answer: `X, from 2011`."""
+    """Whether a new year stands right after the right answer: `X, from 2011`."""
     gold = max((p for p in heard.gold if p < place), default=None)
     if gold is None or heard.part[place] != "new":
         return False

@@ -1,4 +1,4 @@
-"""Answers that give a second candidate beside the right one, or turn roles round. Each check gives a cause, or ''."""
+"""Checks for answers with a second candidate or with swapped roles. Each check returns a cause, or ''."""
 
 from collections.abc import Collection, Sequence
 
@@ -12,12 +12,12 @@ from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import alike, is_word
 
 _DEEDS = frozenset(POLES[word][0] for word in ("born", "won", "open"))
-"""Scales of what is done: a comparison beside them is what counts, `born first`."""
+"""Scales of acts: a comparison with them is what counts, `born first`."""
 _PLACED = frozenset(("where", "country", "state", "county", "city", "town", "province", "region", "place", "village"))
 
 
 def chosen(heard: Heard) -> str:
-    """Of a question that names its candidates: the other one is said, or the order is turned round."""
+    """Cause where the question names its candidates and the answer takes the other one, or reverses the order."""
     about = heard.item
     if not about.chooses:
         return ""
@@ -48,7 +48,9 @@ def _statements(heard: Heard) -> list[list[int]]:
 
 
 def _votes(heard: Heard, part: Sequence[int], others: Collection[str]) -> bool | None:
-    """Whether a clause says of the right candidate what is asked, or of the other one its opposite; None: neither."""
+    """Whether a clause gives the right candidate the property in question, or the other one its opposite; None:
+    neither.
+    """
     spoken = [heard.tokens[p].word for p in part if p not in heard.gold and heard.tokens[p].form not in others]
     said, asked = pole(spoken), pole(heard.item.asked_words)
     subject = next((p for p in part if p in heard.gold or heard.tokens[p].form in others), None)
@@ -112,7 +114,7 @@ def _made_subject(heard: Heard) -> str:
 
 
 def listed(heard: Heard) -> str:
-    """A second candidate beside the right answer: names of the question, or anything new, joined to it."""
+    """A second candidate in addition to the right answer: names of the question, or anything new, joined to it."""
     for first, last in heard.blocks:
         if cause := _listed_behind(heard, last) or _listed_before(heard, first) or _accompanies(heard, first):
             return cause
@@ -225,7 +227,7 @@ def _listed_new(heard: Heard, last: int, place: int, end: int, join: Sequence[st
 
 
 def _bracketed(heard: Heard, place: int, join: Sequence[str]) -> bool:
-    """Whether brackets behind the right answer describe it: they stand together near it, and are no bare name."""
+    """Whether brackets after the right answer describe it: they stand together near it, and are no bare name."""
     if join[:1] != ["("]:
         return False
     closes = next((p for p in range(place, len(heard.tokens)) if heard.tokens[p].form == ")"), len(heard.tokens))
@@ -237,7 +239,7 @@ def _bracketed(heard: Heard, place: int, join: Sequence[str]) -> bool:
 
 
 def in_place(heard: Heard, place: int, run: Sequence[str]) -> bool:
-    """Whether a state or country behind a comma is where the right answer is: `Lawrence County, South Dakota`."""
+    """Whether a state or country after a comma is the place of the right answer: `Lawrence County, South Dakota`."""
     about = heard.item
     if place < 2 or heard.tokens[place - 1].form != "," or heard.part[place - 2] not in ("gold", "asked", "benign"):
         return False
@@ -255,12 +257,12 @@ def in_place(heard: Heard, place: int, run: Sequence[str]) -> bool:
 
 
 def _numeric(heard: Heard) -> bool:
-    """Whether the right answer is a number: a name beside it is no second one."""
+    """Whether the right answer is a number: a name with it is no second one."""
     return all(token.kind == "number" for token in heard.item.gold)
 
 
 def _described(heard: Heard, place: int, end: int) -> bool:
-    """Whether what looks like a second name is said of the right answer: `X, the Brazilian driver`, `Koral's album`."""
+    """Whether an apparent second name describes the right answer: `X, the Brazilian driver`, `Koral's album`."""
     before = heard.tokens[place - 1].word
     following = heard.tokens[end + 1] if end + 1 < len(heard.tokens) else None
     if following is None or not following.claims or following.kind == "name":
@@ -269,12 +271,12 @@ def _described(heard: Heard, place: int, end: int) -> bool:
 
 
 def acts(token: Token) -> bool:
-    """Whether a word looks like a verb with an object behind it: `plays` drums."""
+    """Whether a word looks like a verb with an object after it: `plays` drums."""
     return token.word.endswith("ed") or (token.word != token.form and not token.word.endswith("ss"))
 
 
 def begins_clause(heard: Heard, end: int) -> bool:
-    """Whether a verb follows: what looked like a second candidate begins a clause of its own."""
+    """Whether a verb follows: an apparent second candidate begins a clause of its own."""
     following = heard.tokens[end + 1] if end + 1 < len(heard.tokens) else None
     if following is None:
         return False
@@ -377,7 +379,7 @@ def _extends(heard: Heard, start: int, end: int, first: int) -> str:
 
 
 def of_one_alone(heard: Heard) -> str:
-    """Whether an answer says of both what the source says of one: `both are folk bands`."""
+    """Whether an answer states about both what the source states about one: `both are folk bands`."""
     passage = heard.item.passage
     pair = heard.item.compared
     about = [p for p in heard.item.evidence if heard.item.subject[0] & passage.sentences[p].holds]

@@ -30,7 +30,7 @@ class Slot(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a right answer stands against: the question's forms and words, and the source."""
+    """Question and source of a right answer: the question's forms and words, and the source."""
 
     forms: frozenset[str]
     words: tuple[str, ...]
@@ -117,7 +117,7 @@ def _shapes(right: str, asked: Asked) -> Iterator[Shape]:
 
 
 def _shared(shape: Shape, asked: Asked) -> bool:
-    """Whether what an answer must have of a name is in another name of the source, too: `Jardine` of two companies."""
+    """Whether the needed part of a name is in another name of the source, too: `Jardine` of two companies."""
     needed, own = {slot.form for slot in shape if slot.needed}, {slot.form for slot in shape}
     return not any(slot.common for slot in shape) and any(
         needed <= set(unit) and not own <= set(unit) and not set(unit) <= own for unit in asked.passage.units
@@ -148,7 +148,9 @@ def _initials(gold: Sequence[Token]) -> Iterator[Shape]:
 
 
 def _aliases(right: str, asked: Asked) -> Iterator[Shape]:
-    """The other names that the source gives: `X, better known as Y`, `X (born Y)`; not where names are asked for."""
+    """The other names that the source gives: `X, better known as Y`, `X (born Y)`; not where the question asks for
+    names.
+    """
     if _NAMING & set(asked.words):
         return
     full = re.escape(right.strip(" ."))
@@ -163,7 +165,7 @@ def _aliases(right: str, asked: Asked) -> Iterator[Shape]:
 
 
 def _spare(right: str, gold: Sequence[Token]) -> set[str]:
-    """What an answer may leave out: titles, initials, and a name in quotation marks or brackets inside another."""
+    """Words that an answer may omit: titles, initials, and a name in quotation marks or brackets inside another."""
     if len(gold) < 2:
         return set()
     quoted = re.findall(r"(?<=\w\s)[\"\u201c(]([^\"\u201d)]+)[\"\u201d)](?=\s\w)", right)
@@ -187,7 +189,7 @@ def _without_class(gold: Sequence[Token], asked: Asked) -> Iterator[Shape]:
 
 
 def _only(form: str, gold: Sequence[Token], passage: Passage) -> bool:
-    """Whether the source has a form of a name nowhere beside a name that the right answer lacks."""
+    """Whether the source has a form of a name nowhere next to a name that the right answer lacks."""
     known = {token.form for token in gold}
     for sentence in passage.sentences:
         for place, token in enumerate(sentence.tokens):

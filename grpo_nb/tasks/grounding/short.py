@@ -1,13 +1,13 @@
-"""Short answers: does one claim the right answer, and nothing more than its source holds?
+"""Judges short answers: whether one claims the right answer, and nothing that its source does not support.
 
-An answer is read as claims. What the question says already, function words and frames (`According to the text`) claim
-nothing. The rest must be the right answer, or stand in the source near it:
+An answer is read as claims. Words of the question, function words and frames (`According to the text`) claim nothing.
+The rest must be the right answer, or stand in the source near it:
 
-- no denial of it (`not X`, `anyone but X`), no head over it (`the sister of X`), no choice beside it (`X or Y`);
+- no denial of it (`not X`, `anyone but X`), no head over it (`the sister of X`), no alternative to it (`X or Y`);
 - no second candidate (`X and Y`), in whatever join;
 - no name, number, date or superlative that the source does not have near the right answer.
 
-Common words that the source does not have may still paraphrase it. Few of them beside known ones are let pass; where
+Common words that the source does not have may still paraphrase it. A few of them among known ones are accepted; where
 they are as many as the answer's own claims, rules cannot decide, and the verdict is `undecided`.
 """
 
@@ -82,7 +82,7 @@ def _hallucinates(heard: Heard) -> bool:
 
 
 def holds_whole(answer: str, hallucinated: str, right: str) -> bool:
-    """Whether an answer is the hallucinated text, or has it whole, where the right text does not."""
+    """Whether an answer is or contains the hallucinated text, where the right text does not."""
     hallucinated = next((line for line in hallucinated.splitlines() if line.strip()), "")
     ours, bad, gold = (
         f" {' '.join(t.form for t in tokenise(text) if t.kind != 'mark')} " for text in (answer, hallucinated, right)
@@ -91,7 +91,7 @@ def holds_whole(answer: str, hallucinated: str, right: str) -> bool:
 
 
 def added(heard: Heard, slack: int = 1) -> Verdict:
-    """Whether what an answer says beyond the right one stands in the source near it."""
+    """Verdict on the claims of an answer beyond the right one: they must stand in the source near it."""
     about, strange = heard.item, []
     if cause := misattached(heard):
         return Verdict("wrong", cause)
@@ -129,7 +129,7 @@ def told(about: Item, form: str) -> bool:
 
 
 def _acts_otherwise(heard: Heard) -> bool:
-    """Whether a strange verb stands between the right answer and what the question asks of it: `X hated the bridge`."""
+    """Whether a strange verb stands between the right answer and the question's act: `X hated the bridge`."""
     asked = heard.item.asked_words
     if not heard.blocks or asked[:1] != ("who",) or len(asked) < 3:
         return False
@@ -144,7 +144,7 @@ def _acts_otherwise(heard: Heard) -> bool:
 
 
 def _closes(heard: Heard) -> bool:
-    """Whether the answer ends in what it says is the right one: `her co-author on the proof was X`."""
+    """Whether the answer ends by identifying the right one: `her co-author on the proof was X`."""
     if not heard.gold:
         return False
     first, last = heard.blocks[-1]
@@ -156,7 +156,7 @@ def _closes(heard: Heard) -> bool:
 
 
 def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
-    """Whether a run stands in the source near the answer; one that hangs on the answer, in a sentence that holds it."""
+    """Whether a run stands in the source near the answer; a detail of the answer, in a sentence that holds it."""
     about = heard.item
     if not any(singles_out(heard.tokens[p], about) for p in range(first, last + 1)):
         if _apposed(heard, first):
@@ -183,7 +183,7 @@ def _supported(heard: Heard, first: int, last: int, run: Sequence[str]) -> bool:
 
 
 def _apposed(heard: Heard, first: int) -> bool:
-    """Whether a run says what the right answer right before it is: `X, a novel`."""
+    """Whether a run describes the right answer directly before it: `X, a novel`."""
     place = first - 1
     while place >= 0 and heard.tokens[place].word in ARTICLES | {"the", "a", "an"}:
         place -= 1
@@ -201,7 +201,7 @@ def _told_elsewhere(heard: Heard, first: int, run: Sequence[str]) -> bool:
 
 
 def _joined(heard: Heard, first: int) -> bool:
-    """Whether a new claim stands in a second statement behind the right answer: `X and the hill was sinking`."""
+    """Whether a new claim stands in a second statement after the right answer: `X and the hill was sinking`."""
     behind = range(max((p for p in heard.gold if p < first), default=first), first)
     return any(
         heard.tokens[p].word == "and" and (heard.tokens[p + 1].kind in ("small", "name") or p + 1 == first)
@@ -210,7 +210,7 @@ def _joined(heard: Heard, first: int) -> bool:
 
 
 def _detail(heard: Heard, first: int) -> bool:
-    """Whether a new claim hangs on the right answer as its detail: `X of zanzibar`, `X, a plumber`."""
+    """Whether a new claim is attached to the right answer as its detail: `X of zanzibar`, `X, a plumber`."""
     if relative(heard, first):
         return True
     place = first - 1
@@ -245,7 +245,7 @@ def _detail(heard: Heard, first: int) -> bool:
 
 
 def _hangs(heard: Heard, first: int) -> bool:
-    """Whether a claim is a detail of the right answer, or goes on with one: `X, for the Danish national team`."""
+    """Whether a claim is a detail of the right answer, or continues one: `X, for the Danish national team`."""
     if _detail(heard, first):
         return True
     verbs = {"is", "was", "are", "were", "has", "had", "did", "does"}

@@ -1,7 +1,7 @@
-"""Answers that say that the text does not tell, and whether they name something all the same.
+"""Detects answers which state that the text does not say, and whether they give an answer anyway.
 
-A clause is silent where it denies, and what it denies is telling: a verb of telling or finding, a word for information,
-or the text itself. Everything else in it, whatever its words, is what is not told.
+A clause is silent where it negates a verb of telling or finding, a word for information, or the text itself. The rest
+of it, whatever its words, is the missing information.
 """
 
 import re
@@ -17,7 +17,7 @@ from grpo_nb.tasks.grounding.stems import stem
 from grpo_nb.tasks.grounding.thesaurus import is_adverb, is_word
 
 _KINDS = frozenset(("1th", *(stem(word) for word in CLASSIFIERS)))
-"""What says of which kind something is, or that it came first."""
+"""Words for the kind or rank of something."""
 _ASKING = frozenset(("which", "who", "whose", "what", "where", "when", "why", "how", "whether", "if"))
 _SPEAKERS = frozenset(words("i we you me my us your our"))
 _SURE = frozenset(words("sure certain confident positive convinced"))
@@ -30,18 +30,18 @@ _FAMILIES = {
     "why": frozenset(["why"]),
     "how": frozenset(["how"]),
 }
-"""Words that ask, each with what a question for the same may have."""
+"""Question words, each with the words that a question for the same may have."""
 _FURTHER = frozenset(words("further additional else other"))
 LOOP = 6
 """Words that an answer may not say twice over."""
 MOST = 0.6
-"""The share of a question's claims that an answer says again which is no more than that."""
+"""Share of a question's claims above which an answer only repeats it."""
 _ENDS = frozenset(".!?;")
 _PLAIN = FRAMING | frozenset(stem(word) for word in (*TELLING, *INFORMATION, *SOURCES, *LACKS, *_SURE, "ai", "access"))
 
 
 def tells_nothing(answer: str, limits: bool = True) -> bool:
-    """Whether a clause of an answer says that the text does not tell, or, with `limits`, that it tells only so much.
+    """Whether a clause of an answer states that the text does not say, or, with `limits`, that it only says so much.
 
     >>> tells_nothing("The name of her husband isn't mentioned in the text."), tells_nothing("No, it is red.")
     (True, False)
@@ -60,7 +60,7 @@ def tells_nothing(answer: str, limits: bool = True) -> bool:
 
 
 def ends_silent(answer: str, about: Item) -> bool:
-    """Whether the last that an answer says is that the text does not tell what is asked.
+    """Whether an answer ends by stating that the text does not answer the question.
 
     Not where `but` leads on to an answer, nor where it is silent on another thing, `X; it does not say when`.
     """
@@ -69,7 +69,7 @@ def ends_silent(answer: str, about: Item) -> bool:
 
 
 def _otherwise(clause: list[Token], about: Item) -> bool:
-    """Whether what a clause says is not told is another thing than what is asked: `when` for who, other words."""
+    """Whether a clause declares another thing missing than the question's: `when` for who, other words."""
     asks = next((token.word for token in clause[1:] if token.word in _FAMILIES), None)
     if asks is not None:
         return not _FAMILIES[asks] & set(about.asked_words)
@@ -82,7 +82,7 @@ def _otherwise(clause: list[Token], about: Item) -> bool:
 
 
 def says_nothing(answer: str, about: Item) -> bool:
-    """Whether an answer without the right one only asks, says the question again, goes round, or breaks off."""
+    """Whether an answer without the right one only asks, repeats the question, loops, or breaks off."""
     tokens = Heard(answer, about).tokens
     spoken = [token.word for token in tokens if token.kind != "mark"]
     again = sum(one == other for one, other in pairwise(spoken))
@@ -99,7 +99,7 @@ def says_nothing(answer: str, about: Item) -> bool:
 
 
 def _echoes(tokens: Sequence[Token], about: Item) -> bool:
-    """Whether an answer is most of the question in its order, as a statement: nothing stands where the answer would."""
+    """Whether an answer is most of the question in its order, as a statement: it has nothing in the answer's place."""
     said = [token.form for token in tokens if token.claims]
     asked = forms(about.question)
     rest = iter(asked)
@@ -131,7 +131,7 @@ def refuses(answer: str) -> bool:
 
 
 def names_something(answer: str, about: Item) -> bool:
-    """Whether an answer that says that the text does not tell gives an answer all the same."""
+    """Whether an answer which states that the text does not say gives an answer anyway."""
     heard = Heard(answer, about, framed=False)
     asked = {token.form for token in tokenise(about.question)}
     bad = {token.form for token in content(tokenise(about.hallucinated))} - asked - _PLAIN - _KINDS
@@ -181,7 +181,7 @@ def _clauses(tokens: tuple[Token, ...]) -> list[list[Token]]:
 
 
 def _silent(clause: list[Token]) -> bool:
-    """Whether a clause denies that something is told."""
+    """Whether a clause denies that something is stated."""
     spoken = [token.word for token in clause if token.kind != "mark"]
     clause = [token for token in clause if token.kind != "mark"]
     lacks = next((place for place, word in enumerate(spoken) if word in LACKS), None)
@@ -198,7 +198,7 @@ def _silent(clause: list[Token]) -> bool:
 
 
 def _limited(clause: list[Token]) -> bool:
-    """Whether a clause says what alone is told: `the passage only gives the year`."""
+    """Whether a clause limits what the text states: `the passage only gives the year`."""
     spoken = {token.word for token in clause}
     return bool(_LIMITS & spoken and (SOURCES | {"it"}) & spoken and TELLING & spoken)
 
@@ -209,7 +209,7 @@ def _refuses(spoken: Sequence[str]) -> bool:
 
 
 def _about_source(spoken: list[str]) -> bool:
-    """Whether the text is only named as where something is said: `according to the text, X did not stay`."""
+    """Whether the text is only cited as the source of a statement: `according to the text, X did not stay`."""
     place = next(place for place, word in enumerate(spoken) if word in SOURCES)
     return bool({"according", "based"} & set(spoken[max(0, place - 4) : place]))
 
@@ -225,7 +225,7 @@ def _outside_denial(heard: Heard, place: int, bad: Collection[str]) -> bool:
 
 
 def _asks_indirectly(heard: Heard, first: int, last: int) -> bool:
-    """Whether a run of common words stands in what is said not to be told: `it is not clear which arena they use`."""
+    """Whether a run of common words stands in the missing information: `it is not clear which arena they use`."""
     here = heard.segment[first]
     opens = heard.segment.index(here)
     common = all(heard.tokens[p].kind == "word" for p in range(first, last + 1))
@@ -233,7 +233,7 @@ def _asks_indirectly(heard: Heard, first: int, last: int) -> bool:
 
 
 def _reports(heard: Heard, place: int) -> bool:
-    """Whether the sentence of a place reports what the text does tell: `it does mention that ...`."""
+    """Whether the sentence of a place reports what the text does state: `it does mention that ...`."""
     begin = next((p + 1 for p in range(place - 1, -1, -1) if heard.tokens[p].form in _ENDS), 0)
     own = heard.segment[place] if heard.segment[place] in heard.denied else None
     spoken = {heard.tokens[p].word for p in range(begin, place) if heard.segment[p] != own}

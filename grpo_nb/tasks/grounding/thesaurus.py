@@ -1,7 +1,7 @@
-"""Which words mean nearly the same, name a wider class, or are opposites: a table made from WordNet 3.1.
+"""Thesaurus: words of nearly the same meaning, wider classes and opposites, in a table made from WordNet 3.1.
 
 Single words of some frequency, in their main senses, as `tests/support/make_thesaurus.py` takes them from WordNet
-(Princeton University); `thesaurus-license.txt` is its licence. Words are compared in the form that `stem` gives.
+(Princeton University); `thesaurus-license.txt` is its licence. Words are compared in the form that `stem` returns.
 """
 
 import gzip
@@ -18,7 +18,7 @@ class _Table(NamedTuple):
     synsets: tuple[frozenset[str], ...]
     broader: tuple[tuple[int, ...], ...]
     places: dict[str, list[int]]
-    """Of each form, its synsets."""
+    """Synsets of each form."""
     family: dict[str, set[str]]
     opposites: frozenset[tuple[str, str]]
     adverbs: frozenset[str]

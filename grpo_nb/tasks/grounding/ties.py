@@ -1,4 +1,4 @@
-"""Names of an answer against what the source says of them: who is where, who does what, who the answer is about."""
+"""Compares the names of an answer with the source: who is where, who does what, whom the answer is about."""
 
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
@@ -32,7 +32,7 @@ NEAR = 2
 
 
 class Deed(NamedTuple):
-    """What somebody does: the verb, where it is, and the names of who does it."""
+    """An act: its verb, the verb's place, and the names of those who do it."""
 
     verb: str
     place: int
@@ -63,7 +63,7 @@ def _before_by(tokens: Sequence[Token], place: int) -> str:
 
 
 def _behind_by(tokens: Sequence[Token]) -> frozenset[str]:
-    """The names behind a `by`, past what such a one is: `by the Danish engineer X`."""
+    """The names after a `by`, past their description: `by the Danish engineer X`."""
     names: set[str] = set()
     for place, token in enumerate(tokens[:_AHEAD]):
         if token.kind == "name":
@@ -105,7 +105,7 @@ def _past(token: Token) -> bool:
 
 
 def other_actor(heard: Heard) -> str:
-    """Whether something is done by X that the source, or the question, has done by others alone."""
+    """Whether an act is attributed to X that the source, or the question, attributes to others alone."""
     about = heard.item
     told = [
         (deed, about.passage.thread([place]))
@@ -136,7 +136,7 @@ def other_actor(heard: Heard) -> str:
 
 
 def other_subject(heard: Heard) -> str:
-    """Whether the right answer is said of somebody whom the source has in no sentence with it: `Y was born in X`."""
+    """Whether the right answer is attributed to somebody with whom no source sentence has it: `Y was born in X`."""
     about = heard.item
     if not about.holding or about.yes_no or about.chooses:
         return ""
@@ -152,7 +152,7 @@ def other_subject(heard: Heard) -> str:
 
 
 def _subject_of(heard: Heard, first: int) -> list[int]:
-    """The places of the name that the right answer is said of: its sentence's first, or whom `who` stands for."""
+    """Places of the name that the right answer is about: its sentence's first, or the referent of `who`."""
     ahead = range(heard.sentence(first).start, first)
     opens = heard.segment.index(heard.segment[first])
     if heard.tokens[opens].word in ("who", "which"):
@@ -193,10 +193,10 @@ def _said_of(about: Item, forms: Set[str]) -> frozenset[int]:
 
 
 def stray(heard: Heard) -> str:
-    """A name of the source that nothing in the answer ties to what the source says of it: a second candidate.
+    """Cause for a name of the source that the answer does not connect as the source does: a second candidate.
 
-    `X, then Y`, `X with Y`, `it was Y`: such a name stands in the source beside what it stands beside here, or its
-    sentence has a word that the source has with it, or the right answer is said of it (`Y is from X`).
+    `X, then Y`, `X with Y`, `it was Y`: such a name is connected if the source has it next to the same words, if its
+    sentence has a word that the source has with it, or if the right answer is about it (`Y is from X`).
     """
     about, passage = heard.item, heard.item.passage
     for first, last in heard.runs():
@@ -221,13 +221,13 @@ def stray(heard: Heard) -> str:
 
 
 def _concedes(heard: Heard, first: int) -> bool:
-    """Whether a name stands in a clause of its own beside the answer's: `though the X was earlier`."""
+    """Whether a name stands in a clause of its own next to the answer's: `though the X was earlier`."""
     opens = heard.segment.index(heard.segment[first])
     return heard.tokens[opens].word in _BREAKS or heard.tokens[min(opens + 1, first)].word in _BREAKS
 
 
 def _predicated(heard: Heard, first: int) -> bool:
-    """Whether a people is said of somebody, `he was Irish`."""
+    """Whether a nationality is a predicate: `he was Irish`."""
     before = [token.word for token in heard.tokens[max(0, first - 2) : first]]
     return bool(_BEING & set(before))
 
@@ -247,7 +247,7 @@ def _words_with(heard: Heard, first: int, last: int) -> list[int]:
 
 
 def _subject(heard: Heard, first: int, last: int) -> bool:
-    """Whether the right answer is said of a name before it in its sentence: `Y, the composer, was X`."""
+    """Whether the right answer is about a name before it in its sentence: `Y, the composer, was X`."""
     gold = next((p for p in heard.sentence(last) if p > last and p in heard.gold), None)
     ahead = [heard.tokens[p].word for p in range(heard.sentence(first).start, first)]
     if gold is None or set(ahead) & _VERBS:
@@ -267,7 +267,7 @@ def _irregular(token: Token) -> bool:
 
 
 def _beside(heard: Heard, first: int, last: int) -> bool:
-    """Whether the source has a name close to the claim before or behind it, joined by the same words."""
+    """Whether the source has a name close to the claim before or after it, joined by the same words."""
     before = next((p for p in range(first - 1, -1, -1) if heard.tokens[p].claims), None)
     behind = next((p for p in range(last + 1, len(heard.tokens)) if heard.tokens[p].claims), None)
     pairs = [pair for pair in ((before, first), (last, behind)) if None not in pair]

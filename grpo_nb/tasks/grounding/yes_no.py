@@ -20,7 +20,7 @@ _NO = frozenset(words("no nope false incorrect negative not neither"))
 _SHARED = frozenset(words("same both share shared common alike"))
 _DIFFERENT = frozenset(word for word, end in POLES.items() if end == (POLES["same"][0], 1)) | {"separate"}
 _NO_NO = re.compile(r"\bno (?:doubt|question|wonder|surprise|less|more|two|difference)\b")
-"""A `no` that denies nothing of what is asked."""
+"""A `no` that denies nothing of the question."""
 _STATES = frozenset(words("is was are were does did do has have had"))
 SLACK = 8
 """Common words that the source lacks, around a yes or a no: they claim nothing."""
@@ -47,7 +47,7 @@ def judge_yes_no(answer: str, about: Item) -> Verdict:
 
 
 def _polarity(heard: Heard, turned: bool) -> bool | None:
-    """Whether an answer says yes; of both words, the last counts where it is taken back, else it says neither."""
+    """Whether an answer is a yes; of both words, the last counts after a correction, else it is neither (None)."""
     words = [token.word for token in heard.tokens if token.kind != "mark"]
     text = " ".join(words)
     if re.search(r"\bnot (?:yes|no)\b|\b(?:false|incorrect|untrue) that\b.*\bnot\b", text):
@@ -69,7 +69,7 @@ def _polarity(heard: Heard, turned: bool) -> bool | None:
 
 
 def _restated(heard: Heard) -> bool | None:
-    """Yes where an answer says what the question says, no where it denies it or says its opposite."""
+    """Yes where an answer restates the question, no where it denies it or states its opposite."""
     about = heard.item
     words = [token.word for token in heard.tokens]
     if "neither" in words or "only" in words:
@@ -101,12 +101,12 @@ def _restated(heard: Heard) -> bool | None:
 
 
 def _told_apart(about: Item, said: Set[str]) -> bool:
-    """Whether words call different what the question asks to be the same."""
+    """Whether words call two things different that the question calls the same."""
     return "same" in about.asked_words and bool(_DIFFERENT & said)
 
 
 def _other_kind(heard: Heard) -> str:
-    """Whether an answer calls a thing what the source does not: `no, it is a drama`."""
+    """Cause where an answer calls a thing something that the source does not: `no, it is a drama`."""
     for place, token in enumerate(heard.tokens):
         before = [t.word for t in heard.tokens[max(0, place - 2) : place]]
         calls = before[-1:] in (["a"], ["an"]) and set(before) & {"is", "was", "it", "are", "were"}
