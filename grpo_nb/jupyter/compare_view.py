@@ -21,7 +21,7 @@ from grpo_nb.storage.vocabulary import RunState
 logger = clean_logger(__name__)
 
 CLASS = "grpo-nb-runs"
-"""Of the widget in the page."""
+"""CSS class of the widget."""
 CHECKED = 3
 """Runs that are checked at first, the last changed ones."""
 
@@ -60,7 +60,7 @@ class RunsView:
         return [path for path, box in self.boxes.items() if box.value]
 
     def refresh(self) -> None:
-        """Read and draw what is checked."""
+        """Read and draw the checked runs."""
         try:
             self._draw()
         except Exception as error:  # whatever lies in one run, the view stays

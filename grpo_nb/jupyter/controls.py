@@ -1,7 +1,7 @@
 """Controls of a run: each beta, temperature, learning rate, and the commands that its session has.
 
-A callback writes a knob and nothing else, so it may run on any thread. The controls never remember what
-was asked: they show what the knob file and the newest metrics row say, wherever the change came from.
+A callback writes a knob and nothing else, so it may run on any thread. The controls keep no values: they show the knob
+file and the newest metrics row, wherever a change came from.
 """
 
 import math
@@ -33,21 +33,21 @@ UNDO = "Undo"
 MORE = 50
 """Steps that the button at the end trains."""
 LITERAL = {ord("$"): "＄", ord("\\"): "＼"}
-"""Of a name: JupyterLab typesets mathematics in the words before a control."""
+"""Replacements in names, since JupyterLab typesets mathematics in the text before a control."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A knob as somebody asked for it, or as a step used it."""
+    """Value of a knob as requested, or as a step used it."""
 
     value: float
     automatic: bool = False
     by: str = ""
-    """Who asked; nobody did while it is as the configuration has it."""
+    """Who requested it; empty while it has the configuration's value."""
 
 
 class KnobControl:
-    """One knob as a row: a box to be exact, a slider to feel, a toggle for the controller, and what is in use."""
+    """One knob as a row: a box to be exact, a slider, a toggle for the controller, and the active value."""
 
     def __init__(self, knob: Knob, name: str, slider: Slider, arrow: float, notify: Notify) -> None:
         """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""
@@ -85,7 +85,7 @@ class KnobControl:
         return w.HBox([self.entry, moved, self.label], layout=w.Layout(**level, flex_flow="row wrap"))
 
     def follow(self, asked: Setting, used: Setting | None, note: str = "") -> None:
-        """Show the knob as it stands: the controller's value while it is automatic, else what was asked for."""
+        """Show the knob as it stands: the controller's value while it is automatic, else the requested one."""
         shown = used.value if asked.automatic and used is not None else asked.value
         self._show(shown, asked.automatic)
         text = setting_html(asked, used, note)
@@ -100,7 +100,7 @@ class KnobControl:
             self.slider.value = value  # by itself: after a typed number it is the slider that lags
             if self.auto is not None and self.auto.value != automatic:
                 self.auto.value = automatic
-            if self.auto is not None:  # a shade of grey alone would not tell whether it is on
+            if self.auto is not None:  # a shade of grey alone would not show whether it is on
                 self.auto.icon = "check" if automatic else ""
         finally:
             self._own.moving = False
@@ -207,7 +207,7 @@ class Controls:
             used, note = self._used(name, row, wanted.automatic)
             control.follow(wanted, used, note)
         if asked.problem or self._problem:
-            self._notify(asked.problem or "")  # and it goes when the file is whole again
+            self._notify(asked.problem or "")  # and it clears when the file is valid again
         self._problem = asked.problem
         self._follow_turns()
         for button in BUTTONS:
@@ -223,7 +223,7 @@ class Controls:
                 self._notify(words.format(step=event.get("step"), error=event.get("error")), severity)
 
     def _used(self, name: str, row: Row, asked_automatic: bool) -> tuple[Setting | None, str]:
-        """The knob in the newest row; the learning rate without its warm-up, which the note tells of."""
+        """The knob in the newest row; the learning rate without its warm-up, which the note gives."""
         value = _number(row.get("lr" if name == "learning_rate" else name))
         if value is None:
             return None, ""
@@ -314,7 +314,7 @@ def rate_control(knob: Knob, start: float, notify: Notify) -> KnobControl:
 
 
 def setting_html(asked: Setting, used: Setting | None, note: str = "") -> str:
-    """What is in use, and what was asked for where that is not in use yet, as HTML."""
+    """Active value as HTML, and the requested one while it is not active yet."""
     return str(
         html(
             "knob",

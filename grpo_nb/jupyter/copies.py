@@ -1,7 +1,7 @@
-"""This user's copies of the project's notebooks: what one runs and edits there is no change of the project.
+"""This user's copies of the project's notebooks, in which runs and edits do not change the project.
 
-A copy has the cells without outputs, and no pair: whatever edits it, JupyterLab opens it. Its metadata keep a digest of
-the cells that were copied, so that one nobody has edited is renewed when the project's changes.
+A copy has the cells without outputs, and no pair, so that JupyterLab opens it after any edit. Its metadata keep a
+digest of the copied cells, so that an unedited copy is renewed when the project's changes.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from grpo_nb.storage.files import RunError, clear_errors, write_atomically
 
 ORIGINALS = fingerprint.ROOT.parent / "notebooks"
 FOLDER = "lab"
-"""Where copies lie in the project's folder; git ignores it."""
+"""Folder of the copies in the project's folder; git ignores it."""
 MARK = "grpo_nb"
 NEW, RENEWED, SAME, EDITED = "new", "renewed", "as it was", "yours, kept"
 OLDER = "yours, kept; the project's has changed since: rename yours to get it"
@@ -58,9 +58,9 @@ def _copied(book: dict[str, Any], copy: Path) -> str:
 
 
 def _standing(copy: Path) -> tuple[str, str] | None:
-    """Digests of the cells that were copied and of those that a copy has now; None where there is none.
+    """Digests of the cells that were copied and of those that a copy has now; None without a copy.
 
-    Of a notebook that is no copy, or that cannot be read, the first is empty: it is the user's.
+    For a notebook that is no copy, or that cannot be read, the first is empty: it belongs to the user.
     """
     try:
         if copy.exists() and not copy.is_file():  # whoever opened a FIFO would wait for a writer
@@ -75,6 +75,6 @@ def _standing(copy: Path) -> tuple[str, str] | None:
 
 
 def _digest(book: dict[str, Any]) -> str:
-    """Of the cells' kinds and texts: outputs and metadata do not count."""
+    """Digest of the cells' kinds and texts; outputs and metadata do not count."""
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in book["cells"]]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]

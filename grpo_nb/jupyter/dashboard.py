@@ -31,7 +31,7 @@ logger = clean_logger(__name__)
 
 TICK_SECONDS = 1.0
 REST_SECONDS = 3.0
-"""Between two looks at where a run stands that does not move; nothing is drawn for them."""
+"""Seconds between two looks at a run that does not move; nothing is redrawn for them."""
 MOST_FINDINGS = 3
 MOST_WORDS = 8
 """Cells that show one view, and whose words are brought up to date."""
@@ -86,7 +86,7 @@ class Dashboard:
         self._try_refresh()
 
     def _parts(self) -> list[w.Widget]:
-        """From top to foot: what grows and shrinks is below what the hand is on."""
+        """Widgets from top to bottom; those that change size are below those that a person operates."""
         steering = [self.controls.widget, self.message] if self.controls else [self.message]
         shown = [self.curves, self.samples.widget] if self.samples else [self.curves]
         return [self.status, self.bar, self.notices, *steering, self.pages, self.caption, *shown, self.findings]
@@ -100,7 +100,7 @@ class Dashboard:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop following and remove the widgets; the run goes on."""
+        """Stop following and remove the widgets; the run continues."""
         self._closed.set()
         self._wake.set()
         _close(self.widget)
@@ -110,14 +110,14 @@ class Dashboard:
         self._closed.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()  # nothing of the old code is shown beside the new
+            self._thread.join()  # nothing of the old code is shown together with the new
         parts, self.widget.children = self.widget.children, (other.widget,)
         for part in parts:
             _close(part)
 
     @property
     def closed(self) -> bool:
-        """Whether it shows nothing any more; also where ipywidgets closed its widgets."""
+        """Whether it shows nothing any more; also true where ipywidgets closed its widgets."""
         return self._closed.is_set() or self.widget.comm is None
 
     def notify(self, text: str, severity: notices.Severity = "warning", /) -> None:
@@ -189,7 +189,7 @@ class Dashboard:
                 self._rest(stood)
 
     def _rest(self, stood: object) -> None:
-        """Until somebody asks, the run no longer stands as it `stood`, or its widgets are gone."""
+        """Wait until somebody requests an update, the run changes from `stood`, or the widgets are gone."""
         self._say_words()
         self.resting.set()
         while not self._wake.wait(REST_SECONDS) and self._standing() == stood:
@@ -199,7 +199,7 @@ class Dashboard:
         self.resting.clear()
 
     def _standing(self) -> tuple[RunState, int, object]:
-        """Changes when a process takes the run up, goes on with it, or ends."""
+        """State of the run that changes when a process takes it up, continues it, or ends."""
         try:
             status = self.session.run.status()
         except (OSError, RunError):
@@ -238,7 +238,7 @@ class Dashboard:
 
 
 def _close(widget: w.Widget) -> None:
-    """With all that it is made of: ipywidgets closes the outermost alone, and keeps the rest for ever."""
+    """Close a widget and all its parts: ipywidgets closes the outermost alone, and keeps the rest for ever."""
     parts = [getattr(widget, name, None) for name in ("layout", "style")]
     for part in [*getattr(widget, "children", ()), *filter(None, parts)]:
         _close(part)

@@ -1,7 +1,7 @@
 """The notebook's stop button: the first press ends a wait, the next one the training that was waited for.
 
 The second press comes when no cell runs. ipykernel ignores interrupts then, so a handler of our own takes them until
-the training has ended; a cell that runs meanwhile is interrupted as ever, and the training goes on.
+the training has ended; a cell that runs meanwhile is interrupted as usual, and the training continues.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Stopped(Clean):
 
 
 class Detached(Clean):
-    """A wait was interrupted, and the training goes on. Shown as one line, and ends Run All."""
+    """Raised when a wait was interrupted and the training continues. It shows as one line, and ends Run All."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -37,7 +37,7 @@ def stops_next(session: Any) -> "asyncio.Task[None] | None":
     """
     if threading.current_thread() is not threading.main_thread():
         return None
-    loop, told = asyncio.get_running_loop(), contextvars.copy_context()  # what it says stands under this cell
+    loop, told = asyncio.get_running_loop(), contextvars.copy_context()  # its output appears under this cell
 
     def handle(*_: Any) -> None:
         if session.live:

@@ -20,7 +20,7 @@ PACKAGE = __name__.partition(".")[0]
 SHIELD, WELCOME = "_grpo_nb_shield", "_grpo_nb_welcome"
 """Set on the shell that has the hook: a reloaded module must not add a second."""
 FRAMES = 3
-"""Of a traceback, innermost last, that the cell shows."""
+"""Frames of a traceback, innermost last, that the cell shows."""
 PICTURE_SECONDS = 5.0
 """Between two pictures in the foreground: each takes a fraction of a second from the training."""
 
@@ -40,7 +40,7 @@ def in_notebook() -> bool:
 
 
 def limits() -> str | None:
-    """Why widgets would not live in this kernel while a thread trains; None where they do, or nobody shows any."""
+    """Reason why widgets would freeze in this kernel while a thread trains; None where they work or are not shown."""
     if "google.colab" in sys.modules:
         return "Colab does not show what a thread changes"
     if "ipykernel" not in sys.modules or shell() is None:
@@ -52,7 +52,7 @@ def limits() -> str | None:
 
 
 def usual_place() -> Literal["thread", "foreground"]:
-    """Where a session trains by default; shows a notice where that is the foreground."""
+    """Default place of a session's training; shows a notice where that is the foreground."""
     if (why := limits()) is None:
         return "thread"
     notify(
@@ -73,7 +73,7 @@ def notify(text: str) -> None:
 
 
 def memory_held() -> str:
-    """What this kernel still holds, after giving back what is free; for the end of a notebook."""
+    """Memory that this kernel still holds, after free memory is returned; for the end of a notebook."""
     import psutil
 
     from grpo_nb.doctor.profiling import memory_snapshot
@@ -139,9 +139,10 @@ def cell_end() -> threading.Event:
 
 
 def shorten(error: BaseException, name: str, whole: str | None) -> None:
-    """Let a cell show `error` in a few lines: what ended `name`, where its cause arose, `whole`: where the rest is.
+    """Let a cell show `error` in a few lines: the error that ended `name`, and where its cause arose; `whole`: the file
+    with the complete traceback.
 
-    The frames are left out where there is no `whole`: the message is all there is to know.
+    Without `whole` the frames are left out, since the message is all the information.
     """
     lines, cause = [f"{name} failed: {type(error).__name__}: {error}"], error
     while cause.__cause__ is not None:
@@ -153,7 +154,7 @@ def shorten(error: BaseException, name: str, whole: str | None) -> None:
 
 
 def shield_from_autoreload() -> None:
-    """Keep %autoreload, on now or later, away from the package: it would change a run midway. Says so once."""
+    """Keep %autoreload, on now or later, away from the package: it would change a run midway. Logs this once."""
     if (here := shell()) is not None and not getattr(here, SHIELD, False):
         setattr(here, SHIELD, True)
         here.events.register("pre_run_cell", lambda *_: _exclude(here))
@@ -177,7 +178,7 @@ def _exclude(here: Any) -> None:
 
 
 class Still:
-    """A session's line and picture under the cell that runs, drawn by whoever waits: no widget, no thread."""
+    """A session's line and picture under the cell that runs, drawn by the waiting cell: no widget, no thread."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -185,7 +186,7 @@ class Still:
         self._next = 0.0
 
     def refresh(self, now: bool = False) -> None:
-        """Draw it anew if it is due, or `now`; that it cannot be drawn ends neither the cell nor the training."""
+        """Draw it anew if it is due, or `now`; a failure to draw ends neither the cell nor the training."""
         if shell() is None or not (now or time.monotonic() >= self._next):
             return
         try:
@@ -203,7 +204,7 @@ class Still:
             self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        """Picture and text; the text alone where there is nothing to draw."""
+        """Picture and text; the text alone where no picture exists."""
         text = {"text/plain": str(self._session.summary())}
         if self._session.stage == "sft" or self._session.step == 0:
             return text

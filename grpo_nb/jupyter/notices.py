@@ -1,4 +1,4 @@
-"""What a run is doing, in one sentence and one colour: dead, failed, a full disk, another owner, nothing logged yet."""
+"""State of a run in one sentence and one colour: dead, failed, a full disk, another owner, nothing logged yet."""
 
 import shutil
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ _STATES: dict[RunState, Severity] = {
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing to know about the run just now."""
+    """One notice about the run at present."""
 
     severity: Severity
     text: str
     more: str = ""
-    """Why it came and what to change, where that is known."""
+    """Cause and the change to make, where they are known."""
 
 
 def colour(state: RunState) -> str:
@@ -83,14 +83,14 @@ def _about(session: Any, state: RunState, step: int) -> Notice | None:
 
 
 def _empty(run: Run, state: RunState) -> Notice | None:
-    """Nothing is in the log yet, and why."""
+    """Notice that the log is empty, and why."""
     if state in (RunState.STARTING, RunState.RUNNING):
         return Notice("info", "nothing logged yet: the model is being loaded, or the first step is under way.")
     return Notice("info", f"nothing logged yet: train it with grpo_nb.start('{run.shown}').")
 
 
 def _cause(session: Any) -> str:
-    """What ended it, and where more of it stands: this kernel's exception, else what the trainer logged."""
+    """Error that ended the run, and where its details are: this kernel's exception, else the logged one."""
     error = session.error
     if isinstance(error, WorkerFailed):  # a process's last words may be twenty lines
         more = " and ".join(name for name in ("events.jsonl", LOG) if (session.run.path / name).exists())

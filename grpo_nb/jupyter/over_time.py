@@ -14,7 +14,7 @@ from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Row
 
 CLASS = "grpo-nb-over-time"
-"""Of the widget in the page."""
+"""CSS class of the widget."""
 EMPTY = (
     "no prompt was answered at two steps yet; with run.quick_eval_every, the first held-out prompts of each objective "
     "are answered every so many steps"

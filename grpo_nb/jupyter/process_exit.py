@@ -1,6 +1,7 @@
-"""What this process does when its script has ended, or a training in it.
+"""Actions of this process when its script has ended, or a training in it.
 
-Nothing here keeps a worker: what Python calls at the end of a process it keeps until then, and with it whole sessions.
+Nothing here references a worker: Python keeps exit handlers until the end of the process, and with them complete
+sessions.
 """
 
 import contextlib
@@ -25,11 +26,11 @@ POLL_SECONDS = 0.1
 
 @dataclass
 class Failure:
-    """What ended a training in this process."""
+    """Error that ended a training in this process."""
 
     text: str
     reported: bool = False
-    """Somebody has asked for the error."""
+    """Whether somebody has read the error."""
 
 
 _failures: deque[Failure] = deque(maxlen=100)

@@ -1,4 +1,4 @@
-"""Where runs live in a project, which one is current, and opening one from a notebook."""
+"""Folder of a project's runs, the current run, and opening a run from a notebook."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class NotReady(RunError):
 
 
 def run_path(name: str | Path) -> Path:
-    """Where the run of that name or path lives; where there is none, `runs/<name>` in the project.
+    """Folder of the run of that name or path; `runs/<name>` in the project if it does not exist.
 
     Raises:
         RunError: as `places.locate`.
@@ -88,7 +88,7 @@ def current() -> Path:
     """The folder of the project's current run; without one, of its only run.
 
     Raises:
-        NotReady: there is none, it is missing, or there are several to choose from.
+        NotReady: no run exists, the current one is missing, or several exist to choose from.
     """
     kept, found = project_file.read().run, places.run_folders(root() / "runs")
     if kept is not None and (root() / kept / places.CONFIG).is_file():
@@ -102,7 +102,7 @@ def current() -> Path:
 
 
 def opened(run: Run, *, chosen: bool) -> str:
-    """Which run a notebook has opened; `chosen`: by name."""
+    """Sentence that names the run a notebook has opened; `chosen`: by name."""
     kept = project_file.read()
     if not chosen:
         why = f"the project's current run since {kept.since}" if kept.run else "the only run of this project"
@@ -120,7 +120,7 @@ class Own:
     rewards: dict[str, list[tuple[Any, float]]]
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Those of `tasks` and `rewards` that are named and not empty, as keyword arguments."""
+        """Those of `tasks` and `rewards` that are in `names` and not empty, as keyword arguments."""
         return {name: value for name in names if (value := getattr(self, name))}
 
 
@@ -138,7 +138,8 @@ def own(run: Run) -> Own:
 
 
 def own_apart(run: Run) -> Own:
-    """The same for a training in another process, which nobody watches: it does not begin without a reward it had.
+    """Tasks and rewards for a training in another process, which nobody watches: none of the run's rewards may be
+    missing.
 
     Raises:
         NotReady: as `own`; or reward functions that the run was trained with have no path, and nothing was named for
@@ -198,7 +199,7 @@ def refuse_objects(run: Run, tasks: Mapping[str, Any], rewards: Mapping[str, Any
 
 
 def _same(given: Any, found: Any) -> bool:
-    """Whether two objects of tasks are one, or equal ones of one class."""
+    """Whether two task objects are identical, or equal and of one class."""
     if given is found:
         return True
     try:
@@ -256,7 +257,7 @@ def _lacking(run: Run, found: Own) -> list[str]:
     newest, _ = run.checkpoints.latest()
     judged: dict[str, list[str]] = {}
     if newest is not None:
-        with suppress(RunError):  # a resume says what is wrong with the checkpoint
+        with suppress(RunError):  # a resume reports the checkpoint's error
             judged = newest.state("judged_by")["judged_by"]
     lacking = []
     for objective, settings in run.config.objectives.items():
@@ -268,7 +269,7 @@ def _lacking(run: Run, found: Own) -> list[str]:
 
 
 def runs(folder: str | Path | None = None) -> "Table":
-    """Every run in `folder` (by default the project's runs): its state, its steps, and what to do with it."""
+    """Table of every run in `folder` (by default the project's runs): its state, its steps, and the next action."""
     import pandas as pd
 
     from grpo_nb.report.tables import Table
@@ -297,7 +298,7 @@ def _finished(run: Run) -> bool:
 
 
 def _next(summary: RunSummary) -> str:
-    """What to do with a run: a line that can be pasted into a cell of this folder."""
+    """Next action for a run: a line that can be pasted into a cell of this folder."""
     state = "warmed up" if summary.state is RunState.NEW and _warmed_up(summary.path) else summary.state
     if summary.state is RunState.UNREADABLE:
         return summary.problem or "it cannot be read"
@@ -307,7 +308,7 @@ def _next(summary: RunSummary) -> str:
 
 
 def _warmed_up(path: Path) -> bool:
-    """Whether nothing is left of SFT; the newest folder's name says it, which is enough for a list."""
+    """Whether SFT is complete; the newest folder's name shows it, which is enough for a list."""
     run = Run.open(path)
     return max(run.sft_checkpoints.steps(), default=0) >= run.config.sft.steps
 

@@ -1,10 +1,10 @@
-"""This user's project file: the run that the notebooks open, and where own tasks and rewards are imported from.
+"""This user's project file: the run that the notebooks open, and the import paths of own tasks and rewards.
 
     .grpo_nb/project.json    in the folder that has `runs/`
 
 A convenience: without it, a notebook names its run. Import paths are kept here and never in a run's folder, which may
-come from anybody; they are believed only in a file that this user alone may write, and under a seal that this user's
-key made for this very folder: one that was cloned or unpacked brings none.
+come from anybody; they are trusted only in a file that this user alone may write, and under a seal that this user's
+key made for this folder: a cloned or unpacked one has none.
 """
 
 import importlib
@@ -42,16 +42,17 @@ class OwnPaths(BaseModel):
 
     tasks: dict[Name, Name] = {}
     rewards: dict[Name, Rewards] = {}
-    """Each path with its weight."""
+    """Import paths of rewards by objective, each with its weight."""
     beside: Name | None = None
     """The folder of the notebook that named them, where their modules may lie; `remember` sets it."""
 
     @classmethod
     def of(cls, tasks: Mapping[str, str], rewards: Mapping[str, Sequence[str | tuple[str, float]]]) -> "OwnPaths":
-        """As a settings cell has them: `{"geography": "own:Capitals"}`, `{"fairness": ["own:short", ("own:f", 0.1)]}`.
+        """Import paths from a settings cell: `{"geography": "own:Capitals"}`, `{"fairness": ["own:short", ("own:f",
+        0.1)]}`.
 
         Raises:
-            ConfigError: something else than import paths.
+            ConfigError: a value that is no import path.
         """
         weighed = {name: [_weighed(name, entry) for entry in _list(name, given)] for name, given in rewards.items()}
         for name, path in tasks.items():
@@ -60,7 +61,7 @@ class OwnPaths(BaseModel):
 
 
 class Project(BaseModel):
-    """What the file holds."""
+    """Content of the project file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,25 +69,25 @@ class Project(BaseModel):
     """Folder of the current run: from the project's folder, or absolute where it lies elsewhere."""
     since: Annotated[str, Field(max_length=100)] = ""
     own: dict[Name, OwnPaths] = {}
-    """By a run's folder, written as `run` is."""
+    """Import paths by a run's folder, written as `run` is."""
     seal: int | None = None
-    """Of `own`, in this folder."""
+    """Seal of `own`, in this folder."""
 
 
 def file() -> Path:
-    """Where this project's file is, or would be."""
+    """Path of this project's file, existing or not."""
     own = os.environ.get(ELSEWHERE)
     return (Path(own) if own else places.root() / FOLDER) / FILE
 
 
 def key(run: Path) -> str:
-    """How the file writes a run's folder."""
+    """Name of a run's folder in the file."""
     path, root = run.absolute(), places.root()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def read() -> Project:
-    """What is remembered; nothing where the file is missing, damaged or not this user's alone, which is logged."""
+    """Stored project; empty where the file is missing, damaged or not this user's alone, which is logged."""
     path = file()
     try:
         with os.fdopen(safe_open.opened(path), "rb") as opened:
@@ -110,7 +111,7 @@ def read() -> Project:
 
 
 def _seal(own: Mapping[str, OwnPaths]) -> int | None:
-    """What only this user can write beside import paths in this folder; None where there is no key."""
+    """Seal of import paths in this folder, which only this user can make; None without a key."""
     plain = {name: paths.model_dump(exclude_none=True) for name, paths in own.items()}
     content = json.dumps(plain, sort_keys=True)
     try:
@@ -152,13 +153,13 @@ def _placed(own: OwnPaths, beside: str) -> OwnPaths:
 
 
 def load(path: str, beside: str | None = None) -> Any:
-    """The object that an import path `module:name` means; modules lie beside the notebook or in the project's folder.
+    """The object that an import path `module:name` means; modules are next to the notebook or in the project's folder.
 
     Args:
         beside: the notebook's folder, for a process that was started elsewhere.
 
     Raises:
-        ConfigError: it is no such path, or cannot be imported.
+        ConfigError: it is no import path, or cannot be imported.
     """
     _check("an import path", path)
     module, _, name = path.partition(":")

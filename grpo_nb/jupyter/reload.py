@@ -95,7 +95,7 @@ def _home(value: Any) -> str:
 
 
 def _renewed(value: Any, renewed: dict[int, Any]) -> Any:
-    """What stands for `value` in the new code; None where only the cell that made it can make it again."""
+    """Counterpart of `value` in the new code; None where only the cell that made it can make it again."""
     if id(value) not in renewed:
         module = sys.modules.get(_home(value))
         if isinstance(value, ModuleType):

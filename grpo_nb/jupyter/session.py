@@ -1,7 +1,7 @@
 """A run as a notebook holds it: a worker trains, the notebook watches and steers through the run directory.
 
-`start` returns at once; the cell that wants to wait says `await session.wait()`, the one form of waiting
-that leaves widgets alive. Everything shown comes from the run's files, so a session can be attached to a
+`start` returns at once; a cell that waits calls `await session.wait()`, the one form of waiting that
+leaves widgets alive. Everything shown comes from the run's files, so a session can be attached to a
 run that trains here, elsewhere, or not at all.
 """
 
@@ -67,16 +67,16 @@ class Session:
 
     @property
     def live(self) -> bool:
-        """Whether the worker that this kernel started is at it."""
+        """Whether the worker that this kernel started is running."""
         return self._worker is not None and self._worker.is_alive()
 
     @property
     def followed(self) -> bool:
-        """Whether there is more to come: of this kernel's training, or of the run's where this is a view of it."""
+        """Whether more rows will come: of this kernel's training, or of the run's where this is a view of it."""
         return self.live if self._worker is not None else self.run.status().state.is_live
 
     def doing(self, now: str) -> str:
-        """What the training does before its next step, as its owner has it, and for how long this session saw that."""
+        """Work of the training before its next step, as its owner reports it, and the seconds that this session saw."""
         if self._phase[0] != now:
             self._phase = now, time.monotonic()
         passed = int(time.monotonic() - self._phase[1])
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether this kernel's training was asked to stop, and not to go on since."""
+        """Whether a stop of this kernel's training was requested, without a later request to continue."""
         return self._worker is not None and self._worker.asked_to_stop.is_set()
 
     @property
@@ -94,13 +94,13 @@ class Session:
 
     @property
     def where(self) -> Where:
-        """Where it trains now, else where `resume` trains: `thread`, `foreground`, `process` or `torchrun`."""
+        """Place of the current training, else of the next `resume`: `thread`, `foreground`, `process` or `torchrun`."""
         elsewhere = self._worker is None and self.run.status().state.is_live
         return "process" if elsewhere else self._job.where
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the training, if it failed: here as it was raised, elsewhere as the run's files have it."""
+        """Error that ended the training, if it failed: the exception here, else the one in the run's files."""
         if self._worker is None:
             return recorded_failure(self.run)
         if self._worker.failure is not None:
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def state(self) -> RunState:
-        """What the run is doing, as this session sees it."""
+        """State of the run as this session sees it."""
         if self._worker is not None and self._worker.is_alive():
             if self.asked_to_stop:
                 return RunState.STOPPING
@@ -141,11 +141,11 @@ class Session:
 
     @property
     def knobs(self) -> Knobs:
-        """Live settings by name: `knobs["beta/fairness"].set(0.1)`; in use from the next step on."""
+        """Live settings by name: `knobs["beta/fairness"].set(0.1)`; active from the next step on."""
         return self.run.knobs
 
     def metrics(self) -> "pd.DataFrame":
-        """One row a step, always read from the run's files."""
+        """Table with one row per step, always read from the run's files."""
         return self.run.sft_metrics() if self.stage == "sft" else self.run.metrics()
 
     # ------------------------------------------------------------------ steering
@@ -202,10 +202,10 @@ class Session:
                 raise
 
     def resume(self, *, accept_changed: Collection[str] = ()) -> None:
-        """Go on: after a pause where it holds, after a stop or a restart from the newest checkpoint.
+        """Continue: after a pause at the same step, after a stop or a restart from the newest checkpoint.
 
-        A run that has all its steps is left as it is, with a notice. `accept_changed` names what may have other
-        content than the run was made with, e.g. `{"data"}`, at this one start.
+        A run that has all its steps is left as it is, with a notice. `accept_changed` names the kinds of content that
+        may differ from the run's start, e.g. `{"data"}`, at this one start.
 
         Raises:
             RunError: the run trains elsewhere and is not paused.
@@ -220,27 +220,27 @@ class Session:
             self.begin()
 
     def train_more(self, steps: int) -> None:
-        """Train so many steps beyond the newest one, whatever the run's settings ask for.
+        """Train so many steps beyond the newest one, whatever the run's settings are.
 
         Raises:
-            RunError: it trains now, here or elsewhere.
+            RunError: it is training, here or elsewhere.
         """
         refuse_if_live(self.run)
         self._job = replace(self._job, steps=self.step + steps)
         self.begin()
 
     async def wait(self, step: int | None = None) -> Summary:
-        """Wait until the run ends, or until `step` is in the log; widgets stay alive meanwhile. Says where it stands.
+        """Wait until the run ends, or until `step` is in the log; widgets stay alive meanwhile. Returns a summary.
 
         Without a step, after `pause` or `step_once`, it waits until the training is held.
 
         In a notebook the first interrupt (the stop button) ends the wait and not the training, and the next one
-        lets the step finish and saves; elsewhere the first does that. A run that another kernel trains goes on.
+        lets the step finish and saves; elsewhere the first does that. A run that another kernel trains continues.
 
         Raises:
-            Detached: interrupted; the training goes on.
+            Detached: interrupted; the training continues.
             Stopped: interrupted, and saved.
-            Exception: whatever ended the training, so that the cell fails and Run All stops.
+            Exception: the error that ended the training, so that the cell fails and Run All stops.
         """
         from grpo_nb.jupyter import waiting  # ipywidgets: 0.2 s that `start` need not take
 
@@ -290,7 +290,9 @@ class Session:
         return report(self.run, self.stage)
 
     def summary(self) -> Summary:
-        """One line: what the run is doing, at which step, what ended it, and whether its code was edited meanwhile."""
+        """Summary in one line: the run's state, its step, the error that ended it, and whether its code was edited
+        meanwhile.
+        """
         own = (self.step, self.steps)
         state, step, steps = shown(self.state, own, own if self.stage == "sft" else self.run.status().sft)
         if self.target is not None and self.target < steps:
@@ -308,7 +310,9 @@ class Session:
 
     @property
     def stale(self) -> str | None:
-        """Says which of the package's files were edited since this kernel loaded them, if that matters to the run."""
+        """Sentence about files of the package that were edited since this kernel loaded them; None if the run is
+        unaffected.
+        """
         files = fingerprint.changed() if self.live and not self._job.apart else []
         return fingerprint.sentence(files) if files else None
 
@@ -393,13 +397,13 @@ class Session:
         return self.followed and (step is None or self.step < step)
 
     def _held_by(self, step: int | None) -> Callable[[], bool]:
-        """Whether the training is held, of a wait that began when it was to be; a later pause keeps a wait waiting."""
+        """Function that tests whether the requested pause holds; a later pause keeps the wait waiting."""
         if step is None and self.run.knobs.command is Command.PAUSE:
             return lambda: self.state is RunState.PAUSED and self.step >= self._held_from
         return lambda: False
 
     def _resumed_by(self) -> str:
-        """How a pause ends."""
+        """Sentence about how to end a pause."""
         buttons = "the button Resume, " if kernel.in_notebook() else ""
         return f"{buttons}session.resume() or `grpo-nb tell {self.run.shown} resume` continues"
 
@@ -427,7 +431,7 @@ class Session:
         )
 
     def stopped_sentence(self) -> str:
-        """What an interrupt came to."""
+        """Sentence about the result of an interrupt."""
         return f"{self.run.name} stopped at step {self.step} of {self.steps} and is saved; start it again to continue."
 
     def _raise_error(self) -> None:

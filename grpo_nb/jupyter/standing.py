@@ -1,4 +1,4 @@
-"""Where a run stands, in two lines: what trains where, at which step of how many; the newest numbers and settings."""
+"""Status of a run in two lines: its place and step; the newest numbers and settings."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from grpo_nb.storage.journal import Row
 from grpo_nb.storage.vocabulary import RunState
 
 CLASS = "grpo-nb"
-"""Of every widget of a live view, for its style."""
+"""CSS class of every widget of a live view."""
 STAGES = {"sft": "SFT", "grpo": "GRPO"}
 
 
@@ -51,7 +51,7 @@ def status_html(session: Any, state: RunState, followed: Followed) -> str:
 
 
 def place(session: Any, owner: Owner | None) -> str:
-    """Where the run trains now; empty where it does not."""
+    """Place of the current training; empty without one."""
     if session.live and session.where != "process":
         return "in this kernel"
     if owner is None:
@@ -82,7 +82,7 @@ def _each(row: Row, title: str, names: dict[str, str]) -> str:
 
 
 def _memory(session: Any, row: Row) -> list[str]:
-    """What the step needed at its peak; where this kernel trains on a GPU, also how full that is."""
+    """Peak memory of the step; where this kernel trains on a GPU, also how full that is."""
     peak = _number(row, keys.MEMORY_PEAK)
     told = [f"memory {peak / 1024:.2f} GiB at the peak"] if peak is not None else []
     torch = sys.modules.get("torch")

@@ -41,17 +41,17 @@ def start(
             imports those that this user's project file names for the run (TASKS, REWARDS of 01_load; `--task`,
             `--reward` of `grpo-nb`), and may be given no others.
         steps: stop after this many steps in total; None: the configuration's number.
-        stage: `grpo`, or `sft` for the warm-up.
+        stage: `grpo` or `sft`.
         where: `thread` of this kernel; `process` of its own, which lives on when the kernel dies (attach to it
             again with `attach`); `torchrun`, the same on several GPUs; `foreground`, where the cell waits. None: a
             thread, or the foreground in a kernel that would not serve a thread; with `gpus`, torchrun.
         gpus: with torchrun, how many processes train together, one on each GPU (on a machine without, on its CPU).
-        accept_changed: kinds of content that may be other than the run was made with (`data`, `weights`, `tokenizer`,
+        accept_changed: kinds of content that may differ from the run's start (`data`, `weights`, `tokenizer`,
             `template`, `prompt`, `generation`, `optimizer`), at this one start; each change is logged.
-        fresh: begin GRPO anew from where it started; what there is is set aside, nothing is deleted.
+        fresh: begin GRPO anew from its start; existing files are set aside, nothing is deleted.
 
     Raises:
-        ConfigError: a `stage`, a `where` or a kind in `accept_changed` that there is not; `gpus` without torchrun, or
+        ConfigError: an unknown `stage`, `where` or kind in `accept_changed`; `gpus` without torchrun, or
             torchrun without `gpus`.
         RunError: the run is missing, or already trains, here or elsewhere; or a process needs tasks or rewards that the
             project file does not name for the run.
@@ -73,7 +73,7 @@ def start(
 
 
 def _ranks(where: Where | None, gpus: int | None) -> int:
-    """How many processes train."""
+    """Number of processes that train."""
     if (where == "torchrun") is (gpus is None) and where is not None:
         found = "where='torchrun' without gpus" if gpus is None else f"where={where!r} with gpus={gpus}"
         raise ConfigError(f"{found}; several GPUs need both: start(run, where='torchrun', gpus=2)")

@@ -1,4 +1,4 @@
-"""What the live view shows of a run's logs: each row is read once, and what is kept of them has a bound."""
+"""Rows of a run's logs for the live view: each row is read once, and the number kept is bounded."""
 
 import itertools
 import sys
@@ -21,7 +21,7 @@ from grpo_nb.storage.journal import Row
 MOST_ROWS = 2000
 """Rows of the curves; of more, every second one is left out, then every second one of those that are left."""
 MOST_MARKS = 500
-"""Of each kind: skipped steps, resumes, knob turns."""
+"""Marks of each kind: skipped steps, resumes, knob changes."""
 ANSWERS = frozenset({"checkpoint", "checkpoint_rewritten", "evaluated", "evaluation_failed"})
 """Kinds of events that say what became of a command."""
 NEWEST = 20
@@ -33,7 +33,7 @@ _generations = itertools.count(1)
 
 @dataclass(frozen=True)
 class Place:
-    """How far somebody has seen the rows: so many of those that are kept, of one generation."""
+    """Position of a reader in the rows: so many of the kept ones, of one generation."""
 
     generation: int = 0
     kept: int = 0
@@ -43,10 +43,10 @@ class Place:
 
 @dataclass(frozen=True)
 class News:
-    """Rows since a place: those that stay, and the newest ones behind them, which later news replaces."""
+    """Rows since a place: those that stay, and the newest ones after them, which later news replaces."""
 
     place: Place
-    """After these rows."""
+    """Position after these rows."""
     anew: bool
     """They are all rows: what was seen before is to be forgotten."""
     kept: list[Row]
@@ -90,11 +90,11 @@ class Rows:
         self._kept, self._generation = _by_step([*self._even, *self._undone]), next(_generations)
 
     def frame(self) -> pd.DataFrame:
-        """One row a step, by step."""
+        """Table with one row per step, by step."""
         return narrowed(_by_step([*self._kept, *self.newest]), "step")
 
     def since(self, place: Place) -> News:
-        """What is new after a place."""
+        """Rows that are new after a place."""
         known = place.kept if place.generation == self._generation else 0
         last = self._kept[-1] if self._kept else None
         tail = list(itertools.takewhile(lambda row: row is not last, reversed(self.newest)))[::-1]
@@ -205,7 +205,7 @@ class Followed:
             return self._rows.since(place)
 
     def found(self) -> Found:
-        """Which keys the rows have, and the newest value of each."""
+        """Keys of the rows, and the newest value of each."""
         with self._lock:
             return Found([*self._rows.latest], dict(self._rows.latest))
 

@@ -1,4 +1,4 @@
-"""The same question to base, SFT and trained model, side by side: one policy in memory, token by token."""
+"""Compares the answers of base, SFT and trained model to one question: one policy in memory, token by token."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ class Talk:
     """Ask a run's stages a question: type one, or choose an example of the run, whose task then scores each answer.
 
     Answers are written one after the other, by one policy whose trained weights are exchanged. Nothing is logged in
-    the run. While a session of this kernel trains the run, it cannot be asked, and the button says why.
+    the run. While a session of this kernel trains the run, it cannot answer, and the button shows why.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Talk:
         self.check()
 
     def begin(self) -> threading.Thread | None:
-        """Ask the stages, in a thread of its own; None where they cannot be asked now."""
+        """Start the stages' answers in a separate thread; None where they cannot answer at present."""
         if self.check() is not None or (self._thread is not None and self._thread.is_alive()):
             return None
         self._stop.clear()
@@ -93,7 +93,7 @@ class Talk:
         return self._thread
 
     def check(self) -> str | None:
-        """Why the run cannot be asked now, shown above the button; None where it can."""
+        """Reason why the run cannot answer now, shown above the button; None where it can."""
         session = live_session(self.run.path)
         reason = None
         if session is not None:
@@ -180,7 +180,7 @@ class Talk:
         return answer
 
     def _write(self, stage: Stage, chosen: Chosen | None, texts: Iterator[str]) -> None:
-        """One answer as it grows, and what the task says of it in the end."""
+        """Show one answer as it grows, and the task's verdict at the end."""
         self._say("")
         text, drawn = "", 0.0
         for text in texts:
@@ -229,11 +229,11 @@ class Talk:
 
 
 CLASS = "grpo-nb-talk"
-"""Of the widget in the page."""
+"""CSS class of the widget."""
 
 
 def _text(prompt: Prompt) -> str:
-    """What is asked, as one edits it; of several turns with their roles."""
+    """The question as editable text; several turns with their roles."""
     if isinstance(prompt, str):
         return prompt
     turns = [f"{turn['role']}: {turn['content']}" for turn in prompt] if len(prompt) > 1 else [prompt[0]["content"]]

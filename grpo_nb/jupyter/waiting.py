@@ -1,6 +1,6 @@
-"""Under the cell that waits: where the run stands, as it moves; at the end its picture and numbers, without a widget.
+"""Output of a waiting cell: the run's status while it moves; at the end its picture and numbers, without a widget.
 
-A saved notebook has no kernel behind it, so what a widget showed is gone; what this leaves is read anywhere.
+A saved notebook has no kernel, so the output of a widget is gone; this output can be read anywhere.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Words in the place of a widget, in a notebook that is opened when no kernel has the widget any more.
 
-JupyterLab then shows an error for it. The words are an output of their own behind the widget's, with a style that hides
-them while the widget is there, and hides the error while it is not: no saved file can tell which will be the case.
+JupyterLab then shows an error for it. The words are an output of their own after the widget's, with a style that hides
+them while the widget exists, and hides the error while it does not: a saved file cannot know which will be the case.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from grpo_nb.printable import printable
 from grpo_nb.report.markup import html
 
 OWN = "grpo-nb-words"
-"""Class of the words in the page; with the class of their widget behind it, those of one kind of widget."""
+"""CSS class of the words in the page; with the class of their widget, those of one kind of widget."""
 
 
 class Words:

@@ -1,4 +1,4 @@
-"""Who trains for a session: a thread of this kernel, or a process of its own that outlives it.
+"""Workers that train for a session: a thread of this kernel, or a separate process that outlives it.
 
 Both are threads here. The one trains; the other waits for the process, which needs neither it nor the kernel.
 """
@@ -45,9 +45,9 @@ TAIL_LINES, TAIL_BYTES = 20, 8192
 LAST_WORDS = "; the end of "
 """Between what ended a process and the end of its log."""
 HANG_SECONDS = 30.0
-"""After a stop is requested, a step may take so long before the session says what it waits for."""
+"""Seconds that a step may take after a requested stop before the session reports what it waits for."""
 HEAD_START = 0.3
-"""Seconds that a cell has to end before a thread trains beside it: the first imports would hold it up."""
+"""Seconds that a cell has to end before a thread starts to train: the first imports would hold it up."""
 ENDED_WELL = (0, 130)
 """Exit status of `grpo-nb`: done, or interrupted and saved."""
 
@@ -65,7 +65,7 @@ class AlreadyTraining(RunError):
 
 @dataclass(frozen=True)
 class Job:
-    """What a session trains, and where: enough to begin it again after a stop."""
+    """Training of a session, and its place: enough to begin it again after a stop."""
 
     run: Run
     stage: Stage = "grpo"
@@ -86,11 +86,11 @@ class Job:
 
     @property
     def apart(self) -> bool:
-        """Whether it trains in processes of its own, which outlive this one."""
+        """Whether it trains in separate processes, which outlive this one."""
         return self.where in ("process", "torchrun")
 
     def complete(self) -> bool:
-        """Whether a checkpoint of the last step asked for is there already (GRPO; SFT finds out for itself)."""
+        """Whether a checkpoint of the last requested step exists already (GRPO; SFT finds out for itself)."""
         goal = self.run.config.run.steps if self.steps is None else self.steps
         saved = self.run.checkpoints.steps() if self.stage == "grpo" else []
         return bool(saved) and max(saved) >= goal and (self.run.last_step() or 0) >= goal
@@ -109,7 +109,7 @@ class Job:
             yield from grpo(self.run, tasks=self.tasks, rewards=self.rewards, steps=self.steps, **accepted)
 
     def command(self) -> list[str]:
-        """The same as a command line: GRPO from where the run stands, as `work` does it."""
+        """Command line of the job: GRPO from the run's newest step, as `work` does it."""
         verb = ["sft"] if self.stage == "sft" else ["train", "--no-sft"]
         steps = ["--steps", str(self.steps)] if self.steps is not None and self.stage == "grpo" else []
         accepted = [part for kind in sorted(self.accept_changed) for part in ("--accept-changed", kind)]
@@ -117,13 +117,13 @@ class Job:
         return launch.command(program, self.gpus) if self.where == "torchrun" else [sys.executable, "-m", *program]
 
     def worker(self, session: Any) -> "Worker":
-        """Who does it; not started yet."""
+        """Worker for the job; not started yet."""
         kind = {"process": ProcessWorker, "torchrun": TorchrunWorker}.get(self.where, ThreadWorker)
         return kind(session, self)
 
 
 class Worker(threading.Thread):
-    """It knows its session, so the threads alive are the register of live sessions.
+    """Thread that trains. It references its session, so the threads alive are the register of live sessions.
 
     A register in a module would be emptied when the module is reloaded, and would then let a second
     trainer start; a thread outlives every reload.
@@ -150,11 +150,11 @@ class Worker(threading.Thread):
                 self._delayed.cancel()  # else it keeps the session for HANG_SECONDS
 
     def work(self) -> None:
-        """What the thread is for."""
+        """Work of the thread."""
         raise NotImplementedError
 
     def ask_to_stop(self) -> None:
-        """Let it end after the present step. Asked again once it is overdue, break the step off."""
+        """Request a stop after the present step. A second request, once it is overdue, interrupts the step."""
         if self.asked_to_stop.is_set() and self.overdue.is_set():
             self.break_off()
         elif not self.asked_to_stop.is_set():
@@ -168,7 +168,7 @@ class Worker(threading.Thread):
         raise NotImplementedError
 
     def waits_for(self) -> str:
-        """What the step under way is doing."""
+        """Description of the running step's work."""
         raise NotImplementedError
 
     def _report_delay(self) -> None:
@@ -225,7 +225,7 @@ class ThreadWorker(Worker):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(KeyboardInterrupt))
 
     def _passed_on(self) -> bool:
-        """Ask GRPO to stop, again: what was asked while it was loading is forgotten. SFT has to be closed.
+        """Request a stop from GRPO again, since requests while it was loading are dropped. SFT has to be closed.
 
         So has GRPO where knobs.json cannot be written: closing it saves as well, but logs no `stopped`.
         """
@@ -260,7 +260,7 @@ class ProcessWorker(Worker):
         self.process = _spawn(job.command(), job.run.path / LOG, self.variables())
 
     def variables(self) -> Mapping[str, str]:
-        """What its environment has beside this one's."""
+        """Environment variables of the process in addition to this one's."""
         return {}
 
     def work(self) -> None:
@@ -271,11 +271,11 @@ class ProcessWorker(Worker):
             logger.info("%s", self.error)
 
     def failed(self, status: int) -> WorkerFailed:
-        """What there is to say of a process that ended badly."""
+        """Error for a process that ended badly."""
         return WorkerFailed(_sentence(self.job.run, status))
 
     def ask_to_stop(self) -> None:
-        """A signal too: what the knobs ask while it loads is forgotten, and a second signal ends it at once."""
+        """Send a signal too: requests in knobs are dropped while it loads; a second signal ends it at once."""
         first = not self.asked_to_stop.is_set()
         super().ask_to_stop()
         if first:
@@ -294,7 +294,7 @@ class ProcessWorker(Worker):
 
 
 class TorchrunWorker(ProcessWorker):
-    """The same for torchrun and its ranks, of which rank 0 obeys and saves."""
+    """Worker for torchrun and its ranks, of which rank 0 obeys and saves."""
 
     def variables(self) -> Mapping[str, str]:
         return launch.environment(self.job.gpus)
@@ -362,7 +362,7 @@ def live_session(path: Path) -> Any | None:
 
 
 def recorded_failure(run: Run) -> WorkerFailed | None:
-    """What ended a run that failed, from its files: the logged error, and the process's last words if it had any."""
+    """Error that ended a failed run, from its files: the logged one, with the process's last words if any."""
     newest = run.milestone()
     if newest.get("kind") != "failed" or run.status().state is not RunState.FAILED:
         return None

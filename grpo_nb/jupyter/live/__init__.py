@@ -31,9 +31,9 @@ from grpo_nb.storage.journal import Row
 _HERE = Path(__file__).parent
 MOST_COLUMNS = 300
 LARGEST = 1e30
-"""Of a value that is sent: sums of a few thousand are still far below what float32 holds."""
+"""Largest value that is sent: sums of a few thousand are still far below float32's limit."""
 STATUS = {"clipped": 1.0, **dict.fromkeys(UNDONE, 2.0)}
-"""What the browser tells apart; all others are 0."""
+"""Codes of the states that the browser distinguishes; all others are 0."""
 INKS = {
     "ink": canvas.INK,
     "muted": canvas.MUTED,
@@ -45,7 +45,7 @@ INKS = {
 
 
 class Curves(anywidget.AnyWidget):
-    """The pages of a run's panels; `page` is the one that shows. It draws what `update` was given."""
+    """The pages of a run's panels; `page` is the visible one. It draws the rows of `update`."""
 
     _esm = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("plot.js", "view.js"))
     _css = (_HERE / "view.css").read_text(encoding="utf-8")
@@ -53,10 +53,10 @@ class Curves(anywidget.AnyWidget):
     pages = traitlets.Dict().tag(sync=True)
     """The panels of each page, as `Panel.as_json` has them, and how many stand side by side at most."""
     frame = traitlets.Dict().tag(sync=True)
-    """What stands around the curves: objectives, marks, the end of the step axis, the inks of a light page."""
+    """Frame of the curves: objectives, marks, the end of the step axis, the inks of a light page."""
 
     def __init__(self, run: Run, followed: Followed, stage: str, wanted: Callable[[], None] = lambda: None) -> None:
-        """`wanted` is called when somebody asks for the report; `hand_over` gives it."""
+        """`wanted` is called when somebody requests the report; `hand_over` sends it."""
         super().__init__(page="sft" if stage == "sft" else "overview")
         self.run_path, self._config = run.path, run.config
         self._followed, self._stage = followed, stage

@@ -1,7 +1,7 @@
 """The box and the slider of a knob, as the browser draws them (`knob.js`).
 
-ipywidgets' own sliders show no number while they are dragged where their readout would round, tell a screen reader the
-exponent in place of the number, and its boxes drop without a word what is no number.
+ipywidgets' own sliders show no number while they are dragged where their readout would round, give a screen reader the
+exponent in place of the number, and its boxes silently drop text that is no number.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class _Knob(anywidget.AnyWidget):
     shape = traitlets.Unicode().tag(sync=True)
     value = traitlets.CFloat().tag(sync=True)
     step = traitlets.CFloat().tag(sync=True)
-    """What an arrow key adds; of a logarithmic slider in powers of ten."""
+    """Step of an arrow key; of a logarithmic slider in powers of ten."""
     description = traitlets.Unicode().tag(sync=True)
     """The name, also for a screen reader."""
 
