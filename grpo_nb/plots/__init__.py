@@ -57,7 +57,7 @@ __all__ = [
 
 
 MOST_MARKS = 200
-"""Of one kind in a panel: more would be a grey field."""
+"""Marks of one kind in a panel; more would be a grey field."""
 
 
 def dashboard(
@@ -68,12 +68,12 @@ def dashboard(
     name: str = "",
     updated: datetime | None = None,
 ) -> Picture:
-    """Reward, KL, beta; length, truncation and groups without signal, gradient norm: the run at a glance.
+    """Reward, KL, beta; length, truncated answers and groups without signal, gradient norm: the run at a glance.
 
     Args:
         metrics: rows of metrics.jsonl, as a table or as `run.stored("metrics")`; may be empty.
         events: rows of events.jsonl, for the marks of knob turns and resumes.
-        name: of the run, for the header.
+        name: name of the run, for the header.
         updated: time of the newest row, for the header.
     """
     return _page(lambda found: panels.overview(config), 3, metrics, config, events, (name, updated))
@@ -87,7 +87,7 @@ def rewards(
     name: str = "",
     updated: datetime | None = None,
 ) -> Picture:
-    """Each objective's reward functions with their spread, and what its answers were; arguments as of `dashboard`."""
+    """Each objective's reward functions with their spread, and its answers' labels; arguments as of `dashboard`."""
     across = max(len(config.objectives), 2)
     return _page(lambda found: pages.rewards(config, found), across, metrics, config, events, (name, updated))
 
@@ -145,7 +145,7 @@ def reward_curves(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
 
 
 def answers(metrics: pd.DataFrame | LogRows, config: Config) -> Picture:
-    """What the sampled answers were: the share of each label over the steps, one panel per objective."""
+    """Labels of the sampled answers: the share of each over the steps, one panel per objective."""
     rows = ordered(metrics)
     with RENDER_LOCK:
         figure = canvas.new(5.4 * len(config.objectives) + 0.8, 3.6)

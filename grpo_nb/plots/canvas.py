@@ -1,4 +1,4 @@
-"""What every picture is drawn with: the lock, the palette, axes with plain numbers, lines that smooth when long."""
+"""Base of every picture: the lock, the palette, axes with plain numbers, lines that smooth when long."""
 
 import io
 import math
@@ -32,11 +32,11 @@ PAGE, STRIP = (12.6, 7.1), (12.6, 3.4)
 """Inches of a page of panels, and of a single row of them."""
 OWN = (*PALETTE, INK, MUTED, FAINT, GRID, PAPER, ALARM)
 KEPT_DPI, KEPT_COLOURS = 72, 32
-"""Of a picture that a notebook keeps; to so many colours come those of `OWN`."""
+"""Resolution and colours of a picture that a notebook keeps; the colours of `OWN` are added to these."""
 DECADES = 20
 """Powers of ten that a logarithmic axis has at most: what is smaller than its highest value by more is nothing."""
 LONG = 30
-"""From so many steps on, the raw line steps back behind a smoothed one."""
+"""Steps from which the raw line is faint behind a smoothed one."""
 AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500)
 """The step axis grows from one of these to the next, so that it does not move with every step."""
 
@@ -45,11 +45,11 @@ class Picture(Figure):
     """A Figure that a notebook shows as a picture, without pyplot and under the lock."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """With the alternative text that pages made from a notebook show."""
+        """PNG and the alternative text that pages made from a notebook show."""
         return to_png(self), {"alt": repr(self)}
 
     def __repr__(self) -> str:
-        """What it shows, for whoever cannot see it: a page gives these words as the picture's alternative text."""
+        """Content of the picture as text; a page uses it as the picture's alternative text."""
         headings = [text.get_text() for text in self.texts]
         titles = [axis.get_title(loc="left") or axis.get_title() for axis in self.axes]
         return "Picture: " + ("; ".join(filter(None, [*headings, *titles])) or f"{len(self.axes)} panels")
@@ -152,7 +152,7 @@ def dress(axis: Axes, grid: Literal["x", "y"] = "y") -> None:
 
 
 def title(axis: Axes, text: str, unit: str) -> None:
-    """A bold title, and under it in small what is drawn, with its unit."""
+    """Set a bold title, and under it in small the plotted quantity with its unit."""
     axis.set_title(text, loc="left", pad=22, size=11, weight="bold", color=INK)
     axis.annotate(unit, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", size=8.5, color=MUTED)
 
@@ -187,7 +187,7 @@ def log_axis(axis: Axes, low: float, high: float) -> None:
 
 
 def axis_end(last: int, total: int = 0) -> int:
-    """Where the step axis ends: at the total, or a stride beyond the last step.
+    """End of the step axis: the total, or a stride beyond the last step.
 
     >>> axis_end(8, total=60), axis_end(47, total=60), axis_end(70, total=60)
     (10, 50, 70)
@@ -214,7 +214,7 @@ def step_axis(axis: Axes, rows: pd.DataFrame, total: int = 0, resumed: Sequence[
 
 
 def reach(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> None:
-    """From the lowest to the highest value behind each point, where several steps share one."""
+    """Fill from the lowest to the highest value of each point, where several steps share one."""
     low, high = extremes(rows, values)
     if low is not values:
         axis.fill_between(rows["step"], low, high, color=colour, alpha=0.18, linewidth=0.4)

@@ -1,4 +1,4 @@
-"""A panel drawn by matplotlib; `jupyter/live.js` draws the same in a browser."""
+"""Draws a panel with matplotlib; `jupyter/live.js` draws the same in a browser."""
 
 import itertools
 import math
@@ -51,7 +51,7 @@ def draw(axis: Axes, panel: Panel, rows: pd.DataFrame, events: pd.DataFrame | No
 
 
 def _curve(axis: Axes, curve: Curve, rows: pd.DataFrame) -> list[float]:
-    """Draws it; the values that the panel needs room for."""
+    """Draw a curve; returns the values that the panel needs room for."""
     values = column(rows, curve.key)
     if not curve.undone:
         values = values.mask(status(rows).isin(UNDONE))
@@ -86,7 +86,7 @@ def _band(axis: Axes, band: Band, rows: pd.DataFrame) -> None:
 
 
 def _stack(axis: Axes, stack: Stack, rows: pd.DataFrame) -> list[float]:
-    """Draws it; its height at each step."""
+    """Draw a stack; returns its height at each step."""
     if not stack.layers:
         return []
     filled = [column(rows, layer.key).fillna(0.0) for layer in stack.layers]
@@ -151,7 +151,7 @@ def _scale(axis: Axes, panel: Panel, rows: pd.DataFrame, shown: Iterable[float])
 
 
 def log_ends(scale: Scale, shown: list[float]) -> tuple[float, float] | None:
-    """Where a logarithmic axis begins and ends, if these values ask for one."""
+    """Ends of a logarithmic axis, if these values need one; else None."""
     positive = [v for v in (*scale.include, *shown) if v > 0]
     if scale.log is None or not positive or not any(v > 0 for v in shown):
         return None

@@ -20,7 +20,7 @@ def curves(
     log: bool = False,
     top: float | None = None,
 ) -> Picture:
-    """One panel a frame, one line a column, over the frame's index; `mark` draws a vertical line, e.g. at ratio 1.
+    """One panel per frame, one line per column, over the frame's index; `mark` draws a vertical line, e.g. at ratio 1.
 
     `log` spaces the index by doublings; `top` ends the vertical axis.
     """

@@ -62,7 +62,7 @@ def _panel(axis: Axes, frame: pd.DataFrame, across: str, up: str) -> None:
 
 
 def _named(x: Values, y: Values, wanted: list[int]) -> list[int]:
-    """Those of the points wanted that lie apart, so that their names do; the first of neighbours stays."""
+    """Indices of wanted points that are far enough apart for their names; the first of neighbours stays."""
     named: list[int] = []
     spans = [float(np.ptp(values)) or 1.0 for values in (x, y)]
     for i in wanted:

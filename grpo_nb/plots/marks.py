@@ -1,4 +1,4 @@
-"""What a panel shows, as data: matplotlib draws it for pages that stand still, the browser for the live view.
+"""Content of a panel as data: matplotlib draws it for static pages, the browser for the live view.
 
 A panel names keys of metrics.jsonl and how each is drawn; it holds no rows. `plots/drawing.py` and `jupyter/live.js`
 give the marks the same look.
@@ -19,28 +19,28 @@ Names = Literal["", "above", "inside"]
 BOLD, THIN = 2.0, 1.3
 """Widths of a curve and of its companion, in points."""
 MOST_NAMES = 40
-"""Of one family of keys in a panel: more curves cannot be distinguished."""
+"""Curves of one family of keys in a panel; more cannot be distinguished."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One key over the steps."""
+    """Curve of one key over the steps."""
 
     key: str
     colour: str
     group: str = ""
-    """What hides it with a click in the live view: its objective, or its own name."""
+    """Group that a click hides in the live view: its objective, or its own name."""
     look: Look = "solid"
     width: float = BOLD
     smooth: Smooth = "mean"
     raw: bool = False
-    """A long run shows the values themselves faint behind the smoothed curve."""
+    """Whether a long run shows the values themselves faint behind the smoothed curve."""
     reach: bool = False
     """The lowest and highest value are shaded where several steps share a point."""
     steps: bool = False
     """A setting: it holds from each step to the next."""
     sparse: bool = False
-    """Not every step has a value; the others are passed over."""
+    """Whether some steps have no value; these are passed over."""
     undone: bool = True
     """Whether it includes steps that changed no weight."""
 
@@ -59,7 +59,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Layer:
-    """One key of a stack."""
+    """Layer of a stack: one key."""
 
     key: str
     colour: str
@@ -107,7 +107,7 @@ class Outcomes:
     """A tick at the foot for each step that was clipped, a cross for each that changed no weight."""
 
     key: str
-    """A cross is drawn at this key's value, at the top where that leaves the panel."""
+    """Key at whose value a cross is drawn, at the top where that leaves the panel."""
 
 
 Mark: TypeAlias = Curve | Band | Stack | Limit | Span | Turned | Outcomes
@@ -126,32 +126,32 @@ class Log:
 
 @dataclass(frozen=True)
 class Scale:
-    """The vertical axis: fixed where `high` is given, else with room for what is drawn."""
+    """Vertical axis of a panel: fixed where `high` is given, else with room for the drawn values."""
 
     low: float | None = 0.0
-    """Drawn from here, or from the lowest value; None: from the lowest value with a margin."""
+    """Lower end, or the lowest value if that is below it; None: the lowest value with a margin."""
     high: float | None = None
     include: tuple[float, ...] = ()
     """Values that always have room."""
     room: float = 1.15
     empty: float = 1.0
-    """The top where nothing is known."""
+    """Upper end without values."""
     log: Log | None = None
     numbers: Numbers = "plain"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One axis over the steps."""
+    """Panel over the steps."""
 
     title: str
     unit: str
     marks: tuple[Mark, ...]
     scale: Scale = field(default_factory=Scale)
     names: Names = ""
-    """Where the names of its own curves or layers stand; "" where the objectives' colours say it."""
+    """Position of the names of its own curves or layers; "" where the objectives' colours identify them."""
     missing: str = ""
-    """Says why nothing is drawn, where the rows have none of its keys."""
+    """Reason shown where the rows have none of its keys."""
 
     @property
     def curves(self) -> list[Curve]:
@@ -167,25 +167,25 @@ class Panel:
         return {one.group: one.colour for one in named if one.group}
 
     def as_json(self) -> dict[str, Any]:
-        """As the browser reads it; each mark with its kind."""
+        """The panel as JSON for the browser; each mark with its kind."""
         marks = [{"kind": type(mark).__name__.lower()} | asdict(mark) for mark in self.marks]
         return asdict(self) | {"marks": marks, "own": list(self.own_names.items())}
 
 
 @dataclass(frozen=True)
 class Found:
-    """Which keys a run's rows have, and the newest value of each: what a page is laid out by."""
+    """Keys of a run's rows, and the newest value of each; they determine the layout of a page."""
 
     keys: Sequence[str] = ()
     newest: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> "Found":
-        """Of rows as the pictures read them."""
+        """Keys and newest values of rows in the form that the pictures read."""
         return cls([*map(str, rows.columns)], rows.ffill().iloc[-1].to_dict() if len(rows) else {})
 
     def below(self, prefix: str) -> list[str]:
-        """What follows `prefix` in the first MOST_NAMES keys that have it, in their order."""
+        """Rest of the first MOST_NAMES keys that begin with `prefix`, in their order."""
         return [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix)][:MOST_NAMES]
 
     def number(self, key: str) -> float | None:

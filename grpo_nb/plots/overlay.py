@@ -23,7 +23,7 @@ FAMILIES = {
 COMMON = {keys.GRAD_NORM: ("gradient norm", "raw"), keys.TIME_STEP: ("time of a step", "seconds")}
 """Metrics without an objective."""
 MOST_OBJECTIVES = 4
-"""That have panels of their own; of more objectives the first."""
+"""Objectives with panels of their own; of more, the first."""
 LOOKS = ("-", SHORT_DASHES, DOTS)
 MOST_RUNS = len(PALETTE) * len(LOOKS)
 """Runs that colour and dashes distinguish."""
@@ -74,7 +74,7 @@ def overlay(
 
 
 def _places(seen: Mapping[str, pd.DataFrame], objectives: Sequence[str]) -> list[Place]:
-    """The panels of which some run has values, objective beside objective."""
+    """The panels of which some run has values, objectives side by side."""
     wanted = [
         (family.of(name), f"{name}: {title}", unit) for family, (title, unit) in FAMILIES.items() for name in objectives
     ]

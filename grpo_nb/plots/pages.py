@@ -1,4 +1,4 @@
-"""The pages behind the overview: what each reward function gives, and how the machinery runs; and the page of SFT."""
+"""Pages in addition to the overview: rewards by function, the machinery, and the page of SFT."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ WIDE = 20.0
 
 
 def pages(config: Config, found: Found) -> dict[str, list[Panel]]:
-    """Every page of GRPO by its name; `found` says what the run's rows have."""
+    """Every page of GRPO by its name; `found` has the keys of the run's rows."""
     return {
         "overview": panels.overview(config),
         "rewards": rewards(config, found),
@@ -42,7 +42,7 @@ def functions(name: str, found: Found) -> Panel:
 
 
 def labels(name: str, found: Found) -> Panel:
-    """What the sampled answers were: the share of each label over the steps."""
+    """Labels of the sampled answers: the share of each over the steps."""
     order = sorted(found.below(keys.LABEL.below(name)), key=lambda x: (x != "correct", x == "unparsed", x))
     others = iter(("#E69F00", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D31", "#7A5195"))
     tints = [{"correct": "#009E73", "unparsed": FAINT}.get(label) or next(others, MUTED) for label in order]
@@ -64,7 +64,7 @@ def machinery(config: Config, found: Found) -> list[Panel]:
 
 
 def times(found: Found) -> Panel:
-    """Where the seconds of a step go."""
+    """Seconds of a step by phase."""
     phases = [phase for phase in found.below(keys.TIME.below()) if keys.TIME.has(keys.TIME.of(phase))]
     tints = cycle([PALETTE[i] for i in (5, 4, 2, 0, 3, 6, 7)])
     layers = tuple(Layer(keys.TIME.of(phase), tint, phase) for phase, tint in zip(phases, tints, strict=False))
@@ -90,7 +90,7 @@ def gradients(config: Config) -> Panel:
 
 
 def cosines(found: Found) -> Panel:
-    """How far the objectives' gradients agree: +1 the same direction, 0 unrelated, -1 against each other."""
+    """Cosines of the objectives' gradients: +1 the same direction, 0 unrelated, -1 against each other."""
     pairs = found.below(keys.GRAD_COSINE_OF.below())
     marks: list[Mark] = [
         Curve(keys.GRAD_COSINE_OF.below() + pair, colour, sparse=True)

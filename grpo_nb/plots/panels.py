@@ -7,7 +7,7 @@ from grpo_nb.plots.marks import THIN, Band, Curve, Limit, Log, Mark, Outcomes, P
 
 
 def overview(config: Config) -> list[Panel]:
-    """Reward, KL, beta; length, truncation and groups without signal, gradient norm."""
+    """Panels of reward, KL, beta; length, truncated answers and groups without signal, gradient norm."""
     return [draw(config) for draw in (reward, kl, beta, length, lost, gradient)]
 
 
@@ -61,7 +61,7 @@ def length(config: Config) -> Panel:
 
 
 def lost(config: Config) -> Panel:
-    """What of the sampling gives no signal: answers cut at the cap, groups whose answers all earn the same."""
+    """Share of the samples without signal: answers cut at the cap, groups whose rewards are all equal."""
     marks: list[Mark] = []
     for name, colour in colours(config.objectives).items():
         marks += [
@@ -87,5 +87,5 @@ def main(key: str, colour: str, group: str) -> Curve:
 
 
 def companion(key: str, colour: str, group: str) -> Curve:
-    """Beside a main curve of the same colour: thinner and dashed."""
+    """Curve that accompanies a main curve of the same colour: thinner and dashed."""
     return Curve(key, colour, group, look="dashed", width=THIN)

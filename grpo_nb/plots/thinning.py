@@ -20,12 +20,12 @@ from grpo_nb.storage.index.packing import Floats
 
 MOST_POINTS = 2000
 FIRST_ALONE, NEWEST_ALONE = 5, 10
-"""Rows at either end that stay as they are: the numbers beside a curve are means of them."""
+"""Rows at either end that stay as they are: the numbers next to a curve are means of them."""
 LOW, HIGH = "min:", "max:"
 _STATUS = ("ok", "clipped", "skipped", "rolled_back")
-"""What a stretch is called: by the last of these that one of its rows is."""
+"""Statuses by rank; a stretch of rows gets the last of these that one of its rows has."""
 UNDONE = ["skipped", "rolled_back"]
-"""Of steps that changed no weight."""
+"""Statuses of steps that changed no weight."""
 
 
 def ordered(rows: pd.DataFrame | LogRows) -> pd.DataFrame:
@@ -49,7 +49,9 @@ def ordered(rows: pd.DataFrame | LogRows) -> pd.DataFrame:
 
 
 def extremes(rows: pd.DataFrame, values: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """The lowest and highest value behind each point of a column; the values themselves where nothing was thinned."""
+    """The lowest and highest value of the rows of each point of a column; the values themselves where nothing was
+    thinned.
+    """
     if f"{LOW}{values.name}" not in rows:
         return values, values
     known = values.notna()
@@ -71,7 +73,7 @@ def _thinned(
 
 
 class _Points:
-    """Which rows share a point."""
+    """Assignment of rows to shared points."""
 
     def __init__(self, steps: Floats, skipped: NDArray[np.bool_]) -> None:
         order = np.argsort(steps, kind="stable")
@@ -104,7 +106,7 @@ class _Points:
             yield f"{HIGH}{key}", high
 
     def status(self, status: NDArray[np.object_]) -> NDArray[Any]:
-        """Of each point, the worst of its rows'."""
+        """Status of each point: the worst of its rows'."""
         rank = np.zeros(len(status), np.int64)
         for place, word in enumerate(_STATUS):
             rank[status == word] = place
