@@ -1,1 +1,1 @@
-"""What people read of a run: its page, tables, rollouts and small worked examples."""
+"""Readable output of a run: its page, tables, rollouts and small worked examples."""

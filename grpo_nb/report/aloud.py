@@ -17,7 +17,7 @@ def show_picture(figure: Picture) -> None:
 
 
 def show(data: Mapping[str, str], words: str) -> None:
-    """A picture's data, with the alternative text that pages made from the notebook show, and behind it the words."""
+    """A picture's data, with the alternative text that pages made from the notebook show, and after it the words."""
     from IPython.display import display
 
     display(data, raw=True, metadata={"image/png": {"alt": words}})  # type: ignore[no-untyped-call]

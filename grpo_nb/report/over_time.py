@@ -1,6 +1,6 @@
-"""One prompt over time: what the model answered to it at each step, token by token, with what the answers earned.
+"""One prompt over time: the model's answers to it at each step, token by token, with their rewards.
 
-Quick evaluation asks the same held-out prompts every so many steps and logs a few of the answers; a training prompt
+Quick evaluation uses the same held-out prompts every so many steps and logs a few of the answers; a training prompt
 comes again once its epoch is over. Rows may come from anybody: the template escapes every value.
 """
 

@@ -1,4 +1,4 @@
-"""What a run's files say, for reading without a live kernel: its picture, tables of its logs, its answers."""
+"""Report of a run's files, without a live kernel: its picture, tables of its logs, its answers."""
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -104,10 +104,10 @@ _SFT_HEADLINES = {"loss, nats per completion token": keys.LOSS, "gradient norm":
 
 
 def page(run: Run | str | Path) -> str:
-    """All that the files say as one HTML page, which needs neither kernel nor network; of a Run, its name or path.
+    """The files of a run as one HTML page, which needs neither kernel nor network; of a Run, its name or path.
 
     Raises:
-        RunError: there is no such run.
+        RunError: the run does not exist.
     """
     run = Run.of(run)
     parts: dict[str, Callable[[], list[Any]]] = {
@@ -124,7 +124,7 @@ def page(run: Run | str | Path) -> str:
 
 
 def _section(make: Callable[[], list[Any]]) -> list[Markup]:
-    """What a part of the page shows; why it shows nothing, where the files of the run do not allow it."""
+    """Content of a part of the page; an error message where the files of the run do not allow it."""
     try:
         return [*map(shown_as_html, make())]
     except Exception as error:  # whatever lies in one file, the rest is shown
@@ -183,7 +183,7 @@ _HEADLINES = {
 
 
 def evaluation(frame: pd.DataFrame) -> Table:
-    """One evaluation, a line a metric, with its 95% interval."""
+    """Table of one evaluation, one line per metric, with its 95% interval."""
     table = [
         {"objective": r.objective, "metric": r.metric, "value [95%]": interval(r.value, r.low, r.high)}
         | {"items": r.n, "clusters": r.clusters}
@@ -209,7 +209,7 @@ def comparison(run: Run) -> Table:
 
 
 def _to_evaluate(run: Run, missing: Sequence[str]) -> str:
-    """What to run for the stages that a comparison lacks."""
+    """Sentence with the calls that evaluate the stages a comparison lacks."""
     calls = ", ".join(f"grpo_nb.evaluate(run, stage={stage!r})" for stage in missing)
     return (
         f"Not evaluated yet: {', '.join(missing)}. To measure, run {calls} in a cell (own tasks: tasks=own.tasks), "
@@ -231,9 +231,9 @@ def front(stages: pd.DataFrame) -> Table:
 
 
 def samples(run: Run, *, objective: str | None = None, step: int | None = None, limit: int = 4) -> Table:
-    """What the model wrote, newest first, no answer twice; at `step`, or whenever it was logged last.
+    """Completions of the model, newest first, no answer twice; at `step`, or whenever it was logged last.
 
-    Of a log longer than NEWEST_ROWS that many are looked through, and the caption says so where they were too few.
+    Of a log longer than NEWEST_ROWS that many are looked through, and the caption states it where they were too few.
     """
     rows = islice(run.newest_first("samples"), NEWEST_ROWS) if step is None else _samples_at(run, step)
     shown: dict[tuple[Any, Any], dict[str, Any]] = {}
@@ -253,7 +253,7 @@ def samples(run: Run, *, objective: str | None = None, step: int | None = None, 
 
 
 def _no_samples(run: Run, step: int | None) -> str:
-    """Says that there are none, and of which steps there are some."""
+    """Sentence that no samples were found, and the steps that have some."""
     newest = next(run.newest_first("samples"), None)
     if step is None or newest is None:
         return "no samples in the log"
@@ -303,7 +303,7 @@ _STARTS = {
 
 
 def knob_trace(run: Run, key: str, around: int, window: int = 3) -> Table:
-    """The rows of the metrics on both sides of step `around`: what was in use before and after a knob was turned."""
+    """The rows of the metrics on both sides of step `around`: the active values before and after a knob was changed."""
     rows = run.stored("metrics")
     steps = rows.numbers("step")
     near = rows.at(steps.at[(steps.values > around - window) & (steps.values <= around + window)])
@@ -322,7 +322,7 @@ def sft_losses(run: Run) -> Table:
 
 
 def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task] | None = None) -> Table:
-    """What a stage of the model answers, greedily, to the first held-out prompts of each objective."""
+    """Greedy answers of a stage to the first held-out prompts of each objective."""
     policy = restore_policy(run, stage)
     table = []
     with opened(choose(None, policy, run.config.rollout).engine) as drawing:
@@ -339,10 +339,10 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
 
 
 def selfchecks(tasks: Mapping[str, Task]) -> Table:
-    """Every task checked: gold answers score top, known bad ones do not. Its examples by split.
+    """Check every task: gold answers score top, known bad ones do not. Table of its examples by split.
 
     Raises:
-        DataError: an item where that does not hold, by id.
+        DataError: an item where that fails, by id.
     """
     table = []
     for name, task in tasks.items():
@@ -353,7 +353,7 @@ def selfchecks(tasks: Mapping[str, Task]) -> Table:
 
 
 def scored_examples(tasks: Mapping[str, Task], count: int = 1) -> Table:
-    """How each task judges: the gold answer, saying that one does not know, another question's answer, nothing."""
+    """Scores of each task for the gold answer, an abstention, another question's answer, and nothing."""
     table = []
     for name, task in tasks.items():
         examples = task.examples("train")

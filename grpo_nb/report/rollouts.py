@@ -22,7 +22,8 @@ SHORT, LONGEST = 300, 1500
 """Characters: what is longer than the first is folded, than the second cut."""
 SHADES = 5
 FULL_RATIO, FULL_SURPRISE, FULL_ADVANTAGE = 1.0, 5.0, 2.0
-"""Where a colour is at its strongest: nats, of a token e times likelier than before, and of one of probability 0.7%;
+"""Values at which a colour is at its strongest: nats, of a token e times likelier than before, and of one of
+probability 0.7%;
 an advantage of two deviations of its group."""
 _FULL = {"log-ratio": FULL_RATIO, "log-prob": FULL_SURPRISE, "advantage": FULL_ADVANTAGE}
 
@@ -58,13 +59,13 @@ class Answer:
     """A completion as it is shown."""
 
     place: int
-    """In its group, 1 is best."""
+    """Rank in its group; 1 is best."""
     reward: str
     facts: list[str]
     text: str
     tokens: list[Token]
     rest: str
-    """Says that not all tokens were logged one by one."""
+    """Note that not all tokens were logged one by one."""
     hidden_before: int = 0
 
 
@@ -85,7 +86,7 @@ def groups(newest_first: Iterable[Row], steps: int = 20) -> list[Group]:
 
 
 def page(group: Group, colouring: Colouring = "log-ratio") -> str:
-    """One group as HTML: prompt, gold answer, and its completions with what they earned."""
+    """One group as HTML: prompt, gold answer, and its completions with their rewards."""
     first, places = group.rows[0], _places(len(group.rows))
     hidden = len(group.rows) - len(places)
     return html(
@@ -180,7 +181,7 @@ def _title(old: Sequence[float] | None, reference: Sequence[float] | None, n: in
 
 
 def key_of(colouring: Colouring) -> dict[str, Any] | None:
-    """What the colours mean, from one end to the other."""
+    """Legend of the colours, from one end to the other."""
     if colouring == "plain":
         return None
     if colouring == "log-prob":
@@ -203,7 +204,7 @@ def _rank(row: Row) -> tuple[bool, float, int]:
 
 
 def cut(text: str) -> str:
-    """At most LONGEST characters, and how many more there are."""
+    """The text, at most LONGEST characters, and the number of further ones."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} … ({len(text) - LONGEST} more characters)"
 
 

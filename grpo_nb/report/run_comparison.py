@@ -36,25 +36,25 @@ _WHEN = {"time", "step", "kind", "goal"}
 """Fields of a start's event that say when it was and how far it went; the others say what it ran with."""
 _ABSENT = "not set"
 _PARTS = ("last", "last_step", "mean", "spread")
-"""What is shown of a metric of one run."""
+"""Values shown of a metric of one run."""
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What `compare` found, each part as a table; shows itself in a notebook and as text."""
+    """Result of `compare`, each part as a table; shows itself in a notebook and as text."""
 
     names: tuple[str, str]
     settings: pd.DataFrame
-    """One row a setting that differs: setting, a, b."""
+    """Table with one row per setting that differs: setting, a, b."""
     versions: pd.DataFrame
-    """The same of packages, device, code, and the content of data and weights, as of the newest start."""
+    """Table of packages, device, code, and the content of data and weights that differ, as of the newest start."""
     metrics: pd.DataFrame
-    """One row a metric: metric, unit, and of each run over the shared steps last, the step of last, mean, spread
-    (standard deviation); difference of the means, b - a."""
+    """Table with one row per metric: metric, unit, and of each run over the shared steps last, the step of last, mean,
+    spread (standard deviation); difference of the means, b - a."""
     findings: pd.DataFrame
-    """One row a finding: run, severity, step, rule, message."""
+    """Table with one row per finding: run, severity, step, rule, message."""
     steps: str
-    """Which steps are shared, in words."""
+    """Sentence about the shared steps."""
 
     def tables(self) -> Iterator[Table]:
         """The parts for reading; metrics that are no headlines, folded."""
@@ -185,7 +185,7 @@ def _shared(rows: Sequence[LogRows | None]) -> tuple[Floats, list[Places]]:
 
 
 def _metrics(rows: Sequence[LogRows | None], places: Sequence[Places], shared: Floats) -> pd.DataFrame:
-    """One key at a time, so that no more than two columns are in memory."""
+    """Table of metrics, computed one key at a time, so that no more than two columns are in memory."""
     order = {row.name: n for n, row in enumerate([*HEADLINES, *keys.TABLE.values()][::-1])}
     known = {key: row for log in rows if log is not None for key in log.keys if (row := keys.row_of(key)) is not None}
     known.pop(keys.STEP, None)

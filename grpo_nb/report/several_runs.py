@@ -30,14 +30,14 @@ MEASURES = ("accuracy", "reward")
 
 @dataclass(frozen=True)
 class SeveralRuns:
-    """What `several` found; shows itself in a notebook and as text."""
+    """Result of `several`; shows itself in a notebook and as text."""
 
     runs: Mapping[str, Run]
     settings: pd.DataFrame
-    """One row a setting that is not the same in all: setting, and a column for each run."""
+    """Table with one row per setting that is not the same in all: setting, and a column for each run."""
     standing: pd.DataFrame
-    """One row a run: state, step, and of each objective the mean reward and KL of the newest steps and its newest
-    held-out measure."""
+    """Table with one row per run: state, step, and of each objective the mean reward and KL of the newest steps and its
+    newest held-out measure."""
     looks: Mapping[str, Look] | None = field(default=None, repr=False)
 
     @property
@@ -76,7 +76,7 @@ def several(runs: Sequence[Run | str | Path], looks: Mapping[str, Look] | None =
         looks: colour and dashes by name of the run, where not all of a set are shown.
 
     Raises:
-        RunError: one of them cannot be opened, or there are none, or more than colours and dashes distinguish.
+        RunError: one of them cannot be opened, or their number is 0 or more than colours and dashes distinguish.
     """
     if not 1 <= len(runs) <= MOST_RUNS:
         raise RunError(f"{len(runs)} runs to compare; needs 1 to {MOST_RUNS}, which colours and dashes distinguish")
@@ -85,7 +85,8 @@ def several(runs: Sequence[Run | str | Path], looks: Mapping[str, Look] | None =
 
 
 def page(runs: Sequence[Run | str | Path]) -> str:
-    """The same as one HTML page, which needs neither kernel nor network; of two runs with all that `compare` finds.
+    """Runs on one set of plots as one HTML page, which needs neither kernel nor network; for two runs with the result
+    of `compare`.
 
     Raises:
         RunError: as `several`.
@@ -101,7 +102,7 @@ def page(runs: Sequence[Run | str | Path]) -> str:
 
 
 def _named(runs: Sequence[Run]) -> dict[str, Run]:
-    """Each by a name of its own."""
+    """The runs by unique names."""
     names = [run.name for run in runs]
     if len({*names}) < len(names):
         names = [run.shown for run in runs]
@@ -147,7 +148,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 
 
 def _held_out(run: Run, objective: str) -> dict[str, str]:
-    """The newest measure of the newest weights on held-out examples, by its title; nothing where there is none."""
+    """The newest measure of the newest weights on held-out examples, by its title; empty without one."""
     for mode in ("greedy", "quick"):
         rows = [row for row in logged(run, "test", mode) if row["objective"] == objective]
         rows = [row for row in rows if is_of(row, "latest") or str(row["stage"]).startswith("step")]

@@ -9,11 +9,11 @@ from grpo_nb.storage.safe_open import RunError
 
 ENDINGS = (".csv", ".parquet")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula."""
+"""Characters that a spreadsheet takes for the beginning of a formula."""
 
 
 def is_table(file: str | Path | None) -> bool:
-    """Whether a name asks for a table, by its ending."""
+    """Whether a name has the ending of a table."""
     return file is not None and Path(file).suffix.lower() in ENDINGS
 
 

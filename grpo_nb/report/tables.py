@@ -67,7 +67,7 @@ def cell(value: Any) -> str:
 
 
 def format_value(value: Any, name: str = "") -> str:
-    """A value of the log in a sentence: numbers in four digits, times as a clock says them, what is inside likewise.
+    """A value of the log in a sentence: numbers in four digits, times as dates, nested values likewise.
 
     >>> format_value({"share": 0.333333, "steps": [1, 2]})
     'share 0.3333, steps 1, 2'
@@ -100,7 +100,7 @@ def key_values(values: Mapping[str, Any], caption: str = "") -> Table:
 
 
 def checks(found: Sequence[Any]) -> Table:
-    """What `doctor.environment` found of this machine."""
+    """Table of the checks of `doctor.environment`."""
     frame = pd.DataFrame([vars(check) for check in found])
     return Table(frame.astype(object).where(frame.notna(), None))
 
@@ -113,7 +113,7 @@ def memory(plan: Plan) -> Table:
 
 
 def findings(found: Sequence[Any]) -> Table:
-    """What the rules say of a run, worst first, with what to change."""
+    """Table of the rules' findings on a run, worst first, with the change to make."""
     order = ("error", "warning", "info")
     table = [
         {"severity": f.severity, "step": f.step, "what": f.message, "what to change": f.advice}

@@ -14,7 +14,7 @@ _GAP = 2
 
 
 def fits(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether each column has room for what cannot be cut, NARROWEST characters of it at most."""
+    """Whether each column has room for its longest unbreakable text, at most NARROWEST characters of it."""
     columns = zip(names, *rows, strict=True)
     needed = [max(min(_longest(cell), NARROWEST) for cell in column) for column in columns]
     return sum(needed) + _GAP * (len(needed) - 1) <= width
@@ -44,7 +44,7 @@ def drawn(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[b
 
 
 def _names_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether the first column, which has names, can stand unbroken: the others have room for their words."""
+    """Whether the first column, which has names, fits unbroken: the others have room for their words."""
     first, *others = zip(names, *rows, strict=True)
     needed = [max(len(word) for cell in column for word in cell.split() or [""]) for column in others]
     return max(map(len, first)) + sum(_GAP + min(words, NARROWEST) for words in needed) <= width

@@ -22,7 +22,7 @@ RATIOS = torch.logspace(math.log10(0.25), math.log10(8), 161, dtype=torch.float6
 
 
 def algorithms() -> Table:
-    """Every algorithm as its four choices and its clip."""
+    """Table of every algorithm: its four choices and its clip."""
     rows = [
         {
             "name": name,
@@ -62,7 +62,7 @@ def pulls(advantage: float, names: Sequence[str] | None = None, **limits: float)
 
 
 def conflict(gradients: Sequence[Float[Tensor, "parameter"]], weights: Sequence[float]) -> pd.DataFrame:
-    """Each combiner's answer to the gradients of several objectives, and what a step along it does to each of them.
+    """Each combiner's answer to the gradients of several objectives, and the progress of each along it.
 
     `progress` is gᵢ · g: below 0, the step makes objective i worse. A combiner whose solver is not installed
     (`pip install "grpo_nb[combine]"`) is left out.
