@@ -51,11 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: Exception) -> int | None:
-    """One clear line for what this package or the system refused, or the doctor knows; None for anything else."""
+    """Show one clear line for an error of this package, the system or a known one; None for anything else."""
     if isinstance(error, UsageError | ConfigError):
         return _say(f"error: {error}", USAGE)
     if type(error).__module__.startswith("grpo_nb") or isinstance(error, OSError | FloatingPointError):
-        return _say(f"error: {str(error).removeprefix('error: ')}", FAILED)  # a finding that stops a run says it itself
+        # the text of a finding that stops a run begins with `error: ` already
+        return _say(f"error: {str(error).removeprefix('error: ')}", FAILED)
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("grpo_nb"):
         return _say(f"error: {error} in {sys.executable}; {INSTALL}", FAILED)
     from grpo_nb.doctor import explain

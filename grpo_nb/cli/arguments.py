@@ -48,7 +48,7 @@ exit status: 0 done, 1 findings or failure, 2 usage, 130 interrupted and saved
 
 
 def parser() -> ArgumentParser:
-    """The whole command line."""
+    """Parser of the complete command line."""
     top: ArgumentParser = parser_of(ArgumentParser, prog="grpo-nb", description=OVERVIEW, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"grpo-nb {__version__}")
     top.add_argument("-v", "--verbose", action="store_true", help="log each decision")
@@ -60,7 +60,7 @@ def parser() -> ArgumentParser:
 
 
 def commands() -> dict[str, ArgumentParser]:
-    """The parser of every command by name, the whole command line first."""
+    """The parser of every command by name, the complete command line first."""
     top = parser()
     below = next(action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     return {"grpo-nb": top} | {f"grpo-nb {name}": command for name, command in below.choices.items()}

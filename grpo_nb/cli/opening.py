@@ -1,4 +1,4 @@
-"""From the command line to a run or a configuration."""
+"""Opens a run or a configuration from the command line."""
 
 import re
 import shutil
@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # few runs have some
     from grpo_nb.jupyter.project import Own
 
 MADE = frozenset({CONFIG, "knobs.json", dependencies_file.FILE, LOCK, "data"})
-"""What a run folder holds before anything was done in it, beside the locks of its files."""
+"""Entries of a run folder before any work, in addition to the locks of its files."""
 
 
 @contextmanager
 def open_run(arguments: Namespace, steps: int | None = None) -> Iterator[Run]:
-    """The run of the command line, made where it is missing and settings are given.
+    """The run of the command line, created where it is missing and settings are given.
 
     One that is made here is removed again where the command fails before anything was logged or saved in it.
 
@@ -91,7 +91,7 @@ def _refuse_two_totals(name: str, given: Mapping[str, Any], total: int, steps: i
 
 
 def _refuse_missing(arguments: Namespace) -> None:
-    """Refuse a run that is missing where nothing says how to make it.
+    """Refuse a missing run where no settings are given to create it.
 
     Raises:
         UsageError: names the path, and a command that makes it.
@@ -107,7 +107,7 @@ def _opened(arguments: Namespace, steps: int | None) -> Run:
     """The run, opened or made.
 
     Raises:
-        UsageError: it is missing and nothing says how to make it, or it contradicts the settings given.
+        UsageError: it is missing and no settings are given to create it, or it contradicts the settings given.
         RunError: it cannot be made or read.
     """
     _refuse_missing(arguments)
@@ -131,7 +131,7 @@ def existing_run(name: str) -> Run:
     """The run of that name or path.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it does not exist.
     """
     path = path_of(name)
     if not (path / CONFIG).exists():
@@ -140,7 +140,7 @@ def existing_run(name: str) -> Run:
 
 
 def path_of(name: str) -> Path:
-    """The folder of a run by its name or path; where there is none, the path as it is given.
+    """The folder of a run by its name or path; the path as given if it does not exist.
 
     Raises:
         RunError: as `places.locate`.
@@ -162,7 +162,7 @@ def settings_of(arguments: Namespace) -> Config:
 
 
 def accepted(arguments: Namespace) -> dict[str, Any]:
-    """The option that goes on with changed content, where it was given."""
+    """Option that accepts changed content, where it was given."""
     return {"accept_changed": arguments.accept_changed} if arguments.accept_changed else {}
 
 
@@ -173,7 +173,7 @@ def own_code(run: Run, arguments: Namespace | None = None, *, trains: bool = Fal
         trains: whether GRPO follows, which needs the reward functions that the run was trained with.
 
     Raises:
-        NotReady: one that the run needs is named nowhere.
+        NotReady: a task or reward that the run needs is named nowhere.
         ConfigError: a path that cannot be imported.
     """
     from grpo_nb.jupyter import project

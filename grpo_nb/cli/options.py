@@ -1,4 +1,4 @@
-"""What commands of the command line share: how they are made, and the arguments that several take."""
+"""Shared parts of commands: their parser, and the arguments that several take."""
 
 import argparse
 import textwrap
@@ -16,7 +16,7 @@ WIDTH = 80
 
 
 class UsageError(Clean):
-    """The command line asks for something that does not go together."""
+    """Raised for options of the command line that contradict each other."""
 
 
 def changes(arguments: Namespace) -> dict[str, Any]:

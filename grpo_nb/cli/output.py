@@ -27,7 +27,7 @@ OF_KIND: Mapping[str, Callable[[bytes], bool]] = {
     "bundle": lambda head: head.startswith(b"PK"),
     "trace": lambda head: head.startswith(b"\x1f\x8b") or b"schemaVersion" in head,
 }
-"""By what a command writes, whether a file begins as one of these."""
+"""Test whether a file begins as the output of a command does, by what the command writes."""
 
 
 def check_out(given: str | None, kind: str) -> None:

@@ -21,13 +21,13 @@ from grpo_nb.run.run import phases
 from grpo_nb.types import StepStats
 
 EVERY_SECONDS, PARTS = 30.0, 10
-"""Where standard error is no terminal, a line comes at each tenth part of the steps, and no later than that."""
+"""Seconds and parts of the steps between two lines where standard error is no terminal, whichever comes first."""
 RECENT = 10
 """Steps whose times the time left is reckoned from."""
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM while a run trains: the first asks, the second ends at once."""
+    """Ctrl-C and SIGTERM while a run trains: the first requests a stop, the second ends at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -81,7 +81,7 @@ def summary(row: Mapping[str, Any]) -> str:
 
 STATUS = {"clipped": "gradient clipped", "skipped": "update skipped", "empty": "nothing to learn from"}
 STATUS |= {"rolled_back": "step undone"}
-"""What a step's status says to a reader; `ok` says nothing."""
+"""Words for a step's status; none for `ok`."""
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _display(name: str, start: int, total: int) -> Iterator[Any]:
 
 @contextmanager
 def phases_shown(show: Callable[[str], None]) -> Iterator[None]:
-    """What a training does before its first step goes to `show`."""
+    """Send the log of a training's work before its first step to `show`."""
     handler, (level, propagate) = _Shown(show), (phases.level, phases.propagate)
     phases.addHandler(handler)
     phases.setLevel(logging.INFO)
@@ -170,7 +170,7 @@ class Due:
 
 
 def step_line(name: str, step: int, total: int, rows: Sequence[Mapping[str, Any]]) -> str:
-    """One step in words: the numbers of the last of `rows`, and the time left as they have it."""
+    """Line of one step: the numbers of the last of `rows`, and the estimated time left."""
     return "  ".join([f"{name} step {step}/{total}", summary(rows[-1]), *pace(rows, total - step)])
 
 

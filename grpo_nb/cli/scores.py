@@ -31,7 +31,7 @@ def answer_command(arguments: Namespace) -> int:
 
 
 def _score_line(run: Run, arguments: Namespace) -> str:
-    """How they are measured, for a built-in task."""
+    """Line with the command that scores answers, for a built-in task."""
     objective = run.config.objectives[arguments.objective]
     if objective.task not in BUILT_IN:
         return ""

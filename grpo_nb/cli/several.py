@@ -23,11 +23,11 @@ DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 
 def followed() -> int | None:
-    """The exit status of a rank beside rank 0, once rank 0 has nothing more for it; None in any other process."""
+    """Exit status of a rank other than rank 0, once rank 0 has ended its work; None in any other process."""
     own = joined()
     if own is None or own.place.leads:
         return None
-    logging.getLogger("grpo_nb").setLevel(logging.ERROR)  # rank 0 says the rest for all
+    logging.getLogger("grpo_nb").setLevel(logging.ERROR)  # rank 0 logs the rest for all
     while follow(own):
         pass
     return DONE
@@ -69,7 +69,7 @@ def _torchrun(run: Run, program: list[str], gpus: int) -> int:
 
 @contextmanager
 def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM inside the block ask to stop."""
+    """Call `stop` on SIGINT and SIGTERM inside the block."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         sys.stderr.write("\nstopping after this step, then saving (once more: at once)\n")

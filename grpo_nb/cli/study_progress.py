@@ -40,7 +40,7 @@ def followed(trials: Sequence[Trial]) -> Iterator[None]:
 
 
 class StudyLines:
-    """What there is to say of the runs since the last look, as their folders have it."""
+    """Progress lines of the runs since the last look, from their folders."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials, self._began = trials, time.monotonic()

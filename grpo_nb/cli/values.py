@@ -1,4 +1,4 @@
-"""What stands for a value on the command line, read or refused with what is needed."""
+"""Parsers of values on the command line; each refuses with what is needed."""
 
 import argparse
 import json
@@ -70,7 +70,7 @@ def own_task(text: str) -> tuple[str, str]:
 
 
 def own_reward(text: str) -> tuple[str, tuple[str, float]]:
-    """`OBJECTIVE=MODULE:NAME`, with `=WEIGHT` behind it where that is not 1."""
+    """`OBJECTIVE=MODULE:NAME`, with `=WEIGHT` after it where that is not 1."""
     objective, _, rest = text.partition("=")
     path, weighed, weight = rest.partition("=")
     try:
@@ -83,17 +83,17 @@ def own_reward(text: str) -> tuple[str, tuple[str, float]]:
 
 
 def seeds(text: str) -> tuple[int, ...]:
-    """Whole numbers of 0 or more with commas between."""
+    """Integers of 0 or more with commas between."""
     return tuple(_whole(part, 0) for part in text.split(","))
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more."""
+    """An integer of 1 or more."""
     return _whole(text, 1)
 
 
 def seed(text: str) -> int:
-    """A whole number of 0 or more."""
+    """An integer of 0 or more."""
     return _whole(text, 0)
 
 

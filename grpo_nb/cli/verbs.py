@@ -30,7 +30,7 @@ STAGE_KEYS = ("stage", "step", "split", "mode")
 
 
 def sft_command(arguments: Namespace) -> int:
-    """Train SFT to its last step."""
+    """Run SFT to its last step."""
     if (status := followed()) is not None:
         return status
     with open_run(arguments) as run:
@@ -56,7 +56,7 @@ def _train(run: Run, arguments: Namespace) -> int:
     goal = run.config.run.steps if arguments.steps is None else arguments.steps
     newest, _ = run.checkpoints.latest()
     if newest is None:
-        # Data that cannot be used is reported before SFT, not after it; kept in use, it is not parsed again.
+        # Data that cannot be used is reported before SFT, not after it; kept alive, it is not parsed again.
         _in_use = load_tasks(run.config, run.path, own.tasks)
         check_judges(run.config)
     if newest is None and not arguments.no_sft and not finished(run):
@@ -164,7 +164,7 @@ def _evaluations(run: Run, arguments: Namespace, stages: Sequence[str]) -> str:
 
 
 def _asked(arguments: Namespace) -> str:
-    """The flags that an evaluation needs in order to be the one that was asked for."""
+    """Flags of an evaluation that differ from the defaults."""
     asked = (("split", arguments.split, "test"), ("mode", arguments.mode, "greedy"))
     return "".join(f" --{name} {value}" for name, value, usual in asked if value != usual)
 

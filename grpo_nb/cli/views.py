@@ -29,7 +29,7 @@ REASON = 160
 
 
 def status_command(arguments: Namespace) -> int:
-    """What the run is doing, and the newest step's numbers."""
+    """Show the run's state, and the newest step's numbers."""
     run = existing_run(arguments.run)
     from grpo_nb.jupyter.start import attach
 
@@ -74,7 +74,7 @@ _HEADLINES = {
 
 
 def samples_command(arguments: Namespace) -> int:
-    """What the model wrote."""
+    """Show completions of the model."""
     run = existing_run(arguments.run)
     if arguments.objective not in (None, *run.config.objectives):
         raise UsageError(f"--objective {arguments.objective}: the run has {', '.join(run.config.objectives)}")
@@ -213,7 +213,7 @@ def _turn(run: Run, text: str) -> int:
 
 
 def runs_command(arguments: Namespace) -> int:
-    """Every run in a folder, the last changed first."""
+    """List every run in a folder, the last changed first."""
     root = Path(arguments.root)
     if not root.is_dir():
         raise UsageError(
@@ -307,7 +307,7 @@ def notebooks_command(arguments: Namespace) -> int:
 
 
 def settings_command(arguments: Namespace) -> int:
-    """Every setting with its value and its sentence."""
+    """List every setting with its value and its sentence."""
     found = settings(settings_of(arguments))
     if arguments.json:
         show_json([asdict(setting) for setting in found])
