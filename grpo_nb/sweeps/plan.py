@@ -1,4 +1,4 @@
-"""What a study consists of: arms, each settings of its own, times seeds."""
+"""Plan of a study: arms, each settings of its own, times seeds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,11 @@ from grpo_nb.sweeps.shared_sft import same_sft
 MOST_ARMS, MOST_SEEDS = 100, 100
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,59}$")]
-"""Of an arm: part of a folder's name on every system."""
+"""Name of an arm: part of a folder's name on every system."""
 
 
 class Arm(BaseModel):
-    """One way to train: settings that differ from the study's."""
+    """One arm: settings that differ from the study's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ class Arm(BaseModel):
 
 
 class Plan(BaseModel):
-    """What `sweep.json` holds."""
+    """Content of `sweep.json`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,7 +57,7 @@ class Trial:
     config: Config
     grpo: bool
     first: bool
-    """Of the first arm: it measures the model before SFT too."""
+    """Whether it is of the first arm, which measures the model before SFT too."""
     own_sft: bool
     """Whether no arm before it has the same SFT: it measures the model after SFT too."""
 

@@ -1,4 +1,4 @@
-"""What came of a study's runs, over seeds."""
+"""Results of a study's runs, over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ COLUMNS = [
     *("difference", "difference_low", "difference_high", "differs"),
 ]
 Curves = Mapping[str, Mapping[str, list[tuple[Any, Any]]]]
-"""By key and arm: steps and values of each seed."""
+"""Steps and values of each seed, by key and arm."""
 FEWEST_SEEDS = 3
 SECONDS, PEAK = "seconds", "peak GiB"
 
@@ -33,9 +33,9 @@ class Value:
 
     value: float
     half: float = math.nan
-    """Half of its 95% interval over the items that were asked."""
+    """Half of its 95% interval over the items that were measured."""
     row: Mapping[str, Any] | None = None
-    """Of evaluations.jsonl, for what was evaluated."""
+    """Row of evaluations.jsonl, for evaluated measures."""
 
 
 class Key(NamedTuple):
@@ -77,17 +77,17 @@ def compared(found: Mapping[Key, Mapping[int, Value]], first: str) -> pd.DataFra
 
 
 def _within(metric: str, mean: tuple[float, float, float]) -> tuple[float, float, float]:
-    """No share is below 0 or above 1, whatever the interval's half-width."""
+    """Clip the interval of a share to [0, 1], whatever its half-width."""
     value, low, high = mean
     return (value, max(0.0, low), min(1.0, high)) if is_share(metric) and not math.isnan(low) else mean
 
 
 def mean_interval(values: Sequence[Value]) -> tuple[float, float, float]:
-    """Mean over seeds and its 95% interval; none below three seeds, or where nothing is known of the spread.
+    """Mean over seeds and its 95% interval; none below three seeds, or where the spread is unknown.
 
-    The half-width is the larger of Student's t sd / sqrt(n) over the n seeds, and of what the items alone give, the
+    The half-width is the larger of Student's t sd / sqrt(n) over the n seeds, and of the interval over items alone, the
     runs' mean half-width / sqrt(n): a few seeds that agree by chance do not make a mean certain. For two seeds t is
-    12.7, so that an interval says nothing.
+    12.7, so that an interval would be useless.
 
     >>> [round(x, 3) for x in mean_interval([Value(1.0), Value(2.0), Value(3.0)])]
     [2.0, -0.484, 4.484]
@@ -109,7 +109,7 @@ def mean_interval(values: Sequence[Value]) -> tuple[float, float, float]:
 
 
 def _change(start: Value, end: Value, key: Key) -> Value | None:
-    """The change of a measure in one seed; None where other questions were asked."""
+    """Change of a measure in one seed; None where the questions differ."""
     if start.row is None or end.row is None:
         return Value(end.value - start.value)
     found = change(start.row, end.row, key.metric)

@@ -1,4 +1,4 @@
-"""One SFT for all runs whose settings ask for the same one."""
+"""Shares one SFT between all runs whose settings need the same one."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ _LATER_KEYS = {
     ),
 }
 _OF_OBJECTIVE = ("task", "data")
-"""What of an objective SFT reads, where it has no data of its own."""
+"""Settings of an objective that SFT reads, where it has no data of its own."""
 
 
 def same_sft(a: Config, b: Config) -> bool:
@@ -36,9 +36,9 @@ def _later(key: str, own: bool) -> bool:
 
 
 def adopt(run: Run, others: Iterable[Run]) -> Run | None:
-    """Give `run` the finished SFT of the first of some runs that asked for the same; which run that was.
+    """Copy the finished SFT of the first run with the same SFT settings to `run`; returns that run, or None.
 
-    The content that it was made with, e.g. the base weights, is what `run` is held to from here on.
+    `run` must keep the content that it was made with, e.g. the base weights, from here on.
 
     Raises:
         RunLocked: somebody trains `run`.

@@ -1,7 +1,7 @@
-"""A study in a folder: what is to be done, what is done, and what came of it.
+"""A study in a folder: its plan, its progress, and its results.
 
-The folder holds `sweep.json`, what the study is, and a run `<arm>-<seed>` of each pair. All else is in the runs: what
-was trained and measured is read from them, so a study goes on after any interruption, on any number of GPUs.
+The folder holds `sweep.json`, the plan, and a run `<arm>-<seed>` of each pair. All else is in the runs: training and
+measurements are read from them, so a study continues after any interruption, on any number of GPUs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +41,7 @@ class Study:
         """The study in `folder`.
 
         Raises:
-            RunError: there is none, or its file is broken.
+            RunError: it does not exist, or its file is broken.
             ConfigError: an arm's settings do not validate here.
         """
         path = places.as_path(folder).absolute()
@@ -61,7 +61,7 @@ class Study:
     def train(self, jobs: int = 1, gpus: Sequence[int] = (), arms: Collection[str] = ()) -> Table:
         """Train and evaluate what is not done yet, each run in a process of its own; `status()` once all have ended.
 
-        A run that fails leaves the others to go on; its `sweep.log` says why. An interrupt stops those that train,
+        After a failed run the others continue; its `sweep.log` has the error. An interrupt stops those that train,
         saved, and starts no more.
 
         Args:
@@ -81,7 +81,7 @@ class Study:
         return self.status()
 
     def status(self) -> Table:
-        """One row a run: arm, seed, state, step, of, and what is left to do."""
+        """Table with one row per run: arm, seed, state, step, of, and the work left."""
         rows = [work.standing(trial) for trial in self.trials]
         done = sum(not row["left"] for row in rows)
         return Table(pd.DataFrame(rows), f"{self.folder.name}: {done} of {len(rows)} runs are done")
@@ -91,7 +91,7 @@ class Study:
         host_trust.confirm({pair for trial in self.trials for pair in host_trust.pairs_of(trial.config)})
 
     def results(self) -> pd.DataFrame:
-        """One row for each arm, objective and metric; see `results.table`."""
+        """Table with one row for each arm, objective and metric; see `results.table`."""
         return results.table(self.trials)
 
     def table(self) -> Table:
@@ -119,13 +119,14 @@ def sweep(
         study.table()
 
     Args:
-        config: the settings that arms change; None, as `arms`: open what is there.
-        arms: by name, dotted settings, or an `Arm` where GRPO is left out. The first is what others are compared with.
-        seeds: of every arm. Runs of one seed have the same SFT, prompts and questions, so arms are compared in pairs.
+        config: the settings that arms change; None, as `arms`: open the existing study.
+        arms: by name, dotted settings, or an `Arm` where GRPO is left out. The others are compared with the first.
+        seeds: the seeds of every arm. Runs of one seed have the same SFT, prompts and questions, so arms are compared
+        in pairs.
 
     Raises:
         ConfigError: settings of an arm are unknown or do not validate; nothing is written.
-        RunError: the folder holds another study, or none and nothing says what to make.
+        RunError: the folder holds another study, or none and no settings are given.
     """
     path = places.as_path(folder).absolute()
     if config is None or not arms:

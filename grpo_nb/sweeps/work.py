@@ -28,7 +28,7 @@ from grpo_nb.training.sft import finished
 logger = clean_logger(__name__)
 
 STOP_SECONDS = 300.0
-"""That a run which was asked to stop has to end its step and save."""
+"""Seconds that a run has to end its step and save after a requested stop."""
 TAIL_BYTES = 4000
 Command = list[str]
 """Arguments of `python -m grpo_nb`."""
@@ -48,7 +48,7 @@ def stages(trial: Trial) -> list[Stage]:
 
 
 def left(trial: Trial) -> list[Command]:
-    """What is still to be done for a trial, in order."""
+    """Commands that are still to be done for a trial, in order."""
     run = trial.run()
     path = str(trial.path)
     asked = [stage for stage in stages(trial) if run is None or not measured(run, trial, stage)]
@@ -102,7 +102,7 @@ def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collecti
 
 
 def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
-    """Where a process can run, one each: `jobs` on every GPU, all GPUs before the second process of one.
+    """Places for processes, one each: `jobs` on every GPU, all GPUs before the second process of one.
 
     Raises:
         ConfigError: fewer than one run at a time, or a GPU is named twice.
@@ -115,7 +115,9 @@ def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
 def _work(
     trial: Trial, runs: Sequence[Run], slots: "Slots", turn: threading.Lock, done: Callable[[], object]
 ) -> Callable[[], None]:
-    """What is left of a trial; it ends at the first command that fails. `turn`: of those that share its SFT."""
+    """Function that runs a trial's remaining commands up to the first that fails. `turn`: lock of trials that share its
+    SFT.
+    """
 
     def work() -> None:
         with turn:
@@ -133,7 +135,9 @@ def _work(
 
 
 class Slots:
-    """Places for one process each; leaving the block early asks what still trains to stop, and waits for it to save."""
+    """Places for one process each; leaving the block early requests a stop of running trials, and waits for them to
+    save.
+    """
 
     def __init__(self, given: Sequence[str | None]) -> None:
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -174,7 +178,7 @@ class Slots:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | self._environment(place),
-                    start_new_session=True,  # an interrupt reaches this process, which asks each of those to stop
+                    start_new_session=True,  # an interrupt reaches this process, which requests a stop of each of those
                 )
                 self._running.add(process)
             try:
