@@ -41,7 +41,7 @@ _DRAFT = re.compile(r"\.grpo_nb-export\.\d+-[0-9a-f]{8}\.tmp")
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, and where."""
+    """Result of an export: its folder, format, stage and files."""
 
     folder: Path
     format: str
@@ -49,7 +49,7 @@ class Export:
     """`sft`, or the step of the GRPO checkpoint."""
     files: tuple[str, ...]
     address: str = ""
-    """Of the repository that it was pushed to."""
+    """Address of the repository that it was pushed to."""
 
     def __str__(self) -> str:
         stage = "SFT" if self.stage == "sft" else f"step {self.stage}"
@@ -79,9 +79,9 @@ def export(
         public: a repository that is made can be read by anyone.
 
     Raises:
-        ExportError: something is in the folder, it cannot be written, the format does not fit the run, or the hub
+        ExportError: the folder is not empty, it cannot be written, the format does not fit the run, or the hub
             refused.
-        ModelError: the weights cannot be written in this format; the message says which would do.
+        ModelError: the weights cannot be written in this format; the message names a format that works.
         RunError: the stage has no checkpoint.
         DependencyChanged: as `restore_policy`.
     """
@@ -185,7 +185,7 @@ def _write(policy: Policy, kind: str, folder: Path, name: str) -> None:
 
 
 def _draw(run: Run, folder: Path) -> bool:
-    """Whether there are curves to show."""
+    """Draw the curves; returns whether there were any."""
     if run.last_step() is None:
         return False
     (folder / PICTURE).write_bytes(plots.to_kept_png(picture(run)))
@@ -212,7 +212,7 @@ def _report_local_base(source: Source) -> None:
 def _appearing(folder: Path) -> Iterator[Path]:
     """A hidden folder whose content is that of `folder` once the block ends; nothing is left where the block fails.
 
-    It lies beside a folder that is missing, and takes its name. It lies inside one that exists, which may be a link, a
+    It lies next to a folder that is missing, and takes its name. It lies inside one that exists, which may be a link, a
     mounted disk or somebody's working folder, and its files are moved out.
     """
     place = folder if os.path.isdir(folder) else folder.parent

@@ -1,6 +1,6 @@
 """The model card of an export: README.md, filled from the run's own files.
 
-All that a run says is data: in the text each mark of Markdown and HTML in it is escaped, in the metadata it is a YAML
+All texts of a run are data: in the text each mark of Markdown and HTML in it is escaped, in the metadata it is a YAML
 string, in the example a Python string. Keys are struck out, and home folders shortened.
 """
 
@@ -28,7 +28,7 @@ LONGEST_README = 1 << 20
 """Bytes of a base model's README.md that is looked into for its licence."""
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")
 _MARKS = re.compile(r"[\\`*_\[\]<>|&$~#:/@!]|(?<!\d)\.|\.(?!\d)")
-"""What begins or ends something in Markdown, its extensions, or HTML; a decimal point does not."""
+"""Characters that begin or end markup in Markdown, its extensions, or HTML; a decimal point does not."""
 _USES = {
     "adapter": (
         "from peft import PeftModel\n"
@@ -52,13 +52,13 @@ _USES = {
 
 @dataclass(frozen=True)
 class Contents:
-    """What was exported."""
+    """Contents of an export."""
 
     format: str
     stage: Stage
     """`sft`, or the step of a checkpoint."""
     source: Source
-    """Of the model that training started from."""
+    """Source of the model that training started from."""
     weights: str
     """The file of the weights."""
     picture: bool
@@ -99,7 +99,7 @@ def escaped(value: object) -> str:
 
 
 def licence(base: Source) -> str | None:
-    """The licence that the base model's own files state; None where they do not. Nothing is asked of the network."""
+    """The licence that the base model's own files state; None where they do not. It makes no network requests."""
     if base.kind == "gguf":
         return _named(_gguf_licence(base.path))
     readme = _readme(base)

@@ -4,4 +4,6 @@ from grpo_nb.printable import Clean
 
 
 class ExportError(Clean, ValueError):
-    """A run cannot be exported as requested: the message says what was found, what is needed, what to change."""
+    """Raised when a run cannot be exported as requested; the message has what was found, what is needed, what to
+    change.
+    """

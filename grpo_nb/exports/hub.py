@@ -45,7 +45,7 @@ def _is_repository(name: object) -> bool:
 
 
 def push(folder: Path, repository: str, token: str, *, public: bool = False) -> str:
-    """Upload the files of `folder` as one commit, to a repository that is made if missing; its address.
+    """Upload the files of `folder` as one commit, to a repository that is made if missing; returns its address.
 
     Args:
         public: whether a new repository can be read by anyone; one that exists stays as it is.
