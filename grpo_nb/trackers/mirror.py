@@ -31,7 +31,7 @@ from grpo_nb.trackers.tracker import LOGS, About, Log, Tracker, Value, point
 logger = clean_logger(__name__)
 
 FOLDER = "trackers"
-"""In the run folder."""
+"""Folder of the mirrors in the run folder."""
 POLL_SECONDS, RETRY_SECONDS, END_SECONDS = 0.5, 60.0, 20.0
 """Between two looks at the logs; after a failure; for what is left when the training ends, all trackers together."""
 MOST_ROWS = 100
@@ -99,7 +99,7 @@ TAKES_BACK = frozenset({"tensorboard"})
 
 @dataclass
 class Notes:
-    """How far a mirror has come."""
+    """Progress of a mirror."""
 
     id: str
     steps: dict[str, int] = field(default_factory=lambda: {"sft": 0, "metrics": 0})
@@ -118,7 +118,7 @@ class Notes:
 
 
 class Mirror:
-    """One tracker of one run, and the thread that writes to it."""
+    """Mirror of one run to one tracker, with the thread that writes to it."""
 
     def __init__(self, run: Run, name: str) -> None:
         # a reader of its own: nothing is shared with the training
@@ -166,7 +166,9 @@ class Mirror:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether no other mirror writes to this tracker of this run; waits for one, and looks once more at the end."""
+        """Yields whether no other mirror writes to this tracker of this run; waits for one, and checks once more at the
+        end.
+        """
         safe_open.refuse_linked(self._folder)
         self._folder.mkdir(exist_ok=True)
         fd = _opened_alone(self._folder / f"{self.name}.lock")

@@ -1,4 +1,4 @@
-"""What is refused before any work: a tracker without its package, its key, or this user's word."""
+"""Checks of trackers before any work: the package, the key, and this user's confirmation."""
 
 import netrc
 import os
@@ -53,7 +53,7 @@ def _installed(distribution: str) -> bool:
 
 
 def _has_key(host: str) -> bool:
-    """Whether W&B finds a key by itself; else it would ask for one on the terminal."""
+    """Whether W&B finds a key by itself; else it would request one on the terminal."""
     if any(map(os.environ.get, WANDB_KEYS)):
         return True
     own = os.environ.get("NETRC")

@@ -14,7 +14,7 @@ from grpo_nb.trackers.tracker import About, Point, Tracker
 RUN, NEWEST = "grpo_nb.run", "grpo_nb.newest."
 """Tags: the run's id, and the newest step of each log, written with its numbers."""
 MOST_METRICS, MOST_PARAMS, LONGEST_KEY, LONGEST_VALUE = 1000, 100, 250, 500
-"""Of one request, and of one name and value."""
+"""Limits of one request, and of one name and value."""
 
 
 class MLflow:
@@ -58,7 +58,7 @@ class MLflow:
         self._client.set_terminated(self._run)
 
     def _write(self, metrics: list[Any], newest: dict[str, int]) -> None:
-        """One request: the numbers, and up to which step they go."""
+        """Send one request: the numbers, and the step up to which they go."""
         tags = [self._entities.RunTag(NEWEST + log, str(step)) for log, step in newest.items()]
         self._client.log_batch(self._run, metrics=metrics, tags=tags)
 

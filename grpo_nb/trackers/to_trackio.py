@@ -1,4 +1,4 @@
-"""Trackio: a run of the project `grpo_nb`, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says."""
+"""Trackio: a run of the project `grpo_nb`, here, or on the server of TRACKIO_SPACE_ID or TRACKIO_SERVER_URL."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -36,7 +36,7 @@ class Trackio:
 
 
 def _newest(name: str) -> Mapping[str, int] | None:
-    """What the store on this machine has: trackio writes half a second later, which a kill can prevent."""
+    """Newest steps in the store on this machine: trackio writes half a second later, which a kill can prevent."""
     if PACKAGES["trackio"].server() is not None:
         return None
     store: Any = import_module("trackio.sqlite_storage").SQLiteStorage

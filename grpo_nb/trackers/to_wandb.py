@@ -1,4 +1,4 @@
-"""W&B: a run of the project `grpo_nb` (or WANDB_PROJECT), online or as WANDB_MODE says."""
+"""W&B: a run of the project `grpo_nb` (or WANDB_PROJECT), online or in the mode of WANDB_MODE."""
 
 import os
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from grpo_nb.config.trackers import PACKAGES, wandb_mode
 from grpo_nb.trackers.tracker import AXES, About, Point, Tracker
 
 INIT_SECONDS, FINISH_SECONDS = 15.0, 30.0
-"""For the server's first answer; and at the end, for what is not uploaded: it stays on this disk, for `wandb sync`."""
+"""Seconds for the server's first answer; and at the end, for uploads: the rest stays on this disk, for `wandb sync`."""
 
 
 class WandB:
-    """A run of W&B. Its own count of steps goes on from SFT to GRPO, so that it drops whatever comes twice."""
+    """A run of W&B. Its own count of steps continues from SFT to GRPO, so that it drops repeated rows."""
 
     newest, fresh = None, False
 
@@ -51,7 +51,7 @@ def _settings() -> dict[str, Any]:
     server = PACKAGES["wandb"].server()
     return {
         "mode": wandb_mode(),
-        **({"base_url": server.url} if server is not None else {}),  # the one that was confirmed, whatever a file says
+        **({"base_url": server.url} if server is not None else {}),  # the confirmed one, whatever a file has
         "silent": True,
         "console": "off",
         "disable_git": True,

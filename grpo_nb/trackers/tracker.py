@@ -1,4 +1,4 @@
-"""What a tracker is given, and what it has to be able to do."""
+"""Interface of a tracker, and the data that it gets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class About:
     """The run that a tracker mirrors."""
 
     id: str
-    """The same for a run that was killed, resumed or moved; another one for a copy under another name."""
+    """Id of the run: unchanged if it was killed, resumed or moved; another one for a copy under another name."""
     name: str
     folder: Path
-    """For what the tracker writes on its own; may not exist."""
+    """Folder for files that the tracker writes by itself; may not exist."""
     settings: Mapping[str, Value]
-    """By dotted name, without secrets."""
+    """Settings by dotted name, without secrets."""
     sft_steps: int
     newest: Mapping[str, int]
     """The newest step of `sft` and `metrics` that was mirrored before; 0 for none."""
@@ -59,7 +59,7 @@ class Tracker(Protocol):
 
 
 def point(log: Log, row: Row) -> Point:
-    """The numbers of a row under its own keys, those of SFT behind `sft/`.
+    """The numbers of a row under its own keys, those of SFT after `sft/`.
 
     >>> point("sft", {"step": 3, "status": "ok", "loss": 0.5})
     Point(log='sft', step=3, numbers={'sft/loss': 0.5})
