@@ -23,14 +23,14 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def mend_tail(fd: int, path: Path) -> int:
-    """Make the file end with a whole line, and return where that is."""
+    """Make the file end with a complete line, and return where that is."""
     end = os.fstat(fd).st_size
     start = lines.complete(fd, end)
     if start == end:
         return end
     # one too long to be a row, which no reader shows, is not read
     tail = os.pread(fd, end - start, start) if end - start <= schema.LONGEST_LINE else b""
-    if parse(tail) is not None:  # whole but for its newline, e.g. saved by an editor: readers have shown it
+    if parse(tail) is not None:  # complete but for its newline, e.g. saved by an editor: readers have shown it
         return end + os.write(fd, b"\n")
     logger.warning("%s: removed an incomplete last line of %d bytes, left by a killed writer", path, end - start)
     os.ftruncate(fd, start)

@@ -24,11 +24,10 @@ logger = clean_logger(__name__)
 CACHED_FROM = 1 << 20
 """Bytes of the smallest file whose digest is cached: a smaller one is read as quickly as the cache."""
 SETTLED = 60.0
-"""Seconds since its last change after which a file's times tell the next change from this one on any file system.
+"""Seconds since its last change after which a file's times show the next change on any file system.
 
 What is written through a memory map changes the times only once a page that was written back is written again: Linux
-writes back within 35 s by default.
-"""
+writes back within 35 s by default."""
 BLOCKS = 512
 """Parts of the lines of a file, at most, that have a mark of their own."""
 MARK = 6
@@ -45,7 +44,7 @@ class Part(BaseModel):
     name: str = Field(max_length=4096)
     digest: str = Field(max_length=128)
     count: int = 0
-    """Its lines or examples."""
+    """Number of its lines or examples."""
     unit: str = Field(default="", max_length=32)
     marks: str = Field(default="", max_length=BLOCKS * MARK)
     """Short hashes of equal blocks of its lines or examples, one after the other."""
@@ -61,15 +60,15 @@ class Entry(BaseModel):
     model_config = ConfigDict(frozen=True)
     digest: str = Field(max_length=128)
     source: str = Field(default="", max_length=4096)
-    """Where it was found, for people; another place is no other content."""
+    """Place where it was found, for people; it is no part of the content."""
     revision: str = Field(default="", max_length=256)
-    """Of the hub."""
+    """Revision of the hub."""
     parts: tuple[Part, ...] = ()
     earlier: str = Field(default="", exclude=True)
-    """As of a part."""
+    """Digest of an earlier version, as of a part."""
 
     def is_as(self, before: "Entry") -> bool:
-        """Whether the content is what it was, by this version's digest or by an earlier one's."""
+        """Whether the content is unchanged, by this version's digest or by an earlier one's."""
         return before.digest in (self.digest, self.earlier)
 
 
@@ -124,7 +123,7 @@ def of_examples(name: str, unit: str, items: Sequence[Any], names: Sequence[str]
 
 
 def first_difference(old: Entry, new: Entry) -> str:
-    """The first part that differs and, where marks tell, from which line or example on."""
+    """The first part that differs and, where marks show it, from which line or example on."""
     before = {part.name: part for part in old.parts}
     for part in new.parts:
         was = before.get(part.name) or (old.parts[0] if len(old.parts) == len(new.parts) == 1 else None)
@@ -137,7 +136,7 @@ def first_difference(old: Entry, new: Entry) -> str:
 
 
 def _place(was: Part, now: Part) -> str:
-    """`, from line 3 on`; empty where nothing is known of its lines."""
+    """Position of the change, `, from line 3 on`; empty where nothing is known of its lines."""
     if not was.marks or not now.marks:
         return ""
     if was.count != now.count:
@@ -187,7 +186,7 @@ def _hashed(path: Path, found: Stamp) -> Part:
 
 
 def cache_file() -> Path:
-    """Where digests of large files are kept for this user."""
+    """File in which digests of large files are kept for this user."""
     return user_cache.folder() / "digests.json"
 
 

@@ -1,4 +1,4 @@
-"""What the files of a run hold that are read as one: a checkpoint's manifest and state, and the lock."""
+"""Schemas of a run's files that are read as one: a checkpoint's manifest and state, and the lock."""
 
 from typing import Annotated, Any, Literal, NotRequired, Required
 
@@ -27,7 +27,7 @@ class Manifest(TypedDict, total=False):
 
 @with_config(ConfigDict(strict=True, extra="ignore"))
 class LockContent(TypedDict):
-    """What stands in the lock file; what a later version adds is passed over."""
+    """Content of the lock file; additions of later versions are passed over."""
 
     pid: Annotated[int, Field(ge=-LARGEST_INT, lt=LARGEST_INT)]
     host: Name
@@ -92,7 +92,7 @@ class _Knobs(TypedDict, total=False):
 
 @with_config(OPEN)
 class State(TypedDict, total=False):
-    """state.json of a checkpoint; which fields a stage needs, it says itself."""
+    """Content of a checkpoint's state.json; each stage states the fields that it needs."""
 
     step: Step
     config: dict[str, Any]
@@ -123,10 +123,10 @@ def manifest(data: bytes) -> Manifest:
 
 
 def state(value: Any) -> State:
-    """A checkpoint's state.
+    """Validated state of a checkpoint.
 
     Raises:
-        ValueError: it is none; says which field.
+        ValueError: it is invalid; names the field.
     """
     try:
         return _STATE.validate_python(value)
@@ -137,7 +137,7 @@ def state(value: Any) -> State:
 
 
 def lock_content(data: bytes) -> LockContent:
-    """Who is written in a lock file.
+    """Owner in the content of a lock file.
 
     Raises:
         ValueError: it names nobody.

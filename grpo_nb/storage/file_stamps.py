@@ -1,4 +1,4 @@
-"""What a task was read from: the files, as they were at that moment, and the data sets of the hub."""
+"""Sources that a task was read from: files with their stamps, and data sets of the hub."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Stamp:
-    """By what a file is known to be the same without reading it again; the change time cannot be set back."""
+    """Stamp by which a file is recognised without reading it again; the change time cannot be set back."""
 
     size: int
     mtime: int
@@ -22,7 +22,7 @@ class Stamp:
 
     @classmethod
     def of(cls, found: os.stat_result) -> "Stamp":
-        """Of the result of `stat`."""
+        """Stamp from the result of `stat`."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
 
@@ -34,7 +34,7 @@ class FileRead:
     stamp: Stamp
 
     def replaced(self) -> bool:
-        """Whether another file, or none, is there by now."""
+        """Whether the path now has another file, or none."""
         try:
             return Stamp.of(self.path.stat()) != self.stamp
         except OSError:

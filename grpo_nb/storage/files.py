@@ -1,7 +1,7 @@
-"""Files that survive a kill: each is whole or not there, whoever writes and whoever reads.
+"""Files that survive a kill: each is complete or missing, for every writer and reader.
 
-What the run directory stands on: atomic replacement, locks, JSON that keeps nan and inf, and errors that
-say what to do. Every function here names the file it failed on.
+Basis of the run directory: atomic replacement, locks, JSON that keeps nan and inf, and errors that state the remedy.
+Every function here names the file it failed on.
 """
 
 import errno
@@ -28,7 +28,7 @@ except ImportError:  # Windows: the package must still import
 
 
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""What a file system without file locks answers (NFS without lockd, Lustre mounted without flock, ...)."""
+"""Error numbers of a file system without file locks (NFS without lockd, Lustre mounted without flock, ...)."""
 
 _READ_ONLY = "it is read-only for this user; make it writable or choose another run folder"
 _FULL = "no space is left on the disk"
@@ -140,7 +140,7 @@ def flock(fd: int, *, wait: bool = False, release: bool = False) -> Literal["tak
 
 
 def flocked(fd: int) -> Literal["held", "free", "unsupported"]:
-    """Whether the exclusive lock of an open file is held through another descriptor; takes nothing."""
+    """Whether the exclusive lock of an open file is "held" through another descriptor, or "free"; takes no lock."""
     if not hasattr(fcntl, "flock"):  # Windows, where a run can only be watched
         return "unsupported"
     try:
@@ -189,7 +189,7 @@ def same_file(fd: int, path: Path) -> bool:
 
 
 # JSON has no nan and no inf, and a diverged run is when they matter most. They are kept as the words that
-# JavaScript, pandas and float() all understand; a text that is such a word is told apart by a backslash.
+# JavaScript, pandas and float() all understand; a text that is such a word is marked by a backslash.
 _WORD = re.compile(r"\\*(?:NaN|-?Infinity)")
 
 

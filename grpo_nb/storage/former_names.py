@@ -1,7 +1,7 @@
-"""Names that earlier versions gave to metrics and settings, and what they are called now.
+"""Former names of metrics and settings, and their names now.
 
 A run's own files are read through these tables: a row of an old run shows its numbers under today's keys, so that a run
-which goes on has one curve, not two. Who gives a setting by its former name is told the new one.
+which continues has one curve, not two. A setting given by its former name is refused with the new one.
 """
 
 import re
@@ -54,13 +54,13 @@ _FIELD = re.compile(r"\\{\w+\\}")
 
 
 def _pattern(former: str) -> re.Pattern[str]:
-    """Of a former key: an objective ends at a slash, the last field at the end."""
+    """Pattern of a former key: an objective ends at a slash, the last field at the end."""
     *first, last = _FIELD.split(re.escape(former))
     return re.compile(r"([^/]*)".join(first) + (r"(.*)" if first else "") + last, re.DOTALL)
 
 
 _FORMER: dict[str, list[tuple[re.Pattern[str], keys.Key]]] = {}
-"""By the first part of a key."""
+"""Patterns of former keys, by the first part of a key."""
 for _former, _now in METRICS.items():
     _FORMER.setdefault(_former.partition("/")[0], []).append((_pattern(_former), keys.TABLE[_now]))
 

@@ -1,7 +1,7 @@
-"""Append-only JSON lines: what metrics, samples and events are kept in, and anyone may tail.
+"""Append-only JSON lines for metrics, samples and events, which anyone may tail.
 
-A row is one write of one whole line. A kill can tear at most the last line; readers pass over it and the
-next append cuts it off, so that no row is ever glued to it.
+A row is one write of one complete line. A kill can cut at most the last line; readers pass over it and the next append
+removes it, so that no row is ever joined to it.
 """
 
 import os
@@ -41,11 +41,11 @@ class Journal:
     """One .jsonl file.
 
     Rows are not fsynced one by one (that is 1 to 30 ms, depending on the disk, and a kill needs none):
-    `sync` is called before each checkpoint, so that what a checkpoint stands on outlives a power cut.
+    `sync` is called before each checkpoint, so that the rows of a checkpoint outlive a power cut.
     """
 
     def __init__(self, path: Path, *, remember: bool = False, trains: Callable[[], bool] = lambda: False) -> None:
-        """With `remember`, what was parsed stays in memory, and reading again costs only what is new.
+        """With `remember`, parsed rows stay in memory, and reading again costs only the new ones.
 
         Where this process `trains` the run, a snapshot by hard links ends no training: a copy takes the file's place.
         """
@@ -71,7 +71,7 @@ class Journal:
         Raises:
             RunError: read-only folder or full disk; the file is as it was.
             TypeError: a value that JSON cannot hold.
-            ValueError: a row that is none of this log; says why.
+            ValueError: a row that this log cannot hold; with the reason.
         """
         data = [to_json(row) for row in rows]
         if data:
@@ -81,19 +81,19 @@ class Journal:
                 write_whole(fd, [b"\n".join([*data, b""])], end)
 
     def _refuse_unreadable(self, data: Sequence[bytes], end: int) -> None:
-        """A row that no reader would take must not be written: the run would go on, and its steps would be lost."""
+        """Refuse to write a row that no reader would accept: the run would continue, and its steps would be lost."""
         for line in data:
             end += len(line) + 1
             if (why := self._row(line, end)[1]) is not None:
                 raise ValueError(f"a row for {self.path.name} {why}, so no reader would accept it; log less in one row")
 
     def read(self) -> list[Row]:
-        """All rows, oldest first. A torn last line is passed over; a bad line before it is logged and counted.
+        """All rows, oldest first. An incomplete last line is passed over; a bad line before it is logged and counted.
 
-        The rows are shared with later reads: they are to be looked at, not changed.
+        The rows are shared with later reads: they must not be changed.
 
         Raises:
-            RunError: it cannot be read, or has too much that is no row.
+            RunError: it cannot be read, or has too many invalid lines.
         """
         with self._reading, self.unread(self._seen.place if self._remember else Place()) as part:
             if part is None or part.anew:
@@ -112,7 +112,7 @@ class Journal:
             return self._seen.rows + torn
 
     def stored(self) -> "LogRows":
-        """All rows, oldest first, of which only those that are looked at are parsed; and their columns by key."""
+        """All rows, oldest first, parsed on demand; and their columns by key."""
         with self._bounded():
             rows = self._indexed().rows()
         self.bad_because = rows.bad_because
@@ -131,7 +131,7 @@ class Journal:
         return self._index
 
     def backwards(self) -> Iterator[Row]:
-        """Rows, newest first, read from the end as far as they are asked for; what is no row is left out."""
+        """Rows, newest first, read from the end as far as needed; invalid lines are left out."""
         with self._open() as file:
             if file is None:
                 return
@@ -155,7 +155,7 @@ class Journal:
 
     @contextmanager
     def unread(self, known: Place) -> "Iterator[Unread | None]":
-        """What lies past `known`, all of it where the file no longer has that place; None where there is no file."""
+        """Part of the log past `known`, all of it where the file no longer has that place; None without a file."""
         with self._open() as file:
             yield None if file is None else Unread(self, file, known)
 
@@ -173,7 +173,7 @@ class Journal:
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """One clear error where lines that are no rows, such as the hole of a sparse file, come to no end."""
+        """One clear error where invalid lines, such as the hole of a sparse file, do not end."""
         try:
             yield
         except lines.Endless:
@@ -212,11 +212,11 @@ class Journal:
         return (row, None) if why is None else (None, why)
 
     def move(self, condition: Callable[[Row], bool], into: "Journal") -> int:
-        """Take the rows that meet `condition` out and append them to `into`; how many they were.
+        """Take the rows that meet `condition` out and append them to `into`; returns their number.
 
         At no moment is a row in neither file: they are first written and synced there, then this file is
         replaced. Killed in between, the next call does the rest and adds nothing twice. Kept lines keep
-        their bytes; a torn last line is dropped. The file need not fit into memory.
+        their bytes; an incomplete last line is dropped. The file need not fit into memory.
         """
         if not os.path.lexists(self.path):
             return 0
@@ -304,7 +304,7 @@ class Unread:
                 self._journal._warn_once(why)
 
     def lines(self, *, torn: bool = True) -> Iterator[tuple[bytes, int]]:
-        """Its lines; see `lines.forwards`."""
+        """Lines of this part; see `lines.forwards`."""
         return lines.forwards(self._file, self._start, self._size if torn else self.place.end)
 
     @property
@@ -316,7 +316,7 @@ class Unread:
     def backwards(self, sought: Sought, wanted: Callable[[Row], bool]) -> Iterator[tuple[Row, bool]]:
         """Its rows that are `wanted`, newest first, each with whether its line is complete.
 
-        Only lines that are `sought` are parsed.
+        Only lines that `sought` accepts are parsed.
 
         Raises:
             RunError: more than MOST_PASSED of these in a row are no such rows.
@@ -339,7 +339,7 @@ class Unread:
 
 @dataclass
 class _Seen:
-    """What `read` has parsed: rows and bad lines up to a place, by which a replaced or cut file is noticed."""
+    """Rows that `read` has parsed, and bad lines, up to a place by which a replaced or cut file is noticed."""
 
     rows: list[Row] = field(default_factory=list)
     bad: int = 0
@@ -352,7 +352,7 @@ class _Seen:
 
 
 def _spans(file: BinaryIO, size: int, condition: Callable[[Row], bool]) -> tuple[int, list[Span]]:
-    """How many rows of the first `size` bytes meet a condition, and where they lie, neighbours as one."""
+    """Number of rows among the first `size` bytes that meet a condition, and their spans, neighbours as one."""
     count, start, spans = 0, 0, list[Span]()
     for line, end in lines.forwards(file, 0, size):
         stop = min(end + 1, size)

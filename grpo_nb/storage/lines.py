@@ -48,7 +48,7 @@ class Place:
         return cls((found.st_dev, found.st_ino), end, os.pread(file.fileno(), size, end - size))
 
     def of(self, file: BinaryIO) -> bool:
-        """Whether an open file still has this place, so that what lies before it is known."""
+        """Whether an open file still has this place, so that the part before it is unchanged."""
         found = os.fstat(file.fileno())
         if (found.st_dev, found.st_ino) != self.file or found.st_size < self.end:
             return False
@@ -150,7 +150,7 @@ def _hole(fd: int, start: int, end: int) -> bool:
 
 
 def between(spans: Sequence[Span], size: int) -> list[Span]:
-    """What these spans leave of a file."""
+    """Spans of a file between these spans."""
     edges = [0, *chain.from_iterable(spans), size]
     return [(first, stop) for first, stop in zip(edges[::2], edges[1::2], strict=True) if first < stop]
 
@@ -163,7 +163,7 @@ def blocks(fd: int, spans: Iterable[Span]) -> Iterator[bytes]:
 
 
 def settled(*times_ns: int) -> bool:
-    """Whether whatever is written to a file of these times from now on changes them.
+    """Whether any later write to a file of these times changes them.
 
     Where the clock of the file system is ahead of this machine's, they are never settled.
     """

@@ -1,8 +1,8 @@
 """A lock file that names its owner: a dead owner cannot keep it, a living one cannot lose it unnoticed.
 
-The kernel's file lock (flock) decides, because it ends with its process however that dies. The file's content tells
-people and other machines who the owner is; each acquisition has a token of its own. Where the file system has no file
-locks, or the owner is on another machine, process id and heartbeat decide instead.
+The kernel's file lock (flock) decides, because it ends with its process however that dies. The file's content shows
+people and other machines the owner; each acquisition has a token of its own. Where the file system has no file locks,
+or the owner is on another machine, process id and heartbeat decide instead.
 """
 
 import getpass
@@ -26,7 +26,7 @@ logger = clean_logger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
-"""An owner on another machine that has given no sign of life for so long is taken for dead."""
+"""An owner on another machine without a heartbeat for so long counts as dead."""
 POLL_SECONDS = 0.05
 LONGEST_DOING = 100
 _SIZE = 1024
@@ -34,7 +34,7 @@ _SIZE = 1024
 
 
 class RunLocked(RunError):
-    """Another owner has the lock; `owner` says who."""
+    """Raised when another owner has the lock; `owner` is that one."""
 
     def __init__(self, message: str, owner: "Owner | None" = None) -> None:
         super().__init__(message)
@@ -43,33 +43,33 @@ class RunLocked(RunError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a lock, as its file has it. Times are seconds since 1970."""
+    """Owner of a lock, as its file has it. Times are seconds since 1970."""
 
     pid: int
     host: str
     boot: str
-    """The machine's boot, which tells machines of one name apart, and a restarted one from itself."""
+    """Boot of the machine, which separates machines of one name, and a restarted one from itself."""
     user: str
     started: float
-    """When the process started."""
+    """Start time of the process."""
     since: float
-    """When it took the lock."""
+    """Time at which it took the lock."""
     heartbeat: float
-    """Its last sign of life, one every few seconds."""
+    """Time of its last heartbeat, one every few seconds."""
     token: str
     """Different each time that the lock is taken."""
     doing: str = ""
-    """What it is doing before its first step, LONGEST_DOING characters at most; empty while it trains."""
+    """Work before its first step, LONGEST_DOING characters at most; empty while it trains."""
 
     @classmethod
     def here(cls) -> "Owner":
-        """This process, now."""
+        """Owner for this process, now."""
         now = time.time()
         return cls(os.getpid(), socket.gethostname(), _boot(), _user(), _started(), now, now, secrets.token_hex(8))
 
     @classmethod
     def parse(cls, data: bytes) -> "Owner | None":
-        """From the lock file's content; None where it names nobody."""
+        """Owner from the lock file's content; None where it names nobody."""
         try:
             return cls(**documents.lock_content(data))
         except ValueError:
@@ -114,7 +114,7 @@ class Lock:
         return self._fd is not None and self._me is not None and self._me.pid == os.getpid()
 
     def owner(self) -> Owner | None:
-        """Who is written in the lock file, dead or alive; None once it was released.
+        """Owner in the lock file, dead or alive; None once it was released.
 
         Raises:
             RunError: the lock is a link, or no regular file.
@@ -122,7 +122,7 @@ class Lock:
         return self._read()[0]
 
     def look(self) -> tuple[Owner | None, bool]:
-        """Who holds the lock or died holding it, and whether it is alive.
+        """Owner that holds the lock or died holding it, and whether it is alive.
 
         A copy of the lock of a training that runs on this machine names a living owner that does not hold the copy:
         it has no owner. The file lock shows the difference; inode numbers do not, as some file systems change them.
@@ -136,10 +136,10 @@ class Lock:
         return (None, False) if held == "free" and owner.on_this_machine() else (owner, True)
 
     def acquire(self) -> None:
-        """Take the lock, from a dead owner too (then `took_over` says whose it was).
+        """Take the lock, from a dead owner too (then `took_over` has that owner).
 
         Raises:
-            RunLocked: a living process has it, this very one included.
+            RunLocked: a living process has it, this one included.
             RunError: the folder is missing or read-only, or the lock is a link.
         """
         if self.held:
@@ -198,7 +198,7 @@ class Lock:
                 file.truncate(0)
 
     def _read(self) -> tuple[Owner | None, str]:
-        """Who is written in the file, and whether the file is locked (see `flocked`)."""
+        """Owner in the file, and whether the file is locked (see `flocked`)."""
         try:
             with os.fdopen(opened(self.path), "rb") as file:
                 return Owner.parse(file.read(_SIZE)), flocked(file.fileno())
@@ -209,7 +209,7 @@ class Lock:
         return RunLocked(f"{self.path} is held by {owner or 'an unknown process'}", owner)
 
     def _take(self) -> tuple[int, Owner | None]:
-        """The lock file, locked, and the dead owner it was taken from."""
+        """Descriptor of the lock file, locked, and the dead owner it was taken from."""
         patience = time.monotonic() + self._heartbeat
         while True:
             fd, shared = self._opened()
@@ -223,7 +223,7 @@ class Lock:
                     # a free lock proves that nobody here has it, but another machine may not see our locks
                     if answer == "unsupported" or (previous and not previous.on_this_machine()):
                         self.refuse_if_taken()
-                    # one that is alive holds the file that this one is a copy of
+                    # a living owner holds the file that this one is a copy of
                     dead = None if previous and previous.alive(self._stale) else previous
                     return self._replaced(fd) if shared else fd, dead
             os.close(fd)
@@ -244,7 +244,9 @@ class Lock:
             return fd, True
 
     def _kept_for_the_dead(self, owner: Owner | None, patience: float) -> bool:
-        """Whether a file lock has no living owner: a server keeps it for a dead machine, or a forked child has it."""
+        """Whether a file lock has no living owner, because a server keeps it for a dead machine, or a forked child has
+        it.
+        """
         if owner is not None and owner.alive(self._stale):
             raise self._refusal(owner)
         if time.monotonic() < patience:  # it soon gets a name, or goes with the memory of a process that dies

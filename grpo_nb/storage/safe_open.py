@@ -23,18 +23,18 @@ _KINDS = (
 
 
 class RunError(Clean, ValueError):
-    """A run directory cannot do what was asked: the message says what was found and what to change."""
+    """Raised when a run directory does not allow an operation; the message has what was found and what to change."""
 
 
 class Irregular(RunError):
-    """What lies in a run folder is no file (or folder) of its own: a link, a FIFO, a socket, a device."""
+    """Raised when an entry of a run folder is no file (or folder) of its own: a link, a FIFO, a socket, a device."""
 
 
 def opened(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file of a run; with `os.O_CREAT` a new one where there is none.
+    """A descriptor of a regular file of a run; with `os.O_CREAT` a new one if it is missing.
 
     Raises:
-        Irregular: a link (says where it leads), FIFO, socket, device or folder; for writing, a file of several names.
+        Irregular: a link (with its target), FIFO, socket, device or folder; for writing, a file of several names.
         OSError: as `os.open`.
     """
     if os.path.lexists(path):
@@ -75,11 +75,11 @@ def read(path: Path, most: int) -> bytes:
 
 
 def refuse_irregular(path: Path, *, writes: bool = False) -> None:
-    """Refuse what is there and is no regular file.
+    """Refuse an existing path that is no regular file.
 
     Raises:
         Irregular: as `opened`.
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: the path does not exist.
     """
     _refuse(path, os.lstat(path), writes=writes)
 
@@ -91,10 +91,10 @@ def refuse_for_writing(path: Path) -> None:
 
 
 def refuse_linked(folder: Path) -> None:
-    """Refuse a folder of a run that is a link, or no folder; nothing there is fine.
+    """Refuse a folder of a run that is a link, or no folder; a missing one is allowed.
 
     Raises:
-        Irregular: says where the link leads.
+        Irregular: with the link's target.
     """
     if os.path.lexists(folder) and not stat.S_ISDIR(os.lstat(folder).st_mode):
         raise Irregular(_sentence(folder, os.lstat(folder).st_mode, "folder"))

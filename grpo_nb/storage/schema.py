@@ -1,6 +1,6 @@
-"""What the files of a run may hold: types, bounds and depth, checked for every row that is read.
+"""Schemas of a run's files: types, bounds and depth, checked for every row that is read.
 
-A run folder is a document from anybody. A row that is not what it should be is left out, counted, and logged once;
+A run folder is a document from anybody. An invalid row is left out, counted, and logged once;
 rows of a diverged run keep their NaN and inf, which are its evidence.
 """
 
@@ -17,7 +17,7 @@ from grpo_nb.metrics import keys
 
 Row = dict[str, Any]
 Check = Callable[[Row], str | None]
-"""Why a row is none of its log; None where it is one."""
+"""Function that returns why a row does not belong to its log; None where it does."""
 
 MAX_STEP = 10**9
 DEEPEST = 32
@@ -72,12 +72,12 @@ def _loads(data: bytes) -> Any:
 
 
 def is_step(value: object) -> bool:
-    """Whether it is the number of a step: a whole number from 0 to MAX_STEP."""
+    """Whether it is the number of a step: an integer from 0 to MAX_STEP."""
     return type(value) is int and 0 <= value <= MAX_STEP
 
 
 def is_name(text: str) -> bool:
-    """Whether a name of somebody's own (an objective, a metric) can be part of a key; see NAME_RULE."""
+    """Whether a user's name (of an objective, a metric) can be part of a key; see NAME_RULE."""
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
 
@@ -129,7 +129,7 @@ def _learn(row: Row) -> str | None:
 
 
 def narrow(rows: Sequence[Row]) -> tuple[list[Row], int]:
-    """All rows, with the MOST_KEYS keys that most of them have; and how many other keys were dropped.
+    """All rows, with the MOST_KEYS keys that most of them have; and the number of dropped keys.
 
     A table has a cell for each row and key, and names of metrics may change with each step.
     """
@@ -234,7 +234,7 @@ class _Evaluation(TypedDict, total=False):
 
 @with_config(OPEN)
 class _Judged(TypedDict, total=False):
-    """A row of judge.jsonl. What was spent is checked by the ledger, which refuses to go on without it."""
+    """A row of judge.jsonl. The amount spent is checked by the ledger, which refuses to continue without it."""
 
     objective: Name
     key: Name
@@ -259,7 +259,7 @@ def _typed(kind: Any) -> Check:
 
 
 def comparable(evaluation: Row) -> bool:
-    """Whether an evaluation has all that comparing it with another one takes."""
+    """Whether an evaluation has all fields that a comparison needs."""
     if not {"stage", "step", "objective", "pool", "n", "metrics", "resamples"} <= evaluation.keys():
         return False
     metrics, resamples = evaluation["metrics"], evaluation["resamples"]
@@ -274,13 +274,13 @@ CHECKS: Mapping[str, Check] = {
     "evaluations": _typed(_Evaluation),
     "judge": _typed(_Judged),
 }
-"""By the name of the log."""
+"""Checks by the name of the log."""
 STEPWISE = frozenset({"metrics", "sft"})
 """Logs of one row a step."""
 
 
 def problem(file: str, row: Row, end: int) -> str | None:
-    """Why a row that ends at byte `end` of the log `file` is left out; None where it is one of that log."""
+    """Reason why a row that ends at byte `end` of the log `file` is left out; None for a valid one."""
     log = file.partition(".")[0]
     why = CHECKS[log](row) if log in CHECKS else None
     if why is None and log in STEPWISE and not reachable(row["step"], end):

@@ -1,8 +1,7 @@
-"""This user's cache folder, and the key that seals what is kept in it.
+"""This user's cache folder, and the key that seals its content.
 
-What is kept there is disposable, and believed only under a seal made with the key: a file that somebody else put there
-is made anew like a damaged one. The key is a file that its owner alone may read; where there can be none, nothing is
-kept.
+The content is disposable, and trusted only under a seal made with the key: a file that somebody else put there is made
+anew like a damaged one. The key is a file that its owner alone may read; where it cannot exist, nothing is kept.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ KEY_BYTES = 32
 
 
 def folder() -> Path:
-    """Where it is."""
+    """Path of this user's cache folder."""
     if own := os.environ.get(FOLDER):
         return Path(own)
     if sys.platform == "darwin":
@@ -31,17 +30,17 @@ def folder() -> Path:
 
 
 def key() -> bytes:
-    """The key, made where there is none that this user alone can read.
+    """The key, made anew where no key exists that this user alone can read.
 
     Raises:
-        RunError, OSError: there is none, and none can be made.
+        RunError, OSError: no key exists, and none can be made.
     """
     file = folder() / "key"
     for _ in range(2):
         try:
             if found := _private(file):
                 return found
-        except (OSError, RunError):  # none, or one that is not this user's
+        except (OSError, RunError):  # none, or another user's
             pass
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(file, secrets.token_bytes(KEY_BYTES), mode=0o600)

@@ -1,4 +1,4 @@
-"""The words that a run, its trainer and whoever watches share: what a run is doing, and what can be asked of it."""
+"""Words that a run, its trainer and its viewers share: states of a run, and commands to it."""
 
 from enum import StrEnum
 
@@ -11,7 +11,7 @@ class Word(StrEnum):
 
 
 class RunState(Word):
-    """What a run is doing.
+    """State of a run.
 
     >>> RunState.PAUSED.is_live, RunState("done")
     (True, 'done')
@@ -41,7 +41,7 @@ class RunState(Word):
 
     @property
     def is_active(self) -> bool:
-        """Whether a trainer owns the run, or is about to or about to let go."""
+        """Whether a trainer owns the run, or is about to take or release it."""
         return self.is_live or self in (RunState.STARTING, RunState.STOPPING)
 
     @property
@@ -50,7 +50,7 @@ class RunState(Word):
 
 
 class Command(Word):
-    """What can be asked of the trainer, which obeys at the next step boundary.
+    """Command to the trainer, which obeys at the next step boundary.
 
     >>> Command.RUN.label, Command.SAVE.once
     ('resume', True)
@@ -60,16 +60,16 @@ class Command(Word):
     PAUSE = "pause"
     STOP = "stop"
     STEP = "step"
-    """One step, then a pause."""
+    """Train one step, then pause."""
     SAVE = "save"
     EVALUATE = "evaluate"
 
     @property
     def once(self) -> bool:
-        """Whether it is done once, also while the training is paused; the others stay until another of them comes."""
+        """Whether it is done once, even while the training is paused; other commands hold until the next one."""
         return self in (Command.STEP, Command.SAVE, Command.EVALUATE)
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """Name of the command for people."""
         return "resume" if self is Command.RUN else self.value

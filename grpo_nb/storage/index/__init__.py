@@ -91,7 +91,7 @@ class Index:
             return size - (heads[-1].stop if heads and heads[-1].stop <= size else 0)
 
     def _still(self, fd: int, seen: tuple[int, ...]) -> bool:
-        """Whether a file whose times are as they were has the bytes that were read."""
+        """Whether a file whose times are unchanged still has the bytes that were read."""
         if self._settled:
             return True
         self._settled = settled(*seen[3:])
@@ -188,7 +188,7 @@ class Index:
         return chunk_of(os.pread(fd, head.stop - head.start, head.start), head.start, self._parse, self._keys)
 
     def _restored(self, fd: int, heads: Sequence[Head], damaged: bool) -> Store:
-        """A store with these chunks, in the place of one that is damaged or has other lines by now."""
+        """Store with these chunks, in the place of one that is damaged or has other lines by now."""
         with self._lock:
             store: Store = InMemory()
             if damaged and heads == self._heads:

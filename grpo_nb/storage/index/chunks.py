@@ -15,13 +15,13 @@ Row = dict[str, Any]
 Parse = Callable[[bytes, int], tuple[Row | None, str | None]]
 """The row that a line holds which ends at a byte of the log, or why it holds none; neither for an empty line."""
 Kind = Literal["begins", "lengths", "numbers", "texts"]
-"""Of a part of a chunk."""
+"""Kind of a part of a chunk."""
 _NUMBERS = {int, float, bool}
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a chunk is of: bytes `start` to `stop` of the log, which begin and end at lines."""
+    """Header of a chunk: bytes `start` to `stop` of the log, which begin and end at lines."""
 
     start: int
     stop: int
@@ -29,7 +29,7 @@ class Head:
     bad: int
     """Lines left out."""
     why: str
-    """Of the first of them."""
+    """Reason for the first of them."""
     digest: bytes
     """SHA-256 of the bytes."""
     numbers: tuple[str, ...]
@@ -44,16 +44,16 @@ class Head:
         return self.texts if kind == "texts" else self.numbers if kind == "numbers" else ("",)
 
     def listed(self) -> list[Any]:
-        """As JSON can hold it."""
+        """The header as JSON can hold it."""
         counts = [self.start, self.stop, self.rows, self.bad, self.dropped]
         return [*counts, self.why, self.digest.hex(), self.numbers, self.texts]
 
     @classmethod
     def of(cls, listed: Any) -> "Head":
-        """What `listed` gave.
+        """Header from a `listed` one.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is invalid.
         """
         start, stop, rows, bad, dropped, why, digest, numbers, texts = listed
         if not all(type(count) is int for count in (start, stop, rows, bad, dropped)) or not isinstance(why, str):

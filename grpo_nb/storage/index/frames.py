@@ -17,7 +17,7 @@ logger = clean_logger(__name__)
 Row = dict[str, Any]
 
 DROPPED = "metrics_dropped"
-"""In the `attrs` of a table: how many keys it leaves out."""
+"""Key in the `attrs` of a table: the number of keys that it leaves out."""
 FEW_ROWS = 5_000
 """A table of so many is made of the rows; of more it is made of columns, and nothing else stays in memory."""
 
@@ -27,11 +27,11 @@ rows would be a table of any size."""
 
 
 def frame(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
-    """One row a row, one column a key; of no rows a table of these columns.
+    """Table with one row per row, one column per key; without rows a table of these columns.
 
     In a long table numbers other than the step are floats, also where they are whole. Keys beyond `schema.MOST_KEYS`,
     and those that almost no row has in a table that would be empty for the most part, are left out; a warning and
-    `attrs["metrics_dropped"]` say how many.
+    `attrs["metrics_dropped"]` give their number.
     """
     if not len(rows):
         return pd.DataFrame(columns=list(columns))
@@ -52,7 +52,7 @@ def frame(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
 
 
 def narrowed(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
-    """A few rows as `frame` has them, without a warning: for a view that is drawn again and again."""
+    """Table of a few rows as from `frame`, without a warning: for a view that is drawn again and again."""
     narrow, dropped = schema.narrow(rows)
     table = pd.DataFrame(narrow) if narrow else pd.DataFrame(columns=list(columns))
     if dropped:

@@ -1,7 +1,7 @@
 """Columns of a chunk as bytes, and back: numbers and texts, each with the rows that have it.
 
-What is equal everywhere takes no room, whole numbers take what their range takes, other numbers 8 bytes. No byte is
-believed: a length, a row or a word that cannot be is a ValueError.
+Equal values take no room, integers take what their range needs, other numbers 8 bytes. No byte is trusted: an
+impossible length, row or word is a ValueError.
 """
 
 import json
@@ -41,7 +41,7 @@ class Numbers:
 
     @classmethod
     def unpack(cls, data: bytes, rows: int) -> "Numbers":
-        """What `pack` was given.
+        """Numbers that `pack` packed.
 
         Raises:
             ValueError: no column of a chunk of `rows` rows.
@@ -72,7 +72,7 @@ class Texts:
 
     @classmethod
     def unpack(cls, data: bytes, rows: int) -> "Texts":
-        """What `pack` was given.
+        """Texts that `pack` packed.
 
         Raises:
             ValueError: no column of a chunk of `rows` rows.

@@ -26,7 +26,7 @@ A_FEW = 256
 
 @dataclass(frozen=True)
 class Ways:
-    """How a log's bytes become rows, and its chunks are made again where the index fails."""
+    """Functions that turn a log's bytes into rows, and make its chunks again where the index fails."""
 
     parse: Parse
     remake: Callable[[Head], Chunk]
@@ -34,7 +34,7 @@ class Ways:
 
 
 class Log:
-    """A log as it was when it was opened: chunks whose columns are kept, and a last one that is not full yet."""
+    """A log at the time of opening: chunks whose columns are stored, and a last one that is not full yet."""
 
     def __init__(
         self, path: Path, fd: int, heads: Sequence[Head], tail: Chunk | None, store: Store, ways: Ways
@@ -71,7 +71,7 @@ class Log:
         return Texts(*_within(np.concatenate(at), np.concatenate(codes), last - first), (*words,))
 
     def rows(self, first: int, last: int) -> Iterator[Row]:
-        """Rows `first` to before `last`, parsed as they are asked for."""
+        """Rows `first` to before `last`, parsed on demand."""
         for n in self._span(first, last):
             begin, end = max(first, self._edges[n]), min(last, self._edges[n + 1])
             for start in range(begin, end, A_FEW):
@@ -152,12 +152,12 @@ class LogRows(Sequence[Row]):
 
     @property
     def bad_lines(self) -> int:
-        """Lines of the whole log that are no rows (a torn last one not counted)."""
+        """Lines of the log that are no rows (an incomplete last one not counted)."""
         return sum(head.bad for head in self._log.heads)
 
     @property
     def bad_because(self) -> str:
-        """Why, for the first of them."""
+        """Reason for the first of them."""
         return next((head.why for head in self._log.heads if head.bad), "")
 
     @property

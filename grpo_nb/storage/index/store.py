@@ -1,4 +1,4 @@
-"""Where chunks are kept: an SQLite file a log in this user's cache folder, or memory where no file can be written.
+"""Storage of chunks: an SQLite file a log in this user's cache folder, or memory where no file can be written.
 
 Not in the run folder: that may come from anybody, and nothing in it may give other figures than its JSON lines do.
 A file is disposable. One that is damaged, or that somebody without this user's key wrote, is removed and made anew; one
@@ -26,7 +26,7 @@ from grpo_nb.storage.safe_open import Irregular, RunError, refuse_for_writing
 logger = clean_logger(__name__)
 
 VERSION = 4
-"""Of what the files hold; part of their folder's name."""
+"""Version of the files' content; part of their folder's name."""
 RULES = (
     "metrics/keys.py",
     "storage/appending.py",
@@ -39,7 +39,7 @@ RULES = (
 """Sources that decide what a line's row is and what of it is kept: an index is of these alone."""
 KEPT_DAYS = 30
 WAIT_SECONDS = 60.0
-"""For another process that writes a chunk."""
+"""Seconds to wait for another process that writes a chunk."""
 _TABLES = (
     "log (one INTEGER PRIMARY KEY, seal INTEGER NOT NULL, state TEXT NOT NULL)",
     "chunk (n INTEGER PRIMARY KEY, digest BLOB NOT NULL, seal INTEGER NOT NULL, head TEXT NOT NULL)",
@@ -63,7 +63,7 @@ def rules(package: Path) -> str:
 
 
 def store_of(log: Path) -> "Kept | InMemory":
-    """Where the chunks of a log are kept: the file of its path, else memory."""
+    """Store of a log's chunks: the file of its path, else memory."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(log))).hexdigest()[:40]
     try:
         place = folder()
@@ -86,11 +86,11 @@ def _sweep(place: Path) -> None:
 
 
 class Damaged(Exception):
-    """What is kept cannot be used: it is to be made anew from the JSON lines."""
+    """Raised when stored chunks cannot be used: they must be made anew from the JSON lines."""
 
 
 class Outdated(Damaged):
-    """What is kept is of a later state of the log than the one that is being read."""
+    """Raised when stored chunks belong to a later state of the log than the one that is being read."""
 
 
 class Kept:
@@ -106,7 +106,7 @@ class Kept:
         self._make()
 
     def heads(self) -> list[Head]:
-        """Of all chunks, in order."""
+        """Headers of all chunks, in order."""
         with self._opened() as file:
             found = list(file.execute("SELECT n, seal, head FROM chunk ORDER BY n"))
             heads = [self._head(*row) for row in found]
@@ -118,7 +118,7 @@ class Kept:
         return heads
 
     def state(self) -> str:
-        """What `keep_state` was given last; empty at first."""
+        """State that `keep_state` stored last; empty at first."""
         with self._opened() as file:
             seal, state = file.execute("SELECT seal, state FROM log").fetchone() or (0, "")
             return state if isinstance(state, str) and seal == self._seal(state.encode(), "state") else ""
@@ -259,7 +259,7 @@ def _name(key: str) -> str:
 
 @contextmanager
 def _alone(file: sqlite3.Connection) -> Iterator[None]:
-    """One transaction of one process at a time, kept as a whole or not at all."""
+    """One transaction of one process at a time, stored completely or not at all."""
     file.execute("BEGIN IMMEDIATE")
     try:
         yield
