@@ -32,9 +32,10 @@ ROOM = 64
 
 
 def compile_kernels(policy: Policy, config: Config, devices: tuple[str, ...] = ("cuda",)) -> int:
-    """Launch each kernel of rollouts and passes once, on a few zeros of the policy's widths; how many launches.
+    """Launch each kernel of rollouts and passes once, on a few zeros of the policy's widths; returns the number of
+    launches.
 
-    None where no kernel of ours serves the policy. One that fails here is left to whoever needs it.
+    It is 0 where no kernel of ours serves the policy. The error of a kernel that fails here is left to its first use.
     """
     if policy.sharding is not None:
         return 0
@@ -74,7 +75,7 @@ class Shapes:
         self.head_eps = self.attention.q_norm.variance_epsilon if normed else 0.0
 
     def of_rollouts(self) -> list[Callable[[], Any]]:
-        """What draws; the slowest to compile come first."""
+        """Kernels that sample; the slowest to compile come first."""
         x, qkv, turn = self.zeros(2, self.width), self.zeros(2, self._qkv), self._turn()
         scores, step = self.zeros(2, self.vocabulary), self.like.new_zeros(1, dtype=torch.long)
         warmth = self.like.new_ones(1, dtype=torch.float32)
@@ -91,7 +92,7 @@ class Shapes:
         ]
 
     def of_passes(self) -> list[Callable[[], Any]]:
-        """What scores and learns."""
+        """Kernels that score and train."""
         x, qkv, turn = self.zeros(2, self.width), self.zeros(2, self._qkv), self._turn()
         queries, keys, d = self.heads
         q, k = self.zeros(2, queries, d), self.zeros(2, keys, d)
@@ -113,7 +114,7 @@ class Shapes:
         ]
 
     def zeros(self, *shape: int) -> Tensor:
-        """Of the weights' type and device."""
+        """Zeros of the weights' type and device."""
         return self.like.new_zeros(shape)
 
     @property

@@ -17,7 +17,7 @@ from grpo_nb.passes.flat import Spans, Tree
 
 @dataclass(frozen=True)
 class Heads:
-    """What attention needs to know of a layer."""
+    """Attention settings of a layer."""
 
     scale: float
     window: int | None = None
@@ -36,7 +36,7 @@ def attend(
     tree: Tree,
     heads: Heads,
 ) -> Seen:
-    """What each token sees."""
+    """Attention output of each token, with its logsumexps."""
     if q.device.type != "cuda":
         out, lse = _dense(q, k, v, allowed(tree, heads.window), heads.scale)
         return out, lse, lse
@@ -64,7 +64,7 @@ def attend_grad(grad: Float[Tensor, "token head d"], qkv: Triple, seen: Seen, tr
 
 
 def allowed(tree: Tree, window: int | None) -> Bool[Tensor, "token token"]:
-    """Which tokens each token sees."""
+    """Mask of the tokens that each token sees."""
     spans = _numbers(tree.spans)
     place = torch.arange(len(spans), device=spans.device)
     back = place[:, None] - place
@@ -114,7 +114,7 @@ def _flash_grad(
 ) -> Triple:
     of_q, of_k = spans
     causal = of_q is of_k
-    unread = grad.new_empty(2, dtype=torch.uint64)  # where the state of dropout would be, of which there is none
+    unread = grad.new_empty(2, dtype=torch.uint64)  # place of the state of dropout, which is not used
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
         grad, *qkv, *done, of_q.ends, of_k.ends, of_q.longest, of_k.longest, 0.0, causal, unread, unread,
         scale=heads.scale, **_window(heads, causal),

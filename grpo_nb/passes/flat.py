@@ -1,4 +1,4 @@
-"""One line of tokens without padding: prompts first, each once, and the completions behind them.
+"""One line of tokens without padding: prompts first, each once, and the completions after them.
 
 A batch of rows as long as its longest wastes what the shorter ones lack, and repeats a prompt for each completion. In
 a line every token is computed once, whatever the lengths are; attention gets the places where sequences begin.
@@ -33,12 +33,12 @@ class Spans:
 
 @dataclass(frozen=True)
 class Tree:
-    """What each token sees: the earlier ones of its span, and the completions' tokens their prompt before these."""
+    """Attention tree: a token sees the earlier tokens of its span; a completion's tokens also see their prompt."""
 
     spans: Spans
-    """Of the whole line: causal among themselves."""
+    """Spans of the complete line, causal among themselves."""
     prompts: Spans | None = None
-    """Where prompts are shared, the first spans of the line; None where each span has its own prompt."""
+    """Spans of shared prompts, the first of the line; None where each span has its own prompt."""
     answers: Spans | None = None
     """The rest of the line by prompt: all completions of one prompt are one of these."""
     shared: int = 0
@@ -56,14 +56,14 @@ class FlatBatch:
     """The token that predicts each completion token, completion after completion."""
     targets: Int[Tensor, "target"]
     cells: Int[Tensor, "target"]
-    """Where each stands in the flattened [batch, column] table."""
+    """Index of each target in the flattened [batch, column] table."""
     completion_mask: Bool[Tensor, "batch column"]
 
     def __len__(self) -> int:
         return self.completion_mask.shape[0]
 
     def to(self, device: torch.device) -> "FlatBatch":
-        """The same on another device, in one transfer that waits for nothing that the device is doing."""
+        """Copy on another device, in one transfer that does not wait for the device's other work."""
         own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         spans = {name: value for name, value in vars(self.tree).items() if isinstance(value, Spans)}
         moved = iter(_moved([*own.values(), *(value.ends for value in spans.values())], device))
@@ -134,7 +134,7 @@ def _moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def _tree(prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int], shared: int) -> Tree:
-    """Of completions in the order of their prompts."""
+    """Tree of completions in the order of their prompts."""
     if not shared:
         return Tree(Spans.of([len(prompts[p]) + len(ids) for p, ids in zip(prompt_of, completions, strict=True)]))
     behind = [0] * len(prompts)

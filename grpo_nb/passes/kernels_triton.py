@@ -1,6 +1,6 @@
 """Triton kernels of the backward passes, and of the output head.
 
-Imported on CUDA only (or under TRITON_INTERPRET=1); `ops` says in plain torch what they compute.
+Imported on CUDA only (or under TRITON_INTERPRET=1); `ops` computes the same in plain torch.
 """
 # mypy: ignore-errors
 

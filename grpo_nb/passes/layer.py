@@ -1,8 +1,8 @@
-"""One decoder layer of Llama's kin, forward and backward: it keeps what is dear to compute, and no more.
+"""One decoder layer of Llama-like models, forward and backward: it keeps expensive results only.
 
-Kept a token: both residual sums, the projections of queries, keys and values, what attention saw, and the two halves
-of the MLP. Norms, rotations and the gate are computed again in the backward pass; light layers keep the first sum only
-(Chen et al. 2016, arXiv:1604.06174).
+Kept per token: both residual sums, the projections of queries, keys and values, the attention output, and the two
+halves of the MLP. Norms, rotations and the gate are computed again in the backward pass; light layers keep the first
+sum only (Chen et al. 2016, arXiv:1604.06174).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Line:
-    """What all layers of a pass share: who sees whom, and the rotation of each token."""
+    """Inputs that all layers of a pass share: the attention tree, and the rotation of each token."""
 
     tree: Tree
     turn: ops.Turn
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the backward pass of a layer needs."""
+    """Tensors that the backward pass of a layer needs."""
 
     before: Tensor
     """The residual sum that the layer starts from."""
@@ -47,7 +47,7 @@ class Kept:
     between: Tensor
     """The residual sum after attention."""
     halves: Tensor
-    """Of the MLP, before the gate."""
+    """Halves of the MLP, before the gate."""
     lows: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
     """A x of each joint."""
 
@@ -63,7 +63,7 @@ class Layer:
     """Heads of queries and of keys, and the width of each."""
     heads: Heads
     joints: tuple[Joint, Joint, Joint, Joint]
-    """Of queries, keys and values; of the attention's output; of gate and up; of down."""
+    """Joints of queries, keys and values; of the attention's output; of gate and up; of down."""
 
     def forward(self, x: Tensor, y: Tensor | None, line: Line) -> tuple[Sums, Kept]:
         """The sums after the layer, given those before it, and what its backward pass needs."""

@@ -17,15 +17,15 @@ from grpo_nb.rollout.projections import base_layer, ends_of, factors
 
 @dataclass(frozen=True)
 class Part:
-    """One of the layers: its frozen weights, and its adapter's factors in the type of these, if it has one."""
+    """One layer of a joint: its frozen weights, and its adapter's factors in the type of these, if it has one."""
 
     columns: slice
-    """Of the outputs of all layers."""
+    """Its columns in the outputs of all layers."""
     weight: Float[Tensor, "outputs inputs"]
     weight_t: Float[Tensor, "inputs outputs"]
     bias: Tensor | None
     ranks: slice
-    """Of the ranks of all adapters."""
+    """Its ranks among those of all adapters."""
     up: Float[Tensor, "outputs rank"] | None
     up_t: Float[Tensor, "rank outputs"] | None
     scale: float

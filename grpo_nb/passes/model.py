@@ -29,7 +29,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def unserved(policy: Policy, devices: tuple[str, ...] = ("cuda",)) -> str | None:
-    """Why flat passes cannot serve this policy; None where they can."""
+    """Reason why flat passes cannot serve this policy; None where they can."""
     if not isinstance(policy.model, PeftModel):
         return "all of its weights train"
     if policy.device.type not in devices:
@@ -54,7 +54,7 @@ def unserved(policy: Policy, devices: tuple[str, ...] = ("cuda",)) -> str | None
 
 
 def serves(policy: Policy) -> bool:
-    """Whether flat passes can serve this policy, and give its own log-probs to rounding; the log says why not.
+    """Whether flat passes can serve this policy, and give its own log-probs to rounding; the log has the reason if not.
 
     Costs two short forward passes, once for each policy.
     """
@@ -85,7 +85,7 @@ def _fault(policy: Policy) -> str | None:
 def shares(policy: Policy, prompts: Sequence[Ids], completions: Sequence[Ids], prompt_of: Sequence[int]) -> bool:
     """Whether a prompt stands once in a line: several completions have it, and no layer's window is shorter than a row.
 
-    There is no cost to weigh: attention is computed for what tokens see, and for nothing else.
+    No cost has to be weighed: attention is computed for visible tokens only.
     """
     longest = max(len(prompts[p]) + len(ids) for p, ids in zip(prompt_of, completions, strict=True))
     return len(set(prompt_of)) < len(prompt_of) and longest <= (window(policy.text_config) or longest)
@@ -98,9 +98,9 @@ def token_stats(
     entropy_learns: bool = False,
     adapter: str | None = None,
 ) -> TokenStats:
-    """As `policy.logprobs.token_stats`, of a flat batch: the same numbers to rounding.
+    """Token statistics of a flat batch, equal to those of `policy.logprobs.token_stats` to rounding.
 
-    By the adapter of this name, or by the one that acts. Gradients flow where they are enabled, once, into its
+    With the adapter of this name, or the active one. Gradients flow where they are enabled, once, into its
     factors; through the entropy only where `entropy_learns`.
     """
     known = _PASSES.get(policy)
@@ -125,7 +125,7 @@ class FlatPass:
         """By adapter."""
 
     def moved(self) -> bool:
-        """Whether the model's weights are elsewhere now, on another device or in another type."""
+        """Whether the model's weights have moved to another device or type."""
         return bool(self.base.lm_head.weight.data_ptr() != self._place)
 
     def __call__(
@@ -163,7 +163,7 @@ _PASSES: WeakKeyDictionary[Policy, FlatPass] = WeakKeyDictionary()
 
 
 class Run:
-    """One pass with gradients: what it keeps from the forward to the backward pass, which uses it up."""
+    """One pass with gradients: the tensors kept from the forward to the backward pass, which frees them."""
 
     def __init__(self, layers: list[Layer], head: Head, line: Line, batch: FlatBatch, light: bool) -> None:
         self.layers, self.head, self.line, self.batch, self.light = layers, head, line, batch, light

@@ -40,7 +40,7 @@ def rotate(
     eps: float,
     turn: Turn,
 ) -> tuple[Float[Tensor, "token head d"], Float[Tensor, "token kv_head d"]]:
-    """As `layer_ops.rotate`, for many tokens."""
+    """Rotate as `layer_ops.rotate` does, for many tokens."""
     if qkv.device.type != "cpu":
         return _kernels().rotate(qkv, shape, norms, eps, turn)  # type: ignore[no-any-return]
     return layer_ops.rotate(qkv, shape, norms, eps, *turn)
@@ -84,7 +84,7 @@ def join(
     other: Float[Tensor, "token head d"],
     other_lse: Float[Tensor, "head token"],
 ) -> None:
-    """What tokens see in two sets of keys, each with its logsumexp, becomes what they see in both.
+    """Combine the attention over two sets of keys, each with its logsumexp, into the attention over both.
 
     The output in `out`, the logsumexp in `lse` and in `other_lse`.
     """
