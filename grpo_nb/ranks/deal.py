@@ -1,4 +1,4 @@
-"""Which rank takes which groups: always complete ones, always the same for the same numbers."""
+"""Assignment of groups to ranks: always complete groups, always the same for the same numbers."""
 
 from collections.abc import Sequence
 

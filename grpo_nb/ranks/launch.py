@@ -12,7 +12,7 @@ from grpo_nb.config import ConfigError
 from grpo_nb.run.lock import RunLock
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun sets in each process, and torch's `env://` reads."""
+"""Variables that torchrun sets in each process, and torch's `env://` reads."""
 PORT = 29500
 MOST_RANKS = 4096
 SAVING_SECONDS = 300
@@ -37,7 +37,7 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Where torchrun put this process; None where it trains alone.
+    """Place of this process among torchrun's; None where it trains alone.
 
     Raises:
         ConfigError: the variables are no numbers that fit together.
@@ -70,9 +70,9 @@ def command(program: Sequence[str], ranks: int) -> list[str]:
 
 
 def stop(torchrun: "subprocess.Popen[bytes]", lock: RunLock) -> None:
-    """Ask rank 0 to end after its step, saved, and with it all others; torchrun itself where none trains yet.
+    """Signal rank 0 to end after its step, saved, and with it all others; torchrun itself where none trains yet.
 
-    Asked again, it ends within the step. torchrun would end every rank by itself after SAVING_SECONDS.
+    A second signal ends it within the step. torchrun would end every rank by itself after SAVING_SECONDS.
     """
     owner, alive = lock.look()
     if owner is not None and alive and owner.on_this_machine():
@@ -82,7 +82,7 @@ def stop(torchrun: "subprocess.Popen[bytes]", lock: RunLock) -> None:
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """What its processes need beside this one's environment."""
+    """Environment variables of its processes in addition to this one's."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     usual = {"OMP_NUM_THREADS": str(max(1, cores // ranks)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVING_SECONDS)}
     return {name: os.environ.get(name, value) for name, value in usual.items()}

@@ -23,7 +23,7 @@ Log = Callable[..., None]
 """`Run.log_event`."""
 
 LATE_SECONDS = 60.0
-"""After rank 0 and all others have done their part, a rank that is still at it is logged."""
+"""Seconds after all others have done their part, when a rank that still works is logged."""
 GONE_SECONDS = 5.0
 FAILED, MEMORY_FULL = "failed", "memory full"
 """Status in a reply whose work was not done."""
@@ -34,13 +34,13 @@ class Ranks:
 
     size = 1
     lockstep: Lockstep | None = None
-    """How they make passes together, where weights are spread over them."""
+    """Synchronises the ranks' forward passes, where weights are spread over them."""
 
     def weights_changed(self) -> None:
         """The weights moved: the other ranks need them before their next work."""
 
     def seconds(self) -> dict[int, float]:
-        """Seconds that each rank has worked since this was last asked; empty where there is one."""
+        """Seconds that each rank has worked since the last call; empty with one rank."""
         return {}
 
     def peaks(self) -> dict[int, float]:
@@ -48,7 +48,7 @@ class Ranks:
         return {}
 
     def waited(self) -> float:
-        """Seconds since this was last asked in which the mean rank waited for the slowest."""
+        """Seconds since the last call in which the mean rank waited for the slowest."""
         return 0.0
 
 
@@ -101,7 +101,7 @@ class Leader(Ranks):
     def send_once(self, message: Message, tensors: Sequence[Tensor]) -> None:
         """Have every rank do `message`, whose last part is to receive these tensors."""
         assert self._group is not None
-        self._asked([message] * (self.size - 1), lambda: None)  # all are there before the transfer begins
+        self._asked([message] * (self.size - 1), lambda: None)  # all are ready before the transfer begins
         with self._unless_broken(message.work):
             transfer.send(tensors, self._group)
 
@@ -131,8 +131,9 @@ class Leader(Ranks):
         """Rank 0's `own` part and the replies of ranks 1, 2, ... to their messages; a rank without one does nothing.
 
         Raises:
-            RankError: a rank died, raised, or is silent for the time limit; this training cannot go on.
-            OutOfMemoryError: the memory of a rank was full, and no part was done as a whole; all can go on with less.
+            RankError: a rank died, raised, or is silent for the time limit; this training cannot continue.
+            OutOfMemoryError: the memory of a rank was full, and no part was completed; all can continue with fewer
+            rows.
         """
         self._check()
         if self._stale and any(messages):
@@ -197,7 +198,7 @@ class Leader(Ranks):
             self._lost(rank, ATTEND, f"{'failed' if rank is None else 'died'} ({link.first_line(error)})")
 
     def _replies(self, asked: Mapping[int, Message], failure: Exception | None) -> dict[int, Message]:
-        """Everybody's reply; where rank 0 itself has failed, a failure of another is its consequence or its twin.
+        """Replies of all ranks; where rank 0 itself has failed, a failure of another is its consequence or equal.
 
         Raises:
             RankError: as `ask`.
@@ -244,7 +245,7 @@ class Leader(Ranks):
 
     @contextmanager
     def _unless_broken(self, transferred: str = "") -> Iterator[None]:
-        """What is raised inside, an interrupt too, leaves messages without replies."""
+        """Mark the link as broken if the block raises, even an interrupt, since messages then lack replies."""
         try:
             yield
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""This process among the ranks: how it joins them, and the messages between rank 0 and each other rank."""
+"""Connection of this process to the other ranks: joining them, and messages between rank 0 and each other rank."""
 
 import atexit
 import contextlib
@@ -26,17 +26,17 @@ JOIN_SECONDS = 300.0
 """Seconds that a rank waits for all others to start."""
 SEND_SECONDS, LEAVE_SECONDS = 60.0, 10.0
 SILENT = "silent"
-"""What became of a rank that nobody waits for any more, though its connection stands."""
+"""State of a rank that is not waited for any more, though its connection stands."""
 BYE = "bye"
 """The last message of a process to each other."""
 _ALWAYS = timedelta(days=365)
-"""What a message is waited for in a thread: whoever needs it earlier gives up by itself. A time-out within gloo would
-break the connections to all other ranks."""
+"""Time-out of waiting for a message in a thread; a caller that needs it earlier gives up by itself. A time-out within
+gloo would break the connections to all other ranks."""
 _TAG = 1
 _AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Whether torchrun itself keeps the store; else rank 0 does."""
 _c10d: Any = dist
-"""With the names that it has, and does not say that it has."""
+"""`torch.distributed` for names that exist at runtime but have no type stubs."""
 
 
 class RankError(Clean, RuntimeError):
@@ -131,7 +131,7 @@ class Link:
                 _receive(content, peer)
                 message = Message.decoded(content)
                 self.inbox.put((peer, message))
-            self._say_bye(peer)  # so that the other side can end, however long this one goes on
+            self._say_bye(peer)  # so that the other side can end, however long this one continues
         except Exception as error:
             self.inbox.put((peer, error))
 
@@ -168,16 +168,16 @@ def joined() -> Link | None:
 
 
 def _stay_here(place: launch.Place) -> None:
-    """Where all ranks are on this machine, messages need no network: none is reached, and no name looked up."""
+    """Where all ranks are on this machine, use its loopback for messages: no network, and no look-up of names."""
     if os.environ.get("LOCAL_WORLD_SIZE") == str(place.size) and "lo" in dict(socket.if_nameindex()).values():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def use_own_card(place: launch.Place) -> None:
-    """Make the card of this rank the one that `cuda` means.
+    """Make the GPU of this rank the one that `cuda` means.
 
     Raises:
-        RankError: the machine has fewer cards than ranks.
+        RankError: the machine has fewer GPUs than ranks.
     """
     if not torch.cuda.is_available():
         return
@@ -191,7 +191,7 @@ def use_own_card(place: launch.Place) -> None:
 
 
 def _store(place: launch.Place) -> Any:
-    """Where ranks leave a sign before there is a group."""
+    """Store in which ranks register before a group exists."""
     try:
         host, _, port = place.address.rpartition(":")
         store = _c10d.TCPStore(

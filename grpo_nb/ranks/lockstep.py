@@ -26,20 +26,20 @@ from grpo_nb.ranks.link import RankError, first_line
 ATTEND, JOIN, LOAD = "attend", "join", "load"
 """Messages: take part in one pass of rank 0; in a section without work of your own; load the policy."""
 _PLAIN, _LEARNS, _SUM, _PRESENT = 100, 101, 102, 103
-"""What a rank sends in a round: a pass without gradients; one with them, and its backward pass; a number to add up;
-that it takes its part of the weights. Less: it has left all sections but so many, as an error may leave one that
-others are still in."""
+"""Codes that a rank sends in a round: a pass without gradients; one with them, and its backward pass; a number to add
+up; it takes its part of the weights. A smaller number: the sections that it is still in, since an error may leave one
+that others are still in."""
 
 Fill = Callable[[bool], None]
 """Makes a pass over one token, with gradients and a backward pass or without."""
 
 
 class LockstepError(Clean, RuntimeError):
-    """The ranks do not meet any more: one has died or hangs, or failed where the others went on."""
+    """Raised when the ranks no longer meet: one has died or hangs, or failed where the others continued."""
 
 
 class Lockstep:
-    """This rank among those that make passes together."""
+    """Synchronises this rank's forward passes with those of the others."""
 
     def __init__(self, backend: str, seconds: float) -> None:
         """`seconds`: how long one rank waits for another."""
@@ -59,7 +59,8 @@ class Lockstep:
     # ------------------------------------------------------------------ of a stage
 
     def present(self, well: bool = True) -> None:
-        """Every rank is about to take its part of the weights, or one is not; once for each policy.
+        """Meet the other ranks before each takes its part of the weights, or report that this one cannot; once per
+        policy.
 
         Raises:
             LockstepError: on the ranks that are well, where another is not.
@@ -79,7 +80,7 @@ class Lockstep:
         self._referring = referring
 
     def lead(self, alone: Callable[[bool, bool], None], lost: Callable[[Exception], None]) -> None:
-        """On rank 0: `alone` announces a pass outside of sections; `lost` raises whose absence broke it."""
+        """On rank 0: `alone` announces a pass outside of sections; `lost` raises the error of the absent rank."""
         self._alone, self._lost = alone, lost
 
     def rest(self) -> None:
@@ -100,7 +101,7 @@ class Lockstep:
     # ------------------------------------------------------------------ passes
 
     def begin(self, learns: bool) -> None:
-        """Right before a forward pass; returns once all ranks are there.
+        """Meet the other ranks right before a forward pass; returns once all have come.
 
         Raises:
             RankError: no ranks work together, so that the weights cannot be gathered; or one is lost.
@@ -137,7 +138,7 @@ class Lockstep:
 
     @contextmanager
     def section(self) -> Iterator[None]:
-        """Every rank is in such a block, of which some passes are its own; all leave it together."""
+        """Block that every rank is in at once, with passes of its own; all leave it together."""
         self._depth += 1
         try:
             yield
@@ -156,7 +157,7 @@ class Lockstep:
         return self.section() if self._depth else nullcontext()
 
     def waited(self) -> float:
-        """Seconds since this was last asked in which this rank waited for others to begin a pass."""
+        """Seconds since the last call in which this rank waited for others to begin a pass."""
         found, self._waited = self._waited, 0.0
         return found
 
@@ -180,7 +181,7 @@ class Lockstep:
         return max(kind for kind, _ in self._meet(own))
 
     def _meet(self, kind: int, value: float = 0.0) -> list[tuple[int, float]]:
-        """What every rank sends, in their order."""
+        """Values that every rank sends in this round, in the ranks' order."""
         said = torch.tensor([kind, value], dtype=torch.float64)
         found = [torch.empty_like(said) for _ in range(dist.get_world_size(self._rounds))]
         began = time.perf_counter()
@@ -216,5 +217,5 @@ def zeros_like(scores: Tensor) -> Tensor:
 
 @functools.cache
 def lockstep(backend: str, seconds: float) -> Lockstep:
-    """That of this process; all ranks make it at once. Its groups last as long as a policy that is spread may."""
+    """Lockstep of this process; all ranks make it at once. Its groups last as long as a spread policy may."""
     return Lockstep(backend, seconds)

@@ -15,14 +15,14 @@ _HEAD = "head"
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank sends another."""
+    """Message from one rank to another."""
 
     work: str
-    """What is to be done, or was done."""
+    """Name of the work that is requested, or was done."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """JSON values; floats keep their bits."""
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """On the CPU once received."""
+    """Tensors; on the CPU once received."""
 
     def encoded(self) -> Tensor:
         """The message as uint8."""

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 BUCKET_BYTES = 256 << 20
-"""Most that one transfer copies beside the tensors themselves."""
+"""Bytes that one transfer copies at most, in addition to the tensors themselves."""
 
 
 def send(tensors: Sequence[Tensor], group: "dist.ProcessGroup") -> None:
