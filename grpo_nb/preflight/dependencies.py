@@ -1,8 +1,8 @@
-"""What a run depends on, by content: kept in its dependencies.json, compared at every start and evaluation.
+"""Dependencies of a run by content: kept in its dependencies.json, compared at every start and evaluation.
 
 Kinds: `data` (files and examples), `weights` (of the base model and of an adapter that it started from), `tokenizer`,
-`template` (the chat template), `prompt` (how a task and a judge word what they ask, and by which version of its rules a
-task judges), `generation` (the model's generation_config). Where one is found changed, the run is
+`template` (the chat template), `prompt` (the wording of a task's and a judge's prompts, and the version of the task's
+rules), `generation` (the model's generation_config). Where one is found changed, the run is
 refused until the change is accepted by its kind's name. `optimizer` is accepted in the same way, by `training.resume`.
 """
 
@@ -29,7 +29,7 @@ logger = clean_logger(__name__)
 __all__ = ["DependencyChanged", "accepted_kinds", "check", "question", "watch"]
 
 SFT = "sft.data"
-"""What stands for the pairs of SFT among the objectives; their names have no dot."""
+"""Name of the pairs of SFT among the objectives, whose names have no dot."""
 OWN = 3
 """Slashes in the key of a task that was given to an evaluation by hand."""
 Verb = Literal["sft", "train", "eval"]
@@ -41,7 +41,7 @@ _CALLS: Mapping[Verb, str] = {"sft": "sft(run, ", "train": "start(run, ", "eval"
 
 
 class DependencyChanged(RunError):
-    """What a run depends on has other content than it was made with. Shown as its message alone."""
+    """Raised when the content of a run's dependencies has changed. Shown as its message alone."""
 
     def __init__(self, message: str, kinds: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -53,13 +53,13 @@ class DependencyChanged(RunError):
 
 
 def check(run: Run, found: Found, accept: Collection[str] | str, verb: Verb) -> None:
-    """Hold what was found to what the run has; keep what it has not yet, and what is accepted.
+    """Compare the found content with the run's; keep new content, and accepted changes.
 
-    A run that nothing stands on yet takes what is found. One of an earlier version has nothing to hold it to, takes
-    what is found at its first start, and logs that.
+    A run without results takes the found content. A run of an earlier version has no record, takes the found content
+    at its first start, and logs that.
 
     Raises:
-        DependencyChanged: content changed that is not accepted; names it, and how to go on.
+        DependencyChanged: content changed that is not accepted; with its name, and the way to continue.
         ConfigError: an unknown kind.
     """
     accepted = accepted_kinds(accept)
@@ -102,7 +102,7 @@ def of_policy(policy: Policy) -> dict[str, Entry]:
 def of_training(
     config: Config, tasks: Mapping[str, Task], examples: Mapping[str, Sequence[Example]]
 ) -> dict[str, Entry]:
-    """Training prompts by objective, the held-out ones that quick evaluation takes, and the wording of judges."""
+    """Training prompts by objective, the held-out ones of quick evaluation, and the wording of judges."""
     found: dict[str, Entry] = {}
     for name, task in tasks.items():
         found |= _of_task(name, task, "train", examples[name])
@@ -137,7 +137,7 @@ def of_sft(pairs: Sequence[tuple[Prompt, str]], reads: Sequence[Read]) -> dict[s
 
 
 def question(example: Example) -> str:
-    """Digest of what an example asks and how its answers are scored; its id has no part in it."""
+    """Digest of an example's question and scoring; its id has no part in it."""
     return digests.of_json("", [example.prompt, example.target, example.columns]).digest[: digests.SHORT]
 
 
@@ -155,7 +155,7 @@ def inherit(run: Run, other: Run) -> None:
 
 
 def watch(run: Run, step: int, policy: Policy, tasks: Mapping[str, Task], said: set[str]) -> None:
-    """Log files that were replaced since they were loaded, each once: this training goes on with what it has loaded.
+    """Log files that were replaced since they were loaded, each once: this training continues with the loaded content.
 
     Its next start, and an evaluation elsewhere, will be refused.
     """
@@ -176,13 +176,13 @@ def watch(run: Run, step: int, policy: Policy, tasks: Mapping[str, Task], said: 
 
 
 def reads_of(task: Task) -> list[Read]:
-    """What a built-in task was read from; nothing of a task of one's own."""
+    """Files and data sets that a built-in task was read from; empty for a user's own task."""
     reads: list[Read] = getattr(task, "reads", [])
     return reads
 
 
 def _same(run: Run, key: str, read: FileRead) -> bool:
-    """Whether the file was only touched or moved back: its content is still what the run has."""
+    """Whether the file was only touched or moved back: its content is still the run's."""
     try:
         kept = dependencies_file.read(run.path)
         known = kept.entries.get(key) if kept is not None else None
@@ -230,13 +230,13 @@ def _source(task: Task) -> str:
 
 
 def _identity(task: Task) -> str:
-    """What an own task is known by from one evaluation to the next: its name, and the files of one that has some."""
+    """Identity of an own task from one evaluation to the next: its name, and its files if it has any."""
     places = [str(read.path) if isinstance(read, FileRead) else read.name for read in reads_of(task)]
     return task.name + (f" {digests.of_json('places', places).digest[:8]}" if places else "")
 
 
 def _changed(before: Found, found: Found) -> dict[str, tuple[Entry, Entry]]:
-    """What has other content. Files speak for the examples read from them, and changed data for its prompts."""
+    """Changed content. Changed files stand for the examples read from them, and changed data for its prompts."""
     differing = {key: (before[key], entry) for key, entry in found.items() if _differs(before.get(key), entry)}
     compared = {key for key in found if key in before}
     heard = {key: both for key, both in differing.items() if _heard(key, compared)}
@@ -245,7 +245,7 @@ def _changed(before: Found, found: Found) -> dict[str, tuple[Entry, Entry]]:
 
 
 def _incomparable(before: Found, found: Found) -> set[str]:
-    """Kinds of the model that are known in another form only."""
+    """Kinds of the model whose record has another form."""
     own = {_kind(key) for key in found} & {"weights", "tokenizer", "generation"}
     return {
         kind for kind in own if kind in map(_kind, before) and not any(_kind(k) == kind for k in found if k in before)
@@ -263,7 +263,7 @@ def _heard(key: str, compared: Collection[str]) -> bool:
 
 
 def _follows(key: str, changed: Collection[str]) -> bool:
-    """Whether a key is of the examples or prompts of data that changed; an evaluation's own task stands by itself."""
+    """Whether a key is of the examples or prompts of data that changed; an evaluation's own task is independent."""
     names = {_name(other) for other in changed if _kind(other) == "data" and other.count("/") < OWN}
     return _kind(key) in ("data", "prompt") and key.count("/") < OWN and _name(key) in names
 

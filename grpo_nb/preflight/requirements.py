@@ -1,6 +1,6 @@
-"""What is refused before any work: a missing solver, tasks, data and prompts that a run could not be trained on.
+"""Checks that refuse a run before any work: a missing solver; tasks, data and prompts that cannot be trained on.
 
-The warm-up asks for it too, on behalf of GRPO, which would find it out only after the warm-up's minutes.
+SFT runs them too, on behalf of GRPO, which would fail only after the minutes of SFT.
 """
 
 from collections import Counter
@@ -42,12 +42,12 @@ def check_combiner(config: Config) -> None:
 def check_ahead(
     config: Config, folder: Path, policy: Policy, tasks: Mapping[str, Task] | None = None
 ) -> dict[str, Task]:
-    """Refuse now what GRPO would refuse after the warm-up; objectives whose task only GRPO is given are left to it.
+    """Refuse before SFT what GRPO would refuse after it; objectives whose task only GRPO gets are left to GRPO.
 
-    A judge that could not be asked is only warned of: GRPO may be done elsewhere, where the key is.
+    A judge without the means to send requests only causes a warning: GRPO may run elsewhere, where the key is.
 
     Returns:
-        The tasks that were looked at, by objective.
+        The tasks that were checked, by objective.
 
     Raises:
         ConfigError: as `check_examples`, or a task that is for evaluation only.
@@ -73,7 +73,7 @@ def check_ahead(
 
 
 def check_judges(config: Config) -> None:
-    """Refuse judges that could not be asked.
+    """Refuse judges to which no request could be sent.
 
     Raises:
         ConfigError: the client is not installed, or a key is not in the environment.
