@@ -20,10 +20,10 @@ POLL_SECONDS = 0.05
 
 
 class Bench:
-    """One trial at a time: two faults at once would be blamed for each other.
+    """A bench for one trial at a time: two faults at once would be blamed for each other.
 
-    Shown in a cell it is a list of faults, a button that trains with the chosen one, the live view of that run, and
-    the doctor's findings at the end.
+    Shown in a cell it is a list of faults, a button that trains with the chosen one, the live view of that run, and the
+    doctor's findings at the end.
     """
 
     def __init__(self, lab: Lab, chosen: str = CLEAN.id) -> None:
@@ -41,14 +41,14 @@ class Bench:
 
     @property
     def fault(self) -> Fault:
-        """The one that is chosen."""
+        """The chosen fault."""
         return ALL[self.menu.value]
 
     def start(self, fault: str | None = None, seed: int = 0, steps: int | None = None) -> Session:
         """Put the fault into this kernel and train its run in a thread; the fault leaves when the training ends.
 
         Args:
-            fault: by default the one that is chosen.
+            fault: by default the chosen one.
             steps: fewer than the fault's own.
 
         Raises:
@@ -69,7 +69,7 @@ class Bench:
         return begun
 
     async def wait(self) -> Summary:
-        """Wait until the trial ends; one line that says how, whether by its last step or by an error."""
+        """Wait until the trial ends; returns one line about its end, by its last step or by an error."""
         assert self.session is not None and self.trial is not None
         try:
             await self.session.wait()
@@ -80,7 +80,7 @@ class Bench:
         return self.session.summary()
 
     def findings(self) -> Table:
-        """What the doctor says of the newest trial, by rule, worst first; notes left out, but for the fault's own."""
+        """Findings of the doctor on the newest trial, by rule, worst first, without notes except the fault's own."""
         assert self.trial is not None
         own = self.trial.fault.caught_by
         found = [f for f in self.trial.findings() if f.severity != "info" or f.rule in own]

@@ -234,4 +234,4 @@ def _by_id() -> dict[str, Fault]:
 FAULTS: Mapping[str, Fault] = _by_id()
 """Every fault by its id, in the order of the matrix."""
 ALL: Mapping[str, Fault] = {CLEAN.id: CLEAN, **FAULTS}
-"""The same after the run without a fault."""
+"""Every fault by its id, after the run without a fault."""

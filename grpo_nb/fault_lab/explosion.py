@@ -41,16 +41,16 @@ REPORTED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Course:
-    """What became of a run, round by round."""
+    """Course of a run, round by round."""
 
     norms: list[float]
     """Gradient norm before clipping; inf where it was not finite."""
     kls: list[float]
-    """To the reference, mean over the objectives, before the round's update, by the run's estimator."""
+    """KL to the reference, mean over the objectives, before the round's update, by the run's estimator."""
     rolled_back: list[int]
     """Rounds that were undone."""
     finite: bool
-    """Whether every weight is at the end."""
+    """Whether every weight is finite at the end."""
     rounds: int
     """Rounds with a row in the log: a weight that is not finite ends a run without guards."""
 
@@ -106,7 +106,7 @@ def _norm(row: Mapping[str, Any]) -> float:
 
 
 def _finite(trial: Trial) -> bool:
-    """Of the last state: a run that a broken weight has ended saved none of it."""
+    """Whether the last state is finite: a run that a broken weight has ended saved none of it."""
     newest, _ = trial.run.checkpoints.latest(finite=True)
     broken = isinstance(trial.error, optim.BrokenUpdate)
     return not broken and newest is not None and newest.step == trial.run.last_step()

@@ -20,7 +20,7 @@ _PART = re.compile(
 
 
 def verdict(score: int) -> str:
-    """A verdict as the judge is asked to write it."""
+    """Verdict in the form that the judge's prompt requests."""
     return json.dumps({"reason": "as the text says", "score": score})
 
 
@@ -81,4 +81,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on standard error."""
+        """Log nothing on standard error."""

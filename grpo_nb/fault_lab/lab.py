@@ -26,21 +26,21 @@ SIZE: Mapping[str, Any] = {
     "run.checkpoint_every": 100,
     "sft.steps": 0,
 }
-"""What makes a trial of the demo short, by dotted names; an update has four micro-batches."""
+"""Settings that make a trial of the demo short, by dotted names; an update has four micro-batches."""
 EVERY = 7
-"""One training example of so many is used: a few steps ask no more, and all are encoded at every start. Odd, as
+"""One training example of so many is used: a few steps need no more, and all are encoded at every start. Odd, since
 BBQ's examples come in pairs of one condition each."""
 
 
 class Lab:
-    """Where trials are made: a folder for the runs, the model after SFT as a folder, and the tasks."""
+    """A lab for trials: a folder for the runs, the model after SFT as a folder, and the tasks."""
 
     def __init__(self, run: Run, folder: Path, model: Path, tasks: Mapping[str, Task]) -> None:
         self.run, self.folder, self.model, self.tasks = run, folder, model, tasks
 
     @classmethod
     def of(cls, run: Run, folder: Path | None = None) -> "Lab":
-        """A lab on the SFT result of `run`; its own runs go into `folder`, by default beside the run.
+        """A lab on the SFT result of `run`; its own runs go into `folder`, by default next to the run.
 
         Raises:
             RunError: SFT has no result.
@@ -107,11 +107,11 @@ class Trial:
         return self.outcome()
 
     def findings(self) -> list[Finding]:
-        """What the doctor says of the run as it is."""
+        """Findings of the doctor on the run as it is."""
         return diagnose(self.run)
 
     def outcome(self) -> Outcome:
-        """What was found so far, and after how many steps."""
+        """Findings so far, each with the steps done when it came first."""
         found: dict[str, int] = {}
         severities: dict[str, str] = {}
         for event in self.run.stored("events"):

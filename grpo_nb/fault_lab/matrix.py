@@ -40,7 +40,7 @@ def warmed_up(folder: Path) -> Run:
 
 
 def measure(lab: Lab, faults: Iterable[Fault], seeds: Sequence[int]) -> list[Outcome]:
-    """One outcome a fault and seed."""
+    """Measure one outcome per fault and seed."""
     return [lab.trial(fault, seed).execute() for fault in faults for seed in seeds]
 
 
@@ -89,7 +89,7 @@ def _counts(outcome: Outcome, name: str) -> bool:
 
 
 def tables() -> tuple[Table, Table]:
-    """What was recorded, for a notebook: fault by fault, and fault by rule."""
+    """Recorded outcomes, for a notebook: fault by fault, and fault by rule."""
     outcomes = recorded()
     seeds = len({outcome.seed for outcome in outcomes})
     return (
@@ -99,7 +99,7 @@ def tables() -> tuple[Table, Table]:
 
 
 def markdown() -> str:
-    """What was recorded, as a page of the documentation."""
+    """Recorded outcomes, as a page of the documentation."""
     outcomes = recorded()
     seeds = len({outcome.seed for outcome in outcomes})
     parts = [
@@ -116,7 +116,7 @@ def markdown() -> str:
 
 
 def catalogue() -> Table:
-    """Every fault with what claims it."""
+    """Table of every fault with the rules that catch it."""
     rows = [(f.id, f.what, f.claim, ", ".join(f.caught_by), f.within) for f in FAULTS.values()]
     frame = pd.DataFrame(rows, columns=["fault", "what is wrong", "caught by a", "named", "within steps"])
     return Table(frame, f"{len(rows)} faults")
@@ -143,7 +143,7 @@ def write(path: Path, outcomes: Sequence[Outcome], seconds: float) -> None:
 
 
 def _error(text: str) -> str:
-    """How an error begins, without the folder of the measurement, which the next one does not share."""
+    """Beginning of an error, without the folder of the measurement, which differs each time."""
     return re.sub(r"\S*/(?=demo-lab/)", "", text.partition(":")[0])
 
 

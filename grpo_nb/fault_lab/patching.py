@@ -1,4 +1,4 @@
-"""How faults get into the package: attributes replaced for a while, and calls around a backward pass."""
+"""Patches that put faults into the package: attributes replaced for a while, and calls around a backward pass."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

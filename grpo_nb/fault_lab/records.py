@@ -1,4 +1,4 @@
-"""What the lab knows of a fault, and what a trial of it gave."""
+"""Records of the lab: a fault, and the outcome of its trial."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,12 +10,13 @@ from grpo_nb.run.run import Run
 from grpo_nb.tasks import Task
 
 Claim = Literal["rule", "guard", "refusal"]
-"""What catches a fault: a finding of the rules; an update that is left out; an error that ends the training."""
+"""Way in which a fault is caught: a finding of the rules; an update that is left out; an error that ends the training.
+"""
 
 
 @runtime_checkable
 class Patient(Protocol):
-    """What a fault may change before the training starts: all of it belongs to one trial."""
+    """Parts that a fault may change before the training starts; all of them belong to one trial."""
 
     run: Run
     tasks: Mapping[str, Task]
@@ -37,7 +38,7 @@ class Fault:
 
     id: str
     what: str
-    """In one line."""
+    """The fault in one line."""
     claim: Claim
     caught_by: tuple[str, ...]
     """Names of rules, or of an exception's class; one of them is enough."""
@@ -45,7 +46,7 @@ class Fault:
     """Steps after which it is caught at the latest; what is refused before a step counts as 0."""
     inject: Inject
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of its run, by dotted names; `run.steps` is `within` unless it is set."""
+    """Settings of its run, by dotted names; `run.steps` is `within` unless it is set."""
     stage: Literal["grpo", "sft"] = "grpo"
 
     @property
@@ -56,7 +57,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial gave."""
+    """Outcome of a trial."""
 
     fault: str
     seed: int
@@ -67,7 +68,7 @@ class Outcome:
     steps: int
     """Steps done."""
     error: str = ""
-    """What ended the training, where something did."""
+    """Error that ended the training, if any."""
 
     def caught(self, fault: Fault) -> int | None:
         """The steps to the first of the fault's own findings; None: none came."""
@@ -75,7 +76,7 @@ class Outcome:
 
     @property
     def alarms(self) -> list[str]:
-        """What was found, notes left out."""
+        """Names of the findings without notes."""
         return [name for name, severity in self.severities.items() if severity != "info"]
 
 
@@ -87,4 +88,4 @@ CLEAN = Fault(
     within=20,
     inject=lambda patient: nullcontext(),
 )
-"""The same run without a fault: nothing but notes may be found in it."""
+"""The run without a fault: nothing but notes may be found in it."""

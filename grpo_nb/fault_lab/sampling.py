@@ -1,4 +1,4 @@
-"""Faults of the tokens: how completions are drawn, ended, masked and scored."""
+"""Faults of the tokens: in sampling, ending, masking and scoring completions."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Faults of rewards and data: what is asked, and what an answer earns."""
+"""Faults of rewards and data: in the prompts, and in the rewards of the answers."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from grpo_nb.types import Example, Rollouts, Score
 PERCENT = 100.0
 """Points where the other objective gives 1."""
 SPOILT = 4
-"""One judge's reply in so many does not come."""
+"""One judge's reply in so many is missing."""
 
 Examples = list[Example]
 
@@ -158,7 +158,7 @@ def _told_only(task: Task) -> Callable[[str], Examples]:
 
 
 def _swapped(task: Task) -> Callable[[str], Examples]:
-    """Each answerable question with the prompt of another one's text: what is asked for is not in it."""
+    """Each answerable question with the prompt of another one's text: the text does not have the answer."""
 
     def examples(split: str) -> Examples:
         own = task.examples("test" if split == "test" else "train")
@@ -171,7 +171,7 @@ def _swapped(task: Task) -> Callable[[str], Examples]:
 
 
 def changed_target(task: Task) -> Task:
-    """The task after somebody replaced its file by one that differs in a single answer."""
+    """The task after its file was replaced by one that differs in a single answer."""
 
     def examples(split: str) -> Examples:
         own = list(task.examples("test" if split == "test" else "train"))
