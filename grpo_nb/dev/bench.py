@@ -1,10 +1,10 @@
-"""How long the phases of a training step take on this machine: `python -m grpo_nb.dev.bench --steps 20`.
+"""Benchmark of the phases of a training step on this machine: `python -m grpo_nb.dev.bench --steps 20`.
 
 Steps of a fresh run, without SFT, in a temporary folder. An untrained model seldom ends its answers, so completions
 run to their cap: the figures are of the longest steps that the settings allow. The first steps are left out.
 
 With `--random-weights` the model has the shape of the preset's and random weights, and prompts are random words: a
-preset can be timed where its model and data are not.
+preset can be timed without its model and data.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Timing:
     fastest: float
     slowest: float
     share: float
-    """Of the median step."""
+    """Share of the median step."""
 
 
 def measure(config: Config, steps: int, **given: Any) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def random_parts(config: Config, tokens: int) -> tuple[Config, dict[str, Any]]:
 
 
 def timings(rows: Sequence[Mapping[str, Any]]) -> list[Timing]:
-    """The phases, what is left of the step beside them, and the step."""
+    """Timings of the phases, the rest of the step, and the step."""
     seconds = {phase: [row[keys.TIME.of(phase)] for row in rows] for phase in PHASES}
     step = [row[keys.TIME_STEP] for row in rows]
     seconds["other"] = [whole - sum(parts) for whole, *parts in zip(step, *seconds.values(), strict=True)]
@@ -106,7 +106,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def notes(rows: Sequence[Mapping[str, Any]], config: Config, command: str) -> list[str]:
-    """How the timings were made, and what follows from them."""
+    """Notes on the way the timings were made, and figures that follow from them."""
     tokens = statistics.median(row[keys.TOKENS] for row in rows)
     rate = statistics.median(row[keys.TOKENS] / row[keys.TIME.of("rollout")] for row in rows)
     return [
@@ -118,7 +118,7 @@ def notes(rows: Sequence[Mapping[str, Any]], config: Config, command: str) -> li
 
 
 def machine() -> str:
-    """What the figures hang on."""
+    """Machine and versions that the figures depend on."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores"
     return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 

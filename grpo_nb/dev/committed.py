@@ -26,9 +26,9 @@ LARGEST = 500_000
 HERE = {str(fingerprint.ROOT.parent): ".", sys.prefix: ".venv"}
 """Folders of this machine, and what stands for them."""
 LONGEST_TEXT = 1000
-"""Characters of a table as text that stays beside the table itself."""
+"""Characters of a table's text that stay in addition to the table itself."""
 SHOWN = ("text/html", "text/markdown", "image/png", "text/plain")
-"""What a code host can show."""
+"""Types of output that a code host can show."""
 
 
 def execute(notebooks: Sequence[Path]) -> Iterator[tuple[Path, int]]:

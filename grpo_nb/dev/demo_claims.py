@@ -1,7 +1,7 @@
-"""What the demo promises, measured: `python -m grpo_nb.dev.demo_claims --seeds 0 1 2`.
+"""Measures the demo's claims: `python -m grpo_nb.dev.demo_claims --seeds 0 1 2`.
 
 Each seed makes its own world, files, model and training; held-out templates are answered greedily after SFT and
-after GRPO. The table is the mean over seeds, with every seed beside it.
+after GRPO. The table is the mean over seeds, with every seed next to it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ EXAMPLES = 400
 
 @dataclass(frozen=True)
 class Claim:
-    """One line of the promise: a measure after SFT, after GRPO, and what must hold between them."""
+    """One claim of the demo: a measure after SFT, after GRPO, and the condition between them."""
 
     objective: str
     metric: str
@@ -79,7 +79,7 @@ CLAIMS = (
 
 
 def measure(seeds: Sequence[int], folder: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> pd.DataFrame:
-    """One row a seed, stage, objective and metric, and the seconds of each stage; runs stay in `folder`.
+    """Measure the seeds: one row per seed, stage, objective and metric, and seconds per stage; runs stay in `folder`.
 
     `changes`: settings in place of the demo's, by dotted name.
     """
@@ -97,7 +97,7 @@ def measure(seeds: Sequence[int], folder: Path, changes: Mapping[str, Any] = Map
 
 
 def summary(measured: pd.DataFrame) -> pd.DataFrame:
-    """One row a claim: means over seeds after SFT and GRPO, each seed's values, and whether it holds."""
+    """Table with one row per claim: means over seeds after SFT and GRPO, each seed's values, and whether it holds."""
     wide = measured.pivot_table(index=["objective", "metric"], columns=["stage", "seed"], values="value")
     rows = []
     for claim in CLAIMS:

@@ -1,4 +1,4 @@
-"""From Markdown to the pages of `make docs`: headings that can be linked to, a table of contents, and a search."""
+"""Renders Markdown as pages of `make docs`: headings that can be linked to, a table of contents, and a search."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from markdown_it.token import Token
 from grpo_nb.report.markup import POLICY, Markup, html
 
 Contents = Sequence[tuple[str, Sequence[tuple[str, str]]]]
-"""By group: file name and title of each page."""
+"""File name and title of each page, by group."""
 SCRIPT = (Path(__file__).parent / "search.js").read_text(encoding="utf-8")
 _LONGEST = 4000
 """Characters of a section that the search looks through."""
@@ -23,7 +23,7 @@ _LONGEST = 4000
 
 @dataclass(frozen=True)
 class Section:
-    """What the search finds, and a link leads to."""
+    """Section that the search finds, and a link leads to."""
 
     anchor: str
     heading: str
@@ -36,16 +36,16 @@ class Parsed:
 
     tokens: Sequence[Token]
     sections: Sequence[Section]
-    """By heading; the first is the page's title."""
+    """Sections by heading; the first is the page's title."""
     rows: Sequence[Section]
-    """Of tables, by their first cell."""
+    """Rows of tables, by their first cell."""
 
     @property
     def title(self) -> str:
         return self.sections[0].heading
 
     def body(self, contents: Contents, name: str) -> str:
-        """The page as HTML, with the list of all pages beside it."""
+        """The page as HTML, with the list of all pages next to it."""
         markdown = _markdown()
         body = Markup(markdown.renderer.render(list(self.tokens), markdown.options, {}))
         return html("docs", title=self.title, body=body, contents=contents, here=name, headings=self.sections[1:])

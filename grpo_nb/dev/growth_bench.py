@@ -1,4 +1,4 @@
-"""What a long run costs to look at: `python -m grpo_nb.dev.growth_bench`.
+"""Cost of looking at a long run: `python -m grpo_nb.dev.growth_bench`.
 
 Run folders of growing length are made; then each thing that a person does with one is done in a process of its own,
 which prints its seconds and the MiB that it took beyond importing the package.
@@ -160,7 +160,7 @@ def _figures(task: str, seconds: float, mib: float, size: int) -> str:
 
 
 def _measure(code: str, limit: float) -> tuple[float, float] | str:
-    """Seconds and MiB of some code in a process of its own; why there are none where it took too long or died."""
+    """Seconds and MiB of some code in a process of its own; an error text where it took too long or died."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _MEASURE, code], capture_output=True, text=True, timeout=limit, check=True

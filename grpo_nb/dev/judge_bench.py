@@ -1,4 +1,4 @@
-"""What a judge adds to a step: `python -m grpo_nb.dev.judge_bench --steps 4`.
+"""Cost of a judge per step: `python -m grpo_nb.dev.judge_bench --steps 4`.
 
 Steps of a preset with a judge of every objective, against a server in a process of its own that takes 0, 1 or 3 s for
 a verdict, and one that allows 20 requests a second. Nothing is in the judge's cache when a step begins.
@@ -25,7 +25,7 @@ from grpo_nb.metrics import keys
 
 @dataclass(frozen=True)
 class Server:
-    """How a server behaves."""
+    """Behaviour of a server."""
 
     name: str
     latency: float
@@ -35,7 +35,7 @@ class Server:
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Its address, while it runs."""
+        """Address of the server, while it runs."""
         command = [sys.executable, "-m", "grpo_nb.dev.judge_server", "--latency", str(self.latency)]
         command += [] if self.rate is None else ["--rate", str(self.rate)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -67,7 +67,7 @@ def total(rows: Sequence[Mapping[str, Any]], family: keys.Key, config: Config) -
 
 
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]], config: Config) -> Table:
-    """Median step by server, beside the step without a judge, which is the first."""
+    """Table of the median step by server, compared with the step without a judge, the first row."""
     drawn = Table(box=None, pad_edge=False)
     for name in ("server", "step", "added", "score", "waited", "requests", "too many", "no verdict"):
         drawn.add_column(name, justify="left" if name == "server" else "right")

@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on standard error."""
+        """Log nothing on standard error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

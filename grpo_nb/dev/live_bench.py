@@ -1,8 +1,8 @@
-"""What the control room costs, in a real kernel: `python -m grpo_nb.dev.live_bench`.
+"""Cost of the dashboard, in a real kernel: `python -m grpo_nb.dev.live_bench`.
 
-How soon the cell that starts a run returns; how long a step takes with the dashboard and without it, in blocks of
-the same steps; how soon a turned knob is in use; what a notebook keeps of 1,000 steps. The functions that a
-kernel calls are here too, so that a person may call them on a run of theirs.
+It measures the time until the cell that starts a run returns; the seconds of a step with the dashboard and without it,
+in blocks of the same steps; the steps until a changed knob is active; and the size of a notebook after 1,000 steps. The
+functions that a kernel calls are here too, so that a person may call them on a run of theirs.
 """
 
 import argparse
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = clean_logger(__name__)
 
 LEFT_OUT = 4
-"""Of a block: its first steps, while the dashboard comes up, and its last one, which is held."""
+"""Steps of a block that are left out: the first, while the dashboard comes up, and the last one, which is held."""
 SPARE = 300
 """Steps for turning the knobs, more than any model does meanwhile."""
 MANY = 1000
@@ -67,12 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def alternate(without: Session, beside: Session, pairs: int, block: int) -> list[tuple[float, float, float]]:
-    """Seconds a step in each block of steps: of a run that nobody watches, and of its twin with a dashboard.
+    """Seconds per step in each block: of a run without a dashboard, and of an equal run with one.
 
-    The third number is the CPU time of the dashboard's own thread for each step of its twin.
+    The third number is the CPU time of the dashboard's own thread per step of the run with it.
 
-    Twins (one configuration, one seed) do the same work in a step, bit for bit, so a block is compared with itself;
-    they train by turns, each held while the other does. The first block, in which all is loaded, is left out.
+    Equal runs (one configuration, one seed) do the same work in a step, bit for bit, so a block is compared with
+    itself; they train by turns, each held while the other does. The first block, in which all is loaded, is left out.
     """
     means: list[tuple[float, float, float]] = []
     for i in range(pairs + 1):
@@ -95,7 +95,7 @@ def _cpu_seconds(board: Any) -> float:
 async def _train(session: Session, step: int) -> None:
     """Until it has done `step`, and holds."""
     session.resume()
-    await session.wait(step=step - 1)  # the hold is asked for within the last step
+    await session.wait(step=step - 1)  # the hold is requested within the last step
     session.pause()
     while session.state != "paused":
         await asyncio.sleep(0.05)
@@ -119,7 +119,7 @@ def _step_times(session: Session) -> "pd.Series":
 
 
 async def turn(session: Session, times: int) -> list[int]:
-    """For each turn of the temperature: how many steps after the one under way used it first; 1 is the next."""
+    """Steps after the running one until each change of the temperature was active; 1 is the next step."""
     knob, found = session.knobs["temperature"], []
     for i in range(times):
         await asyncio.sleep(0.1 * i)  # at different moments of a step
@@ -174,7 +174,7 @@ def _steps(folder: Path, pairs: int, block: int) -> list[str]:
 
 
 def compared(times: Sequence[tuple[float, float, float]]) -> str:
-    """What `alternate` found, in a sentence."""
+    """Sentence about the result of `alternate`."""
     without, beside, spent = (statistics.mean(column) for column in zip(*times, strict=True))
     more = np.array([b / a - 1 for a, b, _ in times])
     drawn = bootstrap(lambda rows: {"mean": float(more[rows].mean())}, [str(i) for i in range(len(more))], seed=0)
@@ -187,7 +187,7 @@ def compared(times: Sequence[tuple[float, float, float]]) -> str:
 
 
 def _size(folder: Path) -> list[str]:
-    """Of the run that `_steps` left."""
+    """Sizes of the run that `_steps` left."""
     book = _execute(
         folder,
         "import grpo_nb as g\nfrom grpo_nb.dev import live_bench",
@@ -218,7 +218,7 @@ def _execute(folder: Path, *sources: str) -> Any:
 
 
 def _seconds(cell: Any) -> float:
-    """From the moment that the kernel took the cell to its answer."""
+    """Seconds from the kernel's receipt of the cell to its answer."""
     times: Mapping[str, str] = cell.metadata.execution
     begun, ended = (times[key].replace("Z", "+00:00") for key in ("iopub.execute_input", "shell.execute_reply"))
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()

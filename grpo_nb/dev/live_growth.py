@@ -1,7 +1,7 @@
-"""What a step and a tick of the live view cost as a run grows: `python -m grpo_nb.dev.live_growth`.
+"""Cost of a step and of a tick of the live view as a run grows: `python -m grpo_nb.dev.live_growth`.
 
-CPU time of this process, of a run that just began and of one that is long: where the run stands, the rules after a
-step, a tick of the live view, the front of its evaluations; and what is left after the view was opened and closed.
+CPU time of this process, of a run that just began and of one that is long: its status, the rules after a step, a tick
+of the live view, the front of its evaluations; and the memory left after the view was opened and closed.
 """
 
 import argparse

@@ -31,7 +31,7 @@ from grpo_nb.training import metrics
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one way to compute."""
+    """Figures of one way to compute."""
 
     first: float
     """Seconds of the first step."""
@@ -81,7 +81,7 @@ def _gib(peaks: Mapping[str, float], phase: str) -> str:
 
 @contextlib.contextmanager
 def _peaks(device: torch.device, found: dict[str, float]) -> Iterator[None]:
-    """Every phase waits for the device at its ends, and its peak goes into `found`."""
+    """Wait for the device at both ends of every phase, and put the phase's peak memory into `found`."""
     plain = metrics.Clock.__call__
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""This trainer beside TRL's GRPOTrainer: `python -m grpo_nb.dev.peer --size tiny --steps 5`.
+"""Compares this trainer with TRL's GRPOTrainer: `python -m grpo_nb.dev.peer --size tiny --steps 5`.
 
 Both get the same random weights, LoRA shape, prompts, completion cap, reward and batch, in one process on one device,
 and take turns: a step of TRL, a step of ours. No server and no vLLM on either side. Random weights seldom end an
@@ -34,7 +34,7 @@ GIB = 2**30
 
 @dataclass
 class Side:
-    """What was measured of one trainer."""
+    """Measurements of one trainer."""
 
     steps: list[float] = field(default_factory=list)
     """Seconds of each measured step."""
@@ -47,7 +47,7 @@ class Side:
     """Seconds of the first step, with what is compiled and captured for it."""
 
     def add(self, seconds: float, parts: Mapping[str, float], tokens: int) -> None:
-        """One measured step."""
+        """Add one measured step."""
         self.steps.append(seconds)
         self.tokens.append(tokens)
         for name, value in parts.items():
@@ -63,7 +63,7 @@ class Side:
 
 
 def trl_settings(work: Work, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What GRPOConfig is given: the same step, without what costs time and is not part of it."""
+    """Arguments of GRPOConfig: the same step, without work that is not part of it."""
     accumulation = work.rows // work.micro_batch
     return {
         "num_generations": work.group,
@@ -139,7 +139,7 @@ class Race:
         self._reset()
 
     def turn(self, seconds: float, parts: Mapping[str, float], tokens: int) -> bool:
-        """What follows a step of TRL; whether that was the last."""
+        """Run what follows a step of TRL; returns whether that step was the last."""
         if self._warmed <= self.warm_up:
             self.trl.first = self.trl.first or seconds
             self._warmed += 1

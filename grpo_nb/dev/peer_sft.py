@@ -1,4 +1,4 @@
-"""SFT beside TRL's SFTTrainer: `python -m grpo_nb.dev.peer_sft --size tiny --steps 5`.
+"""Compares SFT with TRL's SFTTrainer: `python -m grpo_nb.dev.peer_sft --size tiny --steps 5`.
 
 Like `grpo_nb.dev.peer`: the same random weights, LoRA shape, pairs and batch in one process, a step of each in turn.
 Completions have different lengths, as gold answers do.
@@ -43,7 +43,7 @@ def pairs(work: Work) -> list[dict[str, str]]:
 
 
 def trl_settings(work: Work, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What SFTConfig is given."""
+    """Arguments of SFTConfig."""
     return {
         "per_device_train_batch_size": work.micro_batch,
         "gradient_accumulation_steps": work.rows // work.micro_batch,

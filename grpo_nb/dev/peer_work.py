@@ -22,7 +22,7 @@ RANK, ALPHA, RATE, BETA = 8, 16, 1e-5, 0.04
 
 @dataclass(frozen=True)
 class Work:
-    """What one step is: a model's shape, and P prompts of equal length with K completions each."""
+    """Work of one step: a model's shape, and P prompts of equal length with K completions each."""
 
     kind: Literal["llama", "qwen3"]
     shape: Mapping[str, Any]
@@ -72,7 +72,7 @@ SIZES = {
 
 
 class Words:
-    """A task without gold answers: only the reward function tells completions apart."""
+    """A task without gold answers: only the reward function separates completions."""
 
     name = OBJECTIVE
 
@@ -86,12 +86,12 @@ class Words:
         return [Example(str(i), text, None, {}) for i, text in enumerate(self.texts)]
 
     def score(self, example: Example, completion: str) -> Score:
-        """Nothing of its own."""
+        """Score that is the same for every completion."""
         return Score(0.0, "answered")
 
 
 def taste(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    """A reward that tells most answers apart."""
+    """Reward that differs between most answers."""
     return [sum(ids) % 11 / 11 for ids in completion_ids]
 
 
@@ -126,7 +126,7 @@ def random_model(work: Work, device: torch.device) -> transformers.PreTrainedMod
 
 
 def lora_model(work: Work, device: torch.device) -> peft.PeftModel:
-    """The same with LoRA on every linear layer; adapters are float32."""
+    """Model with LoRA on every linear layer; adapters are float32."""
     return lora_on(random_model(work, device))
 
 

@@ -54,8 +54,9 @@ Figures = dict[str, Any]
 
 
 def policy_of(work: Work, train: str, device: torch.device, shard: bool) -> Policy:
-    """The model of random weights, of which adapters or all weights train; one to be spread lies in the machine's
-    memory, where a rank beside rank 0 needs no content."""
+    """Model of random weights, of which adapters or all weights train; a model to be spread lies in the machine's
+    memory, where a rank other than rank 0 needs no content.
+    """
     if shard:
         made: Any = _in_memory(work, device)
         made = lora_on(made) if train == "lora" else made
@@ -65,7 +66,7 @@ def policy_of(work: Work, train: str, device: torch.device, shard: bool) -> Poli
 
 
 def _in_memory(work: Work, device: torch.device) -> Any:
-    """On the CPU, in the type that the device computes in; random numbers are drawn there, matrix by matrix."""
+    """Model on the CPU, in the type that the device computes in; random numbers are drawn there, matrix by matrix."""
     if device.type == "cpu":
         return random_model(work, device)
     kind, generator = torch.bfloat16, torch.Generator(device).manual_seed(0)
@@ -128,7 +129,7 @@ def figures(rows: Sequence[Figures], ranks: int) -> Figures:
 
 
 def table(found: Figures, against: Figures | None) -> Table:
-    """The figures beside those of one GPU, where they are given."""
+    """Table of the figures, next to those of one GPU where these are given."""
     drawn = Table(box=None, pad_edge=False)
     sides = [found] if against is None else [against, found]
     drawn.add_column("")

@@ -50,7 +50,7 @@ WITHOUT_MATHJAX = "{% extends 'index.html.j2' %}{% block html_head_js_mathjax %}
 
 @dataclass
 class Cost:
-    """What executing a notebook took."""
+    """Time and memory of executing a notebook."""
 
     seconds: float = 0.0
     peak: int | None = None
@@ -94,7 +94,7 @@ def render(
 def scratch_copies(notebooks: Sequence[Path]) -> Iterator[list[Path]]:
     """Copies of the notebooks in a project of their own, which is gone after the block."""
     with tempfile.TemporaryDirectory(prefix="grpo_nb-") as scratch:
-        (Path(scratch) / "pyproject.toml").touch()  # by which a project is known
+        (Path(scratch) / "pyproject.toml").touch()  # which marks a project
         folder = Path(scratch) / "notebooks"
         folder.mkdir()
         yield [Path(shutil.copy(path, folder)) for path in notebooks]
@@ -225,7 +225,7 @@ def without_widgets(notebook: Any) -> Any:
 
 
 def _has_words(output: Any) -> bool:
-    """Whether an output is words in the place of a widget, or of a picture: a page has both in another way."""
+    """Whether an output is the words of a widget, or of a picture: a page has both in another way."""
     shown = output.get("data", {}).get("text/html", "")
     return any(f'class="{own}"' in shown for own in (without_kernel.OWN, aloud.OWN))
 
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _line(name: str) -> Iterator[Callable[[int, int], None]]:
-    """One line on standard error: cells done and time passed; where it is no terminal, only once all is done."""
+    """One line on standard error: cells done and time passed; without a terminal, only at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TextColumn("cells"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=None)

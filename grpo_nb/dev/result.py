@@ -50,12 +50,12 @@ ARMS = {
 REFERENCE = "grpo"
 """The arm that results.csv compares the others with."""
 EXAMPLES = 5
-"""Of each objective, whose answers are shown."""
+"""Examples of each objective whose answers are shown."""
 CURVES = [key.of(name) for key in (keys.REWARD, keys.KL, keys.BETA) for name in OBJECTIVES]
 
 
 def study(folder: Path, model: str, bbq: str, halueval: str, seeds: Sequence[int]) -> Study:
-    """The study in a folder, made where there is none."""
+    """The study in a folder, created if it is missing."""
     return sweep(folder, presets.gpu_result(model, bbq, halueval), ARMS, seeds)
 
 
@@ -84,7 +84,7 @@ def answer(study: Study, sources: Sources, jobs: int, devices: Sequence[int]) ->
 
 
 def take(study: Study, sources: Sources, out: Path) -> None:
-    """Write what notebook 07 reads, of the runs that have answered; one that stopped early counts as it is."""
+    """Write the data of notebook 07, of the runs that have answered; one that stopped early counts as it is."""
     (out / "predictions").mkdir(parents=True, exist_ok=True)
     found: dict[Key, dict[int, Value]] = {}
     for trial in study.trials:

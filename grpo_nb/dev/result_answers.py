@@ -1,4 +1,4 @@
-"""What the end of one run answers: `python -m grpo_nb.dev.result_answers RUN STAGE UNSEEN QA`; see `result`."""
+"""Answers of one run at its end: `python -m grpo_nb.dev.result_answers RUN STAGE UNSEEN QA`; see `result`."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from grpo_nb.tasks import HaluEvalRecognition, load_tasks
 FIELD = "answer"
 KINDS = ("bbq", "qa", "unseen", "recognition")
 OBJECTIVES = {"fairness": "bbq", "hallucination": "qa"}
-"""Of the preset, and the kind of answers to what they hold out."""
+"""Objectives of the preset, and the kind of answers to their held-out data."""
 
 
 class Sources(NamedTuple):
@@ -32,17 +32,17 @@ class Sources(NamedTuple):
 
 
 def answer_file(run: Path, stage: str, kind: str) -> Path:
-    """Where the answers of one end lie: beside the runs, so that a study's folder can be taken without weights."""
+    """File of one end's answers, next to the runs, so that a study's folder can be taken without weights."""
     return run.parent / "predictions" / f"{run.name}.{stage}.{kind}.jsonl"
 
 
 def answered(run: Path, stage: Stage) -> bool:
-    """Whether one end has answered everything."""
+    """Whether all answers of one end exist."""
     return all(answer_file(run, str(stage), kind).exists() for kind in KINDS)
 
 
 def answer(path: Path, stage: Stage, unseen: str, qa: str) -> None:
-    """Write the answers of one end to all that is asked, and log the probe."""
+    """Write the answers of one end to all questions, and log the probe."""
     run = Run.open(path)
     asked = {
         "bbq": ("fairness", None, None),
@@ -110,7 +110,7 @@ def _texts(path: Path, stage: Stage, kind: str) -> dict[str, str]:
 
 
 def _evaluated(run: Run, objective: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """What an evaluation of all that is held out would have logged of its items, whatever pool the run's own is."""
+    """Row of an evaluation of all held-out items, whatever pool the run's own is."""
     task = load_tasks(run.config, run.path, None, [objective])[objective]
     asked = ordered(run, objective, task, "test")
     return measured(run, objective, task, asked, [texts[example.id] for example in asked])

@@ -49,14 +49,14 @@ def table() -> Table:
 
 
 def differences() -> Table:
-    """The same, each arm less GRPO, paired by seed and item; * where the interval leaves out 0."""
+    """Differences from GRPO by arm, paired by seed and item; * where the interval leaves out 0."""
     return _shown(
         ("difference", "difference_low", "difference_high"), "less GRPO, paired [95% interval]; * leaves out 0"
     )
 
 
 def seeds() -> Table:
-    """How far each run of GRPO came."""
+    """Steps that each run of GRPO reached."""
     rows = _read("curves.csv")
     steps = rows[rows["arm"].isin(_NAMES)].groupby(["arm", "seed"], sort=False)["step"].max()
     return Table(steps.unstack("seed").reset_index(), "steps of GRPO by seed")
@@ -76,7 +76,7 @@ def curves(*keys: str) -> Picture:
 
 
 def front(seed: int) -> pd.DataFrame:
-    """What `pareto.pareto` found among the quick evaluations of one seed's GRPO."""
+    """Result of `pareto.pareto` for the quick evaluations of one seed's GRPO."""
     rows = _read("front.csv", keep_default_na=False)
     own = rows[rows["seed"] == seed].drop(columns="seed").reset_index(drop=True)
     numbers = [name for name in own if "/" in str(name)]
