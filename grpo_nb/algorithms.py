@@ -1,8 +1,8 @@
 """The algorithms by name: each a row of four choices, advantage x surrogate x reduction x KL. No tensors here.
 
 The names in a row are keys of `losses.ADVANTAGES`, `losses.SURROGATES`, `losses.REDUCTIONS` and `losses.KL`;
-what they compute is written there. What settings, rules and plots need to know of each stands in its row here, so a
-new surrogate is one function in `losses/surrogates.py` and one row of SURROGATE_ROWS. Any row of ALGORITHMS can be
+their formulas are written there. The properties that settings, rules and plots need are in the rows here, so a new
+surrogate is one function in `losses/surrogates.py` and one row of SURROGATE_ROWS. Any row of ALGORITHMS can be
 changed in one of its choices: `algorithm("grpo", kl="k2")`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Bound(Enum):
-    """What `clip_low` or `clip_high` counts: where the clip of a ratio r acts."""
+    """Meaning of `clip_low` and `clip_high`: the values of the ratio r at which the clip acts."""
 
     OFFSET = "1 - clip_low, 1 + clip_high"
     LOG_RATIO = "exp(-clip_low), exp(clip_high)"
@@ -23,7 +23,7 @@ class Bound(Enum):
 
 @dataclass(frozen=True)
 class SurrogateRow:
-    """What the package needs to know of a surrogate besides its formula, which is in `losses.surrogates`.
+    """Properties of a surrogate; its formula is in `losses.surrogates`.
 
     >>> SURROGATE_ROWS["gmpo"].log_bounds(0.4, 0.4)
     (-0.4, 0.4)
@@ -31,11 +31,11 @@ class SurrogateRow:
 
     low: Bound | None = Bound.OFFSET
     high: Bound | None = Bound.OFFSET
-    """None: no clip on that side. With a clip above, raising it holds the entropy."""
+    """Upper clip; None: no clip on that side. Raising an upper clip keeps the entropy from falling."""
     clips_completion: bool = False
     """The clip acts on the completion's mean log-ratio instead of each token's own."""
     sequence_level: bool = False
-    """One ratio a completion, so its tokens cannot differ in advantage or weight."""
+    """One ratio per completion, so its tokens cannot differ in advantage or weight."""
     clips_weight: bool = False
     """The clip bounds a token's weight whatever its advantage's sign; False: it ends the pull where that is gained."""
     dual: bool = False
@@ -45,7 +45,7 @@ class SurrogateRow:
 
     @property
     def tokenwise(self) -> bool:
-        """Whether a token's loss depends on its own ratio only, so that a picture over one ratio shows it."""
+        """Whether a token's loss depends on its own ratio only, so that a plot over one ratio shows it."""
         return not (self.clips_completion or self.sequence_level)
 
     def log_bounds(self, low: float, high: float) -> tuple[float, float]:
@@ -72,7 +72,7 @@ SURROGATE_ROWS: Mapping[str, SurrogateRow] = {
 
 @dataclass(frozen=True)
 class AdvantageRow:
-    """What the package needs to know of an advantage estimator besides its formula."""
+    """Properties of an advantage estimator; its formula is in `losses.advantages`."""
 
     scale_free: bool = False
     """Divided by a spread, so multiplying every reward by one number changes nothing but the eps; else the advantage
@@ -97,14 +97,14 @@ REDUCTION_NAMES = ("sequence_mean", "token_mean", "constant_length")
 
 @dataclass(frozen=True)
 class KLRow:
-    """What the package needs to know of a KL estimator besides its formula."""
+    """Properties of a KL estimator; its formula is in `losses.kl`."""
 
     reported: str
     """The estimator that the log, the controllers and the plots read: the loss's own, or k3's unbiased value."""
     in_reward: bool = False
     """A cost in the reward and no term of the loss; old log-probs then come before advantages."""
     needs_ratio: bool = False
-    """Its gradient is that of KL(policy || reference) only through the ratio's own gradient (`ratio_through`)."""
+    """The gradient is that of KL(policy || reference) only if it flows through the ratio as well (`ratio_through`)."""
 
 
 KL_ROWS: Mapping[str, KLRow] = {
@@ -130,7 +130,7 @@ class Algorithm:
     clip: tuple[float, float]
     """(low, high) as the surrogate's row counts them."""
     paper: str
-    """Its arXiv number; `bnpo` is the name TRL gives to GRPO with a token mean."""
+    """arXiv number of the paper; `bnpo` is TRL's name of GRPO with a token mean."""
 
     @property
     def kl_reported(self) -> str:
@@ -139,12 +139,12 @@ class Algorithm:
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL is a cost in the reward and no term of the loss."""
+        """Whether the KL is a cost in the reward instead of a term of the loss."""
         return KL_ROWS[self.kl].in_reward
 
     @property
     def kl_needs_ratio(self) -> bool:
-        """Whether the KL has its right gradient only through the ratio's own."""
+        """Whether the gradient of the KL is right only if it flows through the ratio as well."""
         return KL_ROWS[self.kl].needs_ratio
 
     @property
@@ -154,7 +154,7 @@ class Algorithm:
 
     @property
     def scale_free(self) -> bool:
-        """Whether its advantages are divided by a spread."""
+        """Whether the advantages are divided by a spread."""
         return ADVANTAGE_ROWS[self.advantage].scale_free
 
     @property

@@ -26,15 +26,15 @@ class BetaState:
     """
 
     value: float
-    """Beta in use: the weight of the KL penalty."""
+    """Active beta: the weight of the KL penalty."""
     window: tuple[float, ...] = ()
     """The newest KLs seen since beta last moved, nats per token, oldest first; only `band` keeps them."""
     mode: Literal["auto", "manual"] = "auto"
     """`manual`: a person holds beta, the controller rests."""
     pinned: Bound | None = None
-    """The bound that keeps the controller from going on; an alarm, for the KL is out of its band."""
+    """Bound at which the controller is saturated; an alarm, because the KL is out of its band."""
     automatic: float | None = field(default=None, compare=False, repr=False)
-    """The controller's last value while a person holds beta; None where that is not known."""
+    """The controller's last value while a person holds beta; None where it is unknown."""
 
     def to_dict(self) -> dict[str, Any]:
         known = {key: value for key, value in asdict(self).items() if key != "automatic" or value is not None}
@@ -66,7 +66,8 @@ class KLTarget:
     down: float = 0.85
     """`band`: the factor where KL is below."""
     start: float = 0.0
-    """Where beta starts again from 0 or from below its floor when KL is too high; at the floor if that is higher."""
+    """Value at which beta restarts from 0 or from below its floor when KL is too high; at the floor if that is higher.
+    """
 
 
 def fixed(state: BetaState, kl: float | None, aim: KLTarget) -> tuple[BetaState, str | None]:
@@ -158,7 +159,7 @@ def _rests(state: BetaState, kl: float) -> bool:
 
 
 def _move(state: BetaState, kl: float, wanted: float, aim: KLTarget) -> tuple[BetaState, str | None]:
-    """Towards `wanted`, as far as dead band, limit and bounds allow; a higher beta holds the policy closer."""
+    """Move beta towards `wanted` as far as dead band, limit and bounds allow; a higher beta holds the policy closer."""
     low, high = aim.band
     if low <= kl <= high:
         return replace(state, pinned=None), None

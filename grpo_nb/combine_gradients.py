@@ -1,4 +1,4 @@
-"""One gradient per objective in, one out, by way of the Gramian.
+"""Combines the gradients of the objectives into one, by means of the Gramian.
 
 The m x m matrix of dot products holds all that a combination needs: norms, cosines and conflicts. So a combiner
 is a function of small numbers that is tested without a model, the dashboard's cosine comes from the same matrix,
@@ -56,7 +56,7 @@ def combine(grads: Sequence[Gradient], weights: Weights) -> dict[str, Tensor]:
 
 
 # ---- combiners: (Gramian, objectives' weights, generator) -> the weights to combine with
-# TorchJD is imported where it is used: beside cvxpy that takes a second.
+# TorchJD is imported where it is used: with cvxpy installed the import takes a second.
 
 
 def weighted_sum(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
@@ -70,9 +70,9 @@ def pcgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     The gradients are the weighted ones, wᵢgᵢ. A zero gradient conflicts with nobody, and without a conflict the
     result is `weights`. A Gramian that is not finite changes nothing either: the step's guard sees it.
     """
-    # TorchJD's PCGradWeighting is the oracle of the tests, but it draws its order from torch's global generator.
-    # Forking that is no cure in a notebook: any other thread that draws meanwhile (a cell, a second run) changes
-    # the order, and has its own draws rewound. Measured: 801 of 2000 forked results differed.
+    # TorchJD's PCGradWeighting is the oracle of the tests, but it samples its order from torch's global generator.
+    # Forking that is no cure in a notebook: any other thread that samples meanwhile (a cell, a second run) changes
+    # the order, and has its own numbers rewound. Measured: 801 of 2000 forked results differed.
     weights = weights.to(gram.dtype)
     scaled = weights[:, None] * gram * weights
     if not scaled.isfinite().all():
@@ -119,7 +119,7 @@ def cagrad(gram: Gram, weights: Weights, generator: torch.Generator, c: float = 
 def upgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     """Σᵢ π(gᵢ), with π the projection onto {d : gⱼ·d ≥ 0 for every j}.  Quinton & Rey 2024, eq. 3.
 
-    Like `pcgrad`, but without an order to draw, and for any number of objectives gᵢ·g ≥ 0. Without a conflict
+    Like `pcgrad`, but without a random order, and for any number of objectives gᵢ·g ≥ 0. Without a conflict
     the result is `weights`.
 
     Raises:
@@ -131,7 +131,7 @@ def upgrad(gram: Gram, weights: Weights, generator: torch.Generator) -> Weights:
     projector = QuadprogProjector(norm_eps=0.0, reg_eps=UPGRAD_RIDGE)
 
     def shares(G: Gram) -> Weights:
-        # the cone knows directions only, so unit gradients serve, and a ridge is as small for the short ones
+        # the cone depends on directions only, so unit gradients serve, and a ridge is as small for the short ones
         lengths = norms(G)
         return UPGradWeighting(lengths, projector)(_semidefinite(cosine(G))) / lengths
 
@@ -157,7 +157,7 @@ def _settle(gram: Gram, weights: Weights, shares: Callable[[Gram], Weights]) -> 
 
 
 def _alive(gram: Gram) -> Bool[Tensor, "objective"]:
-    """Which gradients are more than rounding beside the longest."""
+    """Mask of the gradients that are more than rounding compared with the longest."""
     squares = gram.diagonal()
     return squares > NEGLIGIBLE**2 * squares.max()
 
@@ -194,7 +194,7 @@ def rehearse(name: str) -> None:
     COMBINERS[name](conflict, torch.ones(2, dtype=torch.float64), torch.Generator())
 
 
-# ---- what the Gramian says of the gradients
+# ---- diagnostics of the gradients from the Gramian
 
 
 def norms(gram: Gram) -> Weights:

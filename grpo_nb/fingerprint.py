@@ -1,7 +1,7 @@
-"""The package's sources as this process runs them, and which of them were edited since.
+"""Fingerprint of the package's loaded sources, and the files that were edited since.
 
-Each module is noted as it is loaded (the package's `__init__` calls `note`), because whoever looks first only
-when something trains cannot know what was edited in between.
+Each module is noted as it is loaded (the package's `__init__` calls `note`), because a first look when training starts
+would miss earlier edits.
 """
 
 import functools
@@ -44,7 +44,7 @@ def changed() -> list[str]:
 
 
 def sentence(files: list[str]) -> str:
-    """What there is to say about edited files; of many, the first few by name."""
+    """Sentence about edited files; the first few by name where there are many."""
     more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
     return f"{', '.join(files[:NAMED])}{more} changed on disk after import; this run uses the old code"
 
@@ -69,7 +69,7 @@ def _sources() -> list[str]:
 
 
 def _noted() -> list[tuple[Path, _Loaded]]:
-    """Those loaded by now; what another thread imports meanwhile comes the next time."""
+    """Modules loaded by now; one that another thread imports meanwhile is included the next time."""
     modules = _modules()
     _note(modules)
     return [(path, _loaded[name]) for name, _, path in modules]

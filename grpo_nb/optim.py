@@ -1,4 +1,4 @@
-"""One optimizer step: made, guarded, applied, saved. SFT and GRPO share it."""
+"""Optimizer steps of SFT and GRPO: build the optimizer, guard, apply and save."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Parameters = Mapping[str, Parameter]
 
 @dataclass(frozen=True)
 class Update:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     norm: float
     """Global L2 norm of the gradient before clipping."""
@@ -100,7 +100,7 @@ def _step(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], before: S
 
 
 def gradient_refused(norm: float, skip_above: float | None) -> bool:
-    """Whether an update with this gradient norm must be skipped: written so that NaN is refused too."""
+    """Whether an update with this gradient norm must be skipped; NaN is refused too."""
     return not math.isfinite(norm) or (skip_above is not None and not norm <= skip_above)
 
 
@@ -123,7 +123,7 @@ def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> d
 
 
 def moments(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The same tensors, not copied: where and as the optimizer has them."""
+    """The optimizer's moment tensors by name, not copied: on their device and in their type."""
     return {
         f"{name}/{key}": value
         for name, parameter in parameters.items()

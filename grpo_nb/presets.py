@@ -103,7 +103,7 @@ def gpu_result(
     bbq: str = "data/bbq",
     halueval: str = "data/halueval/qa_data.json",
 ) -> Config:
-    """All weights of a model of 135 M parameters on real data: the setting of notebook 07, over three seeds.
+    """Train all weights of a model of 135 M parameters on real data, as notebook 07 does over three seeds.
 
     SFT learns the gold answers of a third of the templates and texts; GRPO trains on all prompts with rewards only.
 

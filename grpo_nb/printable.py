@@ -41,7 +41,7 @@ LONGEST_VALUE = 80
 
 
 class _Brief(reprlib.Repr):
-    """Of large values only the beginning is turned into text."""
+    """A repr that turns only the beginning of large values into text."""
 
     def __init__(self) -> None:
         super().__init__()

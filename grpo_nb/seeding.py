@@ -1,6 +1,6 @@
 """Randomness as a function: every draw comes from a generator derived from (seed, step, stream name).
 
-Nothing here has a state to save: step 40 of a resumed run draws what step 40 of an uninterrupted one drew.
+Nothing here has a state to save: step 40 of a resumed run has the draws of step 40 of an uninterrupted one.
 """
 
 import contextlib

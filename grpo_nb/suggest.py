@@ -1,4 +1,4 @@
-"""What was meant by a name that is not there."""
+"""Suggestions for names that do not exist."""
 
 import difflib
 from collections.abc import Iterable

@@ -25,7 +25,7 @@ Prompt = str | Sequence[Message]
 """A plain string, or chat turns that the tokenizer's template renders."""
 
 StopReason = Literal["stop", "length"]
-"""`stop`: a terminator was sampled (and is the last id); `length`: the cap was reached first."""
+"""`stop`: a stop token was sampled (and is the last id); `length`: the cap was reached first."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Example:
     target: str | None = None
     """The gold completion: what SFT trains on when no SFT data is given. None: the task has no gold."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else a reward function may ask for by name (JSON values only)."""
+    """Further columns that a reward function may take by name (JSON values only)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Score:
     parts: Mapping[str, float | None] = field(default_factory=dict)
     """Value of each reward function by name, before weighting."""
     cause: str = ""
-    """Why `value` is None."""
+    """Reason why `value` is None."""
     scale: float = field(default=0.0, compare=False, repr=False)
     """Size of what `value` was summed from, which its rounding is relative to; below |value|: the value's own."""
 
@@ -85,7 +85,7 @@ class Rollouts:
     """K completions for each of P prompts, prompt-major, as they were sampled.
 
     Two prompts, K = 2: `completion_ids[0:2]` answer `prompt_ids[0]`, `completion_ids[2:4]` answer
-    `prompt_ids[1]`. A completion holds its terminator as last id when `stop_reasons` says `stop`.
+    `prompt_ids[1]`. The last id of a completion is its stop token where `stop_reasons` is `stop`.
     """
 
     prompt_ids: Sequence[Sequence[int]]
@@ -104,7 +104,7 @@ class Rollouts:
     """[B] the same with the marks of thinking that are special tokens, and before it the mark that its prompt left
     open; empty: they are `texts`."""
     prompts: Sequence[SampledPrompt] = ()
-    """[P] what was asked; a training step adds it, engines leave it empty."""
+    """[P] the sampled prompts; a training step adds them, engines leave this empty."""
 
     @property
     def scored_texts(self) -> Sequence[str]:
@@ -118,7 +118,7 @@ class Rollouts:
         return max(lengths, default=0)
 
     def prompt_of(self, row: int) -> int:
-        """Which of the P prompts a completion answers."""
+        """Index of the prompt, of P, that a completion belongs to."""
         return row // self.group_size
 
     def example(self, row: int) -> Example:
@@ -132,7 +132,7 @@ class Rollouts:
         return [i for i, values in enumerate(self.logprobs) if not all(map(math.isfinite, values))]
 
     def rows_of(self, objective: str) -> list[int]:
-        """Every completion of one objective."""
+        """Rows of all completions of one objective."""
         return [i for i in range(len(self.completion_ids)) if self.objective(i) == objective]
 
     def by_prompt(self, values: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class Batch:
     """Rows that go through the model together: prompt left-padded, completion right-padded.
 
     `input_ids[:, -T:]` is the completion part, so the log-probs of a batch are `[batch, token]` with
-    token = T; `completion_mask` is true on sampled ids up to and including the first terminator.
+    token = T; `completion_mask` is true on sampled ids up to and including the first stop token.
     """
 
     input_ids: Int[Tensor, "batch sequence"]
@@ -166,12 +166,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """What one forward pass says of a batch's completion tokens, at the sampling temperature."""
+    """Log-probs and entropy of a batch's completion tokens from one forward pass, at the sampling temperature."""
 
     logprobs: Float[Tensor, "batch token"]
     """log pi(token) in nats; 0 outside the completion mask."""
     entropy: Float[Tensor, "batch token"]
-    """Entropy of the predicted distribution in nats, 0 outside the completion mask; detached unless asked for."""
+    """Entropy of the predicted distribution in nats, 0 outside the completion mask; detached unless requested."""
 
 
 MOST_SHOWN = 8
@@ -207,7 +207,7 @@ class StepStats:
         """The number under `key`.
 
         Raises:
-            KeyError: there is none; the message has today's name of a former one, else those most like it.
+            KeyError: it is missing; the message has the new name of a former key, else the keys most like it.
         """
         if key not in self.metrics:
             if (now := former_names.metric(key)) in self.metrics:
@@ -218,12 +218,12 @@ class StepStats:
 
 
 Steps = Generator[StepStats, None, None]
-"""What `sft()` and `grpo()` are: iterate to train, close (or break out of the loop) to save and stop."""
+"""Type of `sft()` and `grpo()`: iterate to train, close (or break out of the loop) to save and stop."""
 
 
 @dataclass(frozen=True)
 class Experience:
-    """What one step learns from: B completions with everything about them; built once, and never written to.
+    """Training data of one step: B completions with their scores, advantages and log-probs; built once, never changed.
 
     All tensors are detached; rows of groups that could not be scored, or that `skip_signal_free_groups` leaves out,
     are False in `kept` and train nothing.
@@ -233,22 +233,22 @@ class Experience:
     scores: Sequence[Score]
     """[B]"""
     rewards: Mapping[str, Float[Tensor, "prompt group"]]
-    """By objective, as they were compared: after shaping, NaN where there is none."""
+    """By objective, after shaping; NaN where a completion has none."""
     advantages: Float[Tensor, "batch #token"]
-    """One a completion, [batch, 1], or one a token where the KL is in the reward of REINFORCE++."""
+    """Per completion, [batch, 1], or per token where the KL is in the reward of REINFORCE++."""
     kept: Bool[Tensor, "batch"]
     lengths: Int[Tensor, "batch"]
     """Trained tokens of each row: its completion, or 0 where truncated answers are masked."""
     logprobs_old: Float[Tensor, "batch token"]
     """log pi_old of the rows that are `measured`."""
     entropy: Float[Tensor, "batch token"]
-    """In nats, of the rows that are `measured`."""
+    """Entropy in nats, of the rows that are `measured`."""
     measured: Bool[Tensor, "batch"]
     """Rows that a forward pass of the old policy has seen. On-policy that is the pass which trains."""
     logprobs_reference: Float[Tensor, "batch token"] | None
     """log pi_ref, or None where no objective looks at the KL."""
     token_weights: Float[Tensor, "batch token"] | None = None
-    """What multiplies a token's policy loss (another sampler's correction, the entropy mask); None: 1."""
+    """Weight of a token's policy loss (importance-sampling correction, entropy mask); None: 1."""
     bad: frozenset[int] = frozenset()
     """Rows that train nothing because one of their log-probs is not finite; False in `kept`."""
     kl: Mapping[str, float | None] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class Experience:
 
     @property
     def scored(self) -> bool:
-        """Whether some group has all its rewards."""
+        """Whether any group has all its rewards."""
         return any(not bool(rewards.isnan().all()) for rewards in self.rewards.values())
 
     def kept_rows(self, objective: str) -> list[int]:
