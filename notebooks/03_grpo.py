@@ -70,10 +70,10 @@ training
 #
 # | curve | healthy | a warning |
 # |---|---|---|
-# | reward | rises, then levels off | flat from the start: see the dead groups |
+# | reward | rises, then levels off | flat from the start: see the groups without signal |
 # | KL | inside its band, or drifting up slowly | it jumps: β is too low or the learning rate too high |
 # | length | far under the cap | at the cap: completions are truncated |
-# | dead groups | some | nearly all: equal rewards, nothing to learn |
+# | groups without signal | some | nearly all: equal rewards, nothing to learn |
 # | gradient norm | the same size throughout | spikes; marks show where a guard acted |
 
 # %% [markdown]
@@ -84,11 +84,11 @@ training
 #
 # | change | steps 11 to 15 | steps 36 to 40 |
 # |---|---|---|
-# | nothing | reward 0.86, KL 0.04, dead groups 45% | reward 0.98, KL 0.12, dead groups 88% |
-# | β to 0.4 | reward 0.86, KL 0.04, dead groups 45% | reward 0.95, **KL 0.05**, dead groups 75% |
-# | β to 0 | reward 0.86, KL 0.04, dead groups 45% | reward 0.99, KL 0.09, dead groups 90% |
-# | temperature to 0.3 | reward 0.96, KL 0.07, **dead groups 100%** | reward 1.00, KL 0.10, dead groups 100% |
-# | temperature to 2 | **reward 0.20**, KL 0.01, dead groups 5% | reward 0.44, KL 0.07, dead groups 0% |
+# | nothing | reward 0.86, KL 0.04, without signal 45% | reward 0.98, KL 0.12, without signal 88% |
+# | β to 0.4 | reward 0.86, KL 0.04, without signal 45% | reward 0.95, **KL 0.05**, without signal 75% |
+# | β to 0 | reward 0.86, KL 0.04, without signal 45% | reward 0.99, KL 0.09, without signal 90% |
+# | temperature to 0.3 | reward 0.96, KL 0.07, **without signal 100%** | reward 1.00, KL 0.10, without signal 100% |
+# | temperature to 2 | **reward 0.20**, KL 0.01, without signal 5% | reward 0.44, KL 0.07, without signal 0% |
 #
 # β acts slowly, through what the model learns; temperature acts at once, on sampling: a low one makes the completions
 # of a group alike, a high one makes them noise. In 30 steps, the demo's own β, about 0.03, cannot be distinguished
@@ -239,7 +239,7 @@ await training.wait()
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: without signal, every advantage is 0. The curve "dead groups" shows the share of such groups.
+# Nothing: without signal, every advantage is 0. The panel "Truncation, groups without signal" shows their share.
 #
 # ```python
 # same = losses.GroupRewards(torch.ones(1, 8), torch.full((1, 8), 9))

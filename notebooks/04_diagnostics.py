@@ -205,3 +205,62 @@ print(kernel.memory_held())
 # ## What to change
 # For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's own settings never
 # change, so that its curves stay comparable. β, temperature and learning rate can be changed while it trains.
+
+# %% [markdown]
+# ## Exercises
+# Answer first, then open. Each answer is runnable code.
+#
+# **1.** Every group of the last 40 steps is without signal. Is that a fault?
+#
+# <details><summary>Answer</summary>
+#
+# Not if all answers are correct: the policy has solved these prompts. If half of them are wrong, the reward does not
+# tell right from wrong, and the same share is an error.
+#
+# ```python
+# from grpo_nb import presets, rules
+#
+# def severity(correct):
+#     row = {"status": "ok", "frac_reward_zero_std/fairness": 1.0, "label/fairness/correct": correct}
+#     findings = rules.post_mortem([row | {"step": n} for n in range(1, 41)], presets.demo())
+#     return {finding.rule: finding.severity for finding in findings}["dead_groups"]
+#
+# assert severity(correct=1.0) == "info" and severity(correct=0.5) == "error"
+# ```
+# </details>
+#
+# **2.** A run penalises `clamp(ref - new, 0, 10)` and logs 0. Has the policy stayed near the reference?
+#
+# <details><summary>Answer</summary>
+#
+# The 0 does not show it: a token that became likelier, however much, costs 0.
+#
+# ```python
+# new, ref = torch.tensor([[2.0]]), torch.zeros(1, 1)
+# assert losses.kl_clamped_exhibit(new, ref).item() == 0 and losses.KL["k3"](new, ref, 20.0, None).item() > 1
+# ```
+# </details>
+#
+# **3.** 40 answers are half right. Is the interval wider if they come from 8 templates or from 40?
+#
+# <details><summary>Answer</summary>
+#
+# From 8: answers to one template resemble each other, so the bootstrap resamples templates, not answers.
+#
+# ```python
+# from grpo_nb.evaluation import intervals
+#
+# verdicts = [1.0] * 20 + [0.0] * 20
+#
+# def share(rows):
+#     return {"correct": sum(verdicts[i] for i in rows) / len(rows)}
+#
+# def width(templates):
+#     names = [str(i * templates // 40) for i in range(40)]
+#     drawn = intervals.bootstrap(share, names, seed=0)
+#     found = intervals.with_intervals(share(range(40)), drawn, names)["correct"]
+#     return found["high"] - found["low"]
+#
+# assert width(8) > width(40)
+# ```
+# </details>

@@ -11,6 +11,7 @@ from grpo_nb import losses
 from tests.conftest import ROOT
 
 TAUGHT = ["03_grpo", "05_mathematics"]
+EXERCISES = ["03_grpo", "04_diagnostics", "05_mathematics"]
 MOST_WORDS = 14
 """Of prose per line of code."""
 FORMULA = re.compile(r"\$\$.*?\$\$", re.DOTALL)
@@ -34,7 +35,7 @@ def test_prose_is_short_beside_the_code(name: str) -> None:
     assert words <= MOST_WORDS * lines
 
 
-@pytest.mark.parametrize("name", TAUGHT)
+@pytest.mark.parametrize("name", EXERCISES)
 def test_exercises_have_hidden_answers(name: str) -> None:
     questions = [text for text in cells(name, "markdown") if text.startswith("## Exercises")]
     assert len(questions) == 1
@@ -58,8 +59,8 @@ def test_an_answer_of_the_mathematics_holds(answer: str, toy_numbers: dict[str, 
     exec(answer, dict(toy_numbers))
 
 
-@pytest.mark.parametrize("answer", answers("03_grpo"))
-def test_an_answer_of_the_training_holds(answer: str) -> None:
+@pytest.mark.parametrize("answer", [*answers("03_grpo"), *answers("04_diagnostics")])
+def test_an_answer_of_training_and_diagnostics_holds(answer: str) -> None:
     exec(answer, {"torch": torch, "losses": losses})
 
 
