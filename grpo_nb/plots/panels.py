@@ -43,7 +43,7 @@ def beta(config: Config) -> Panel:
         marks.append(Turned(keys.BETA.of(name), colour, name))
     configured = tuple(o.beta for o in config.objectives.values())
     scale = Scale(include=configured, room=1.25, empty=0.1, log=Log(8, below=1.5, above=1.5))
-    return Panel("β, weight of the KL penalty", "as used in each step; triangle: turned by hand", tuple(marks), scale)
+    return Panel("β, weight of the KL penalty", "as used in each step; triangle: changed by hand", tuple(marks), scale)
 
 
 def length(config: Config) -> Panel:
@@ -68,7 +68,7 @@ def lost(config: Config) -> Panel:
             main(keys.TRUNCATION.of(name), colour, name),
             companion(keys.FRAC_REWARD_ZERO_STD.of(name), colour, name),
         ]
-    unit = "solid: completions cut at the cap; dashed: groups of equal reward"
+    unit = "solid: cut at the cap; dashed: groups of equal reward"
     return Panel("Truncation, groups without signal", unit, tuple(marks), Scale(-0.02, 1.02, numbers="percent"))
 
 

@@ -162,7 +162,9 @@ def test_no_link_of_a_page_is_dead(written: Path) -> None:
 def test_the_readme_links_to_what_is_there() -> None:
     text = (ROOT / "README.md").read_text()
     anchors = {docs_pages.slug(line.lstrip("# ")) for line in text.splitlines() if line.startswith("#")}
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    pictures = re.findall(r'\b(?:src|srcset)="([^"]+)"', text)
+    assert len(pictures) == 2
+    for link in [*re.findall(r"\]\(([^)\s]+)\)", text), *pictures]:
         path, _, anchor = link.partition("#")
         if link.startswith("http"):
             continue
