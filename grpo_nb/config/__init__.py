@@ -46,7 +46,7 @@ __all__ = [
 
 
 MOST_OBJECTIVES = 32
-"""A config.json may claim any number, and what checks or shows a run works through these."""
+"""Most objectives: a config.json may claim any number, and checks and views work through them."""
 
 
 class SFTConfig(Settings):
@@ -80,7 +80,7 @@ class SFTConfig(Settings):
     """Steps between checkpoints of SFT itself; 0: only at the end."""
 
     def unused_settings(self) -> list[str]:
-        """A sentence for each changed setting that needs the tasks' gold answers where others are learnt."""
+        """A sentence for each changed setting that needs the tasks' gold answers, while SFT trains on others."""
         needs = [("sft.data=null", self.data is None), ("sft.steps above 0", self.steps > 0)]
         return self._unused("sft", dict.fromkeys(("share", "mix"), needs))
 
@@ -104,11 +104,11 @@ class RunConfig(Settings):
 
     # advanced
     keep_checkpoints: Count = 3
-    """The newest so many are kept; besides them step 0, and what quick evaluation finds best."""
+    """Number of newest checkpoints to keep; step 0 and the best by quick evaluation are kept too."""
     checkpoints_gib: Positive | None = None
-    """Most disk for the checkpoints together, in GiB: older ones go earlier; the newest, step 0 and the best stay."""
+    """Most GiB of disk for all checkpoints: older ones are deleted earlier; the newest, step 0 and the best stay."""
     deterministic: bool | Literal["auto"] = "auto"
-    """Only algorithms that give the same bits each time, on all CPU threads; `auto`: on CPU, on as many as pay."""
+    """Use only algorithms that give the same bits each time, on all CPU threads; `auto`: on CPU, on as many as pay."""
     samples_per_step: Annotated[int, Field(ge=0)] = 8
     """Completions a step written to samples.jsonl."""
     eval_examples: Count = 200
@@ -118,7 +118,8 @@ class RunConfig(Settings):
     rank_timeout: Annotated[float, Field(ge=1, le=86_400)] = 1800.0
     """Seconds after which a GPU's process that does not answer ends the training, saved; for runs on several GPUs."""
     quick_eval_examples: Count = 32
-    """Examples per objective of a quick evaluation: of the test split, others than `eval_examples` if it has enough."""
+    """Examples per objective of a quick evaluation: of the test split, different from `eval_examples` if it has enough.
+    """
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_names)] = ()
     """Experiment trackers that mirror the run's metrics: `tensorboard`, `wandb`, `trackio`, `mlflow`. Changes no step.
     """
@@ -190,9 +191,7 @@ class Config(Settings):
         return self.batch.describe(len(self.objectives)) + ahead
 
     def inequalities(self) -> list[Inequality]:
-        """Inequalities that the batch settings must satisfy, with the numbers put in; all hold in a valid
-        configuration.
-        """
+        """Inequalities of the batch settings, with the numbers put in; all hold in a valid configuration."""
         return [*self.batch.inequalities(), *self._shared()]
 
     def _shared(self) -> Iterator[Inequality]:
@@ -204,9 +203,7 @@ class Config(Settings):
         return self.batch.prompts // len(self.objectives)
 
     def unused_settings(self) -> list[str]:
-        """One sentence for each changed setting that has no effect, or less than it seems, because of the other
-        settings.
-        """
+        """One sentence for each changed setting that other settings deprive of its effect, or of part of it."""
         notes = [note for name, o in self.objectives.items() for note in o.unused_settings(f"objectives.{name}")]
         if self.algorithm.combine != "sum" and len(self.objectives) == 1:
             notes.append(f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives")
@@ -341,6 +338,6 @@ def _explain(where: str, items: Sequence[Any]) -> str:
 
 
 def _literals(items: Sequence[Any]) -> list[str]:
-    """The words that a setting may be, where its type names them."""
+    """Values that a setting may have, where its type lists them."""
     listed = (item["ctx"]["expected"] for item in items if item["type"] in ("literal_error", "enum"))
     return [word for text in listed for word in re.findall(r"'([^']*)'", text)]

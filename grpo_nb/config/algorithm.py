@@ -1,4 +1,4 @@
-"""The settings of the mathematics: which algorithm, with which numbers, and what a reward is before it is compared."""
+"""The settings of the mathematics: the algorithm, its numbers, and the shaping of rewards before they are compared."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -37,7 +37,7 @@ class AlgorithmConfig(Settings):
 
     # advanced
     cagrad_c: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """`cagrad` only: how far it may leave the sum for the worst-off objective; 0 is `sum`."""
+    """`cagrad` only: how far it may deviate from the sum for the worst-off objective; 0 is `sum`."""
     advantage: Annotated[str, one_of(CHOICES["advantage"], "auto")] = "auto"
     """How rewards become advantages; `auto`: the algorithm's own. `group_std`, `mean_only`, `rloo`, ..."""
     surrogate: Annotated[str, one_of(CHOICES["surrogate"], "auto")] = "auto"
@@ -58,7 +58,8 @@ class AlgorithmConfig(Settings):
     """Upper clip, 1 + clip_high, or as the surrogate counts it (a log-ratio, the cap itself); null: the algorithm's
     own."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """A third bound, for PPO's clip: where the advantage is negative, a ratio above this pulls no more; 3 is usual."""
+    """A third bound, for PPO's clip: where the advantage is negative, a ratio above this has no gradient; 3 is usual.
+    """
     sapo_tau_positive: Positive = 1.0
     """SAPO's temperature where the advantage is positive: larger falls off faster."""
     sapo_tau_negative: Positive = 1.05
@@ -72,10 +73,9 @@ class AlgorithmConfig(Settings):
     top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Only this share of an objective's tokens, those of highest entropy, learn from the reward; 0.2 is usual."""
     importance_correction: Literal["none", "tis", "mis"] = "none"
-    """Weight for the difference between the engine's log-probs and the trainer's: their ratio, truncated (`tis`) or
-    masked (`mis`)."""
+    """Weigh the loss by the ratio of trainer to engine probabilities, truncated (`tis`) or masked (`mis`)."""
     importance_correction_level: Literal["token", "sequence", "sequence_mean"] = "token"
-    """Whose ratio that is: a token's, the completion's, or the completion's geometric mean."""
+    """Level of that ratio: the token's, the completion's, or the completion's geometric mean."""
     importance_correction_bounds: tuple[Annotated[float, Field(ge=0)], Positive] = (0.5, 2.0)
     """`mis` drops ratios outside, `tis` cuts at the upper one."""
     gradient_report_every: Annotated[int, Field(ge=0)] = 0
@@ -100,7 +100,7 @@ class AlgorithmConfig(Settings):
 
     @property
     def row(self) -> Algorithm:
-        """The algorithm as it is used: the named row with what is set here in place of its own."""
+        """Row of the algorithm: the named one with the settings made here in place of its own."""
         return algorithm(
             self.name,
             advantage=self.advantage,
@@ -165,7 +165,7 @@ class AlgorithmConfig(Settings):
         return notes
 
     def _weighs_tokens(self) -> tuple[str, str] | None:
-        """The setting that gives the tokens of one completion different weights, and its value that does not."""
+        """The setting that gives the tokens of one completion different weights, and the value at which it does not."""
         if self.top_entropy_quantile < 1:
             return f"top_entropy_quantile={self.top_entropy_quantile:g}", "top_entropy_quantile=1"
         if self.importance_correction != "none" and self.importance_correction_level == "token":
@@ -225,12 +225,13 @@ def _left_to_normalise(row: Algorithm) -> str:
 
 
 class ShapingConfig(Settings):
-    """Rewards before they are compared; all off to begin with."""
+    """Shaping of rewards before they are compared; all off by default."""
 
     truncated_factor: Annotated[float, Field(le=1)] | None = None
-    """Reward of an answer that hit the cap: times this (0 to 1), or this itself (below 0); null: as it is."""
+    """Reward of a completion that hit the cap: multiplied by this (0 to 1), or set to this (below 0); null: unchanged.
+    """
     overlong_buffer: Annotated[int, Field(ge=0)] = 0
-    """The last so many tokens before the cap cost more and more (DAPO); 0: none do."""
+    """Number of tokens before the cap over which the penalty rises (DAPO); 0: no penalty."""
     overlong_penalty: Positive = 1.0
     """Penalty, in reward, of a completion at the cap; shorter ones inside `overlong_buffer` pay less."""
     normalise: bool = False
@@ -243,9 +244,7 @@ class ShapingConfig(Settings):
         return self != ShapingConfig()
 
     def unused_settings(self, row: Algorithm) -> list[str]:
-        """Changed settings with no or little effect: a group's mean cancels any shift of the rewards, its std any
-        scale.
-        """
+        """Changed settings with little or no effect: a group's mean cancels shifts of the rewards, its std scales."""
         notes = []
         if self.overlong_penalty != 1.0 and not self.overlong_buffer:
             notes.append(f"shaping.overlong_penalty={self.overlong_penalty:g} does nothing; it needs overlong_buffer")

@@ -15,7 +15,7 @@ Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 
 
 def one_of(names: Collection[str], *more: str) -> AfterValidator:
-    """A text must be a name of a table, as the table is when it is checked, or one of `more`."""
+    """Validator: a text must be a name in a table, as the table is when it is checked, or one of `more`."""
 
     def check(value: str) -> str:
         known = [f"'{name}'" for name in (*names, *more)]
@@ -46,7 +46,7 @@ class Settings(BaseModel):
         return data
 
     def _unused(self, prefix: str, needs: Mapping[str, Sequence[tuple[str, bool]]]) -> list[str]:
-        """A sentence for each changed setting with a need, (in words, whether it is met), that is not met."""
+        """One sentence for each changed setting with an unmet need, given as (words, whether it is met)."""
         fields = type(self).model_fields
         return [
             f"{prefix}.{name}={value} does nothing here; it needs {', and '.join(missing)}"

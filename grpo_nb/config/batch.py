@@ -10,7 +10,7 @@ from grpo_nb.config.inequalities import Inequality, of_batch, refuse
 from grpo_nb.storage import former_names
 
 MOST_COMPLETIONS = 10**6
-"""A config.json may claim any number, and what checks or shows a run works through these."""
+"""Most completions: a config.json may claim any number, and checks and views work through them."""
 
 
 class BatchConfig(Settings):
@@ -31,8 +31,8 @@ class BatchConfig(Settings):
     num_iterations: Count = 1
     """Passes over each step's completions (mu); above 1 the ratio leaves 1 and clipping acts."""
     share_prompts: Literal["auto", "never"] = "auto"
-    """A prompt stands once before its K completions in the passes that score and train: `auto` where the model bears
-    it and it is cheaper. Other bits, the same numbers to rounding."""
+    """Process a prompt once for its K completions in the passes that score and train: `auto` where the model supports
+    it and it is cheaper. The results differ by rounding."""
     passes: Literal["auto", "model"] = "auto"
     """Forward pass that scores and trains. `auto`: one packed row without padding for LoRA on a Llama-like model on
     CUDA, fewer and larger operations for a small one on the CPU, else the model's own forward pass. `model`: always the

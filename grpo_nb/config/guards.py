@@ -1,4 +1,4 @@
-"""The settings of the guards: what the trainer does by itself about a step that goes wrong."""
+"""The settings of the guards: automatic actions of the trainer on a step that goes wrong."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,8 +16,9 @@ class GuardsConfig(Settings):
     rollback: bool = True
     """Undo a step that leaves a weight not finite or the KL above `rollback_kl`, and halve the learning rate."""
     rollback_kl: Positive | None = 2.0
-    """Nats per token: most that the KL to the reference may be after a step, measured on a few of its completions where
-    the update is larger than recent healthy ones or the KL near; null: only what is not finite is undone."""
+    """Highest KL to the reference after a step, nats per token, measured on a few of its completions where the update
+    is larger than recent healthy ones or the KL is near the limit; null: only weights that are not finite are undone.
+    """
 
     # advanced
     rollbacks_to_stop: Count = 3
@@ -29,10 +30,11 @@ class GuardsConfig(Settings):
     mask_bad_rows: Share | None = 0.25
     """Completions with a log-prob that is not finite leave the loss, up to this share of a step; null: they stay."""
     find_overflow: bool = True
-    """Whether one more forward pass finds the first layer that overflowed, when numbers are not finite but all weights
-    are."""
+    """When numbers are not finite but all weights are, find the first layer that overflowed by one more forward pass.
+    """
     length_jump: Factor | None = 4.0
-    """Warn where the mean length is so many times the median of the last steps, or that much shorter; null: never."""
+    """Factor by which the mean length may differ from the median of the last steps before a warning; null: no warning.
+    """
     entropy_jump: Factor | None = 4.0
     """Factor by which the entropy may jump, and by 0.5 nats at least, before the learning rate is halved; null: off."""
     truncation_jump: Share | None = 0.5

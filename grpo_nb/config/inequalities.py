@@ -123,7 +123,7 @@ def divisors(n: int) -> list[int]:
 
 
 def _multiple(text: str, of: int, by: tuple[str, int], otherwise: str) -> Inequality:
-    """`of` is a multiple of a count; else its divisors are what to take."""
+    """Inequality that `of` is a multiple of a count; its error text lists the divisors of `of`."""
     holds = not of % by[1]
     return Inequality(_as_multiple(text, of, by), holds, "" if holds else f"{otherwise}; use one of {divisors(of)}")
 

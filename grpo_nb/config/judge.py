@@ -1,4 +1,4 @@
-"""The settings of an LLM judge: which servers, how much it weighs, how long it may take and what it may spend."""
+"""The settings of an LLM judge: its servers, its weight, its time limits and its budgets."""
 
 import os
 import re
@@ -58,7 +58,7 @@ class JudgeProvider(Settings):
     )
     """Address that the server's `/chat/completions` follows; without it OPENAI_BASE_URL, else OpenAI's own."""
     api_key_env: Variable | None = "OPENAI_API_KEY"
-    """NAME of the environment variable that holds the key, never the key; null for a server that wants none."""
+    """NAME of the environment variable that holds the key, never the key; null for a server without one."""
     usd_per_million_in: Price | None = None
     """Price of a million prompt tokens, US dollars; a budget in money needs it."""
     usd_per_million_out: Price | None = None
@@ -98,15 +98,15 @@ class JudgeConfig(Settings):
 
     # advanced
     concurrency: Count = 32
-    """Requests under way at a time; fewer for as long as a server answers 429."""
+    """Concurrent requests; fewer while a server answers 429."""
     timeout_s: Positive = 15
     """Seconds that one try of a request may take, its reply included."""
     retries: Annotated[int, Field(ge=0)] = 2
-    """Further tries after 5xx, a timeout or a cut connection, each later than the one before; after 429 there are as
-    many as `deadline_s` allows."""
+    """Further tries after 5xx, a timeout or a cut connection, each later than the one before; after 429 as many as
+    `deadline_s` allows."""
     deadline_s: Positive = 60
-    """Seconds that a step waits for this judge once the last completion has ended; providers share them. What is late
-    has no verdict."""
+    """Seconds that a step waits for this judge once the last completion has ended; providers share them. A late
+    completion has no verdict."""
     max_tokens: Count = 200
     """Cap on the judge's own text. A model that is cut off while it still thinks gets 20 times as much from then on."""
 

@@ -1,4 +1,4 @@
-"""The settings of one objective: what is learnt, how much it weighs, and what holds it near the reference."""
+"""The settings of one objective: its task, its weight, and the KL penalty that holds it near the reference."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,9 +12,7 @@ USUAL_BETA = 0.04
 
 
 class ObjectiveConfig(Settings):
-    """One objective of the training: its task and data, its weight, and how far the policy may drift from the
-    reference.
-    """
+    """One objective of the training: its task and data, its weight, and its distance to the reference."""
 
     task: str
     """`bbq`, `halueval_qa`, `halueval_dialogue`, `halueval_summarization`, or the name of a task passed to `grpo()`."""
@@ -33,7 +31,8 @@ class ObjectiveConfig(Settings):
     beta_bounds: tuple[float, float] = (1e-4, 1.0)
     """The controller never moves beta outside these."""
     controller: Literal["fixed", "band", "proportional", "dual_ascent"] = "band"
-    """Moves beta while KL is out of `kl_band`: `band` by a factor, `proportional`, `dual_ascent`; `fixed`: nothing."""
+    """Controller that moves beta while KL is out of `kl_band`: `band` by a factor, `proportional`, `dual_ascent`;
+    `fixed`: none."""
     kl_target: Positive | None = None
     """KL that `proportional` and `dual_ascent` steer to, inside `kl_band`; null is the middle of the band."""
     controller_gain: Positive = 0.1

@@ -15,11 +15,11 @@ class SamplingConfig(Settings):
     former = former_names.SETTINGS["sampling"]
 
     temperature: Positive = 1.0
-    """Divides the logits when sampling and in every log-prob; a knob while training."""
+    """Divisor of the logits when sampling and in every log-prob; a knob while training."""
     max_completion_length: Count = 256
     """Cap on completion length in tokens, stop token included."""
     max_prompt_length: Count = 1024
-    """Prompts longer than this are an error before any work: they are never cut."""
+    """Cap on prompt length in tokens. A longer prompt is an error before any work; prompts are never cut."""
 
     # advanced
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -33,9 +33,7 @@ class SamplingConfig(Settings):
 
     @property
     def changes_policy(self) -> bool:
-        """Whether a setting other than temperature shapes the sampler, so that its distribution is not the scored
-        policy's.
-        """
+        """Whether settings other than temperature make the sampler's distribution differ from the scored policy's."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
 
 
@@ -55,11 +53,11 @@ class RolloutConfig(Settings):
     url: Address | None = None
     """Address of the running vLLM server, e.g. http://127.0.0.1:8000; the variable GRPO_NB_VLLM_URL replaces it."""
     api_key_env: Variable | None = None
-    """NAME of the environment variable that holds the server's key, never the key; null where it wants none."""
+    """NAME of the environment variable that holds the server's key, never the key; null for a server without one."""
     timeout_s: Positive = 600
-    """Seconds that one request, the K completions of a prompt, may take on the server, waiting included."""
+    """Time limit in seconds of one request (the K completions of a prompt), waiting included."""
     patience_s: Positive = 300
-    """Seconds that a step waits for a server that is gone, restarts or fails; then the run ends, saved."""
+    """Seconds that a step waits for a server that is unreachable, restarts or fails; then the run ends, saved."""
 
     @property
     def server(self) -> JudgeProvider | None:

@@ -66,7 +66,7 @@ def _of_group(kind: type[Settings], group: Settings | None, prefix: str) -> Iter
 
 
 def _inside(annotation: Any) -> type[Settings] | None:
-    """The group that an optional field or the items of a list are."""
+    """Settings group inside an optional field or a list."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
     return next((found for part in get_args(annotation) if (found := _inside(part)) is not None), None)

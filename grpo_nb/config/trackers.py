@@ -9,7 +9,7 @@ from grpo_nb.config.base import ConfigError
 
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 LOCAL_STORE = "sqlite:///mlflow.db"
-"""MLflow's own default."""
+"""Default address of MLflow."""
 SILENT = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_SILENT": "true",
@@ -27,7 +27,7 @@ class Server:
 
     url: str
     variable: str = ""
-    """Environment variable of the key that goes along; empty where none does."""
+    """Environment variable of the key that is sent; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Package:
     """One tracker: the package it needs and the server it sends to."""
 
     distributions: tuple[str, ...]
-    """Any of them brings it."""
+    """Distributions that provide it; any of them is enough."""
     server: Callable[[], Server | None]
     """Function that returns the server the tracker sends to; None where everything stays on this machine."""
 

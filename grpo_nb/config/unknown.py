@@ -31,7 +31,7 @@ ELSEWHERE: Mapping[str, str] = {
 MOST_MEANT = 3
 """Settings of other groups that a message names."""
 NAME = "NAME"
-"""Stands for the name of an objective."""
+"""Placeholder for the name of an objective."""
 OFFLOADING = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "cpu_offload", "offload")
 """Settings of transformers, accelerate and others that move weights between devices."""
 NO_OFFLOADING = (
