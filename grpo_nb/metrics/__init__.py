@@ -1,1 +1,1 @@
-"""The table of metric keys: what a row of metrics.jsonl or sft.jsonl may hold."""
+"""The table of metric keys: the keys that a row of metrics.jsonl or sft.jsonl may hold."""

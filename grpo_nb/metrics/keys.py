@@ -11,7 +11,7 @@ from functools import cache, cached_property, lru_cache
 from grpo_nb.suggest import did_you_mean
 
 TEXT, SHARE = "text", "share"
-"""Unit of what is no number; unit of what is between 0 and 1."""
+"""Unit of texts; unit of numbers between 0 and 1."""
 
 _FIELD = re.compile(r"\{\w+\}")
 
@@ -297,8 +297,7 @@ _COUNTED: Mapping[str, Key | None] = {
     **dict.fromkeys((LABEL.name, LABEL_ANSWERABLE.name, LABEL_UNANSWERABLE.name)),
     **dict.fromkeys((JUDGE_FAILURE.name, JUDGE_PROVIDER.name), JUDGE_SCORED),
 }
-"""Families by what occurred in a step, and the key that each row has in which something could occur; None: another of
-the same family."""
+"""Families of counts, and the key of the rows in which something could be counted; None: another key of the family."""
 
 
 @lru_cache(maxsize=20_000)

@@ -1,4 +1,4 @@
-"""Bounds of what is read of a row: it may come from anyone, and hold any number.
+"""Bounds of the values read from a row, which may come from anyone and hold any number.
 
 A finite value beyond the bounds of its key is read as the bound. nan and inf stay: they are a diverged run's evidence.
 """

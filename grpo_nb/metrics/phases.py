@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SECONDS = 1.0
-"""A part that takes longer has a line, brought up to date so often."""
+"""Seconds after which a part has a line, and between two updates of it."""
 
 
 def watched() -> bool:
