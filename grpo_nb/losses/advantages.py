@@ -27,19 +27,19 @@ is float64's. Below it a group is without signal, so that noise is not scaled up
 WHITEN_EPS = 1e-8
 """Added to the variance of a batch before the square root, as OpenRLHF does."""
 CPGD_MAX_WEIGHT = 3.0
-"""CPGD's cap on how much the groups that can be compared are lifted for those that cannot."""
+"""Cap of CPGD's weight of groups with signal, which stand in for groups without."""
 
 
 @dataclass(frozen=True)
 class GroupRewards:
-    """Rewards of one objective's completions by group, with what the estimators need to compare them.
+    """Rewards of one objective's completions by group, with the inputs of the estimators.
 
     >>> GroupRewards(rewards=torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[7, 9]])).totals()
     tensor([[1., 0.]])
     """
 
     rewards: Groups
-    """NaN where an answer could not be scored."""
+    """Reward of each completion; NaN where it could not be scored."""
     lengths: Int[Tensor, "prompt group"]
     """Trained tokens of each answer."""
     kl_cost: Float[Tensor, "prompt group token"] | None = None
@@ -66,7 +66,7 @@ class GroupRewards:
         return self.rewards if self.kl_cost is None else self.rewards - self.kl_cost.sum(-1)
 
     def returns(self) -> TokenGroups:
-        """Gᵢₜ = Rᵢ − Σ_{u ≥ t} kl_costᵢᵤ: what still lies ahead of each token, [.., 1] without penalty."""
+        """Gᵢₜ = Rᵢ − Σ_{u ≥ t} kl_costᵢᵤ: the return from each token on, [.., 1] without penalty."""
         if self.kl_cost is None:
             return self.rewards[..., None]
         return self.rewards[..., None] - self.kl_cost.flip(-1).cumsum(-1).flip(-1)
@@ -220,7 +220,7 @@ ADVANTAGES: Mapping[str, Callable[[GroupRewards], TokenGroups]] = {
 
 
 def _centred(groups: GroupRewards) -> tuple[Groups, Float[Tensor, "prompt 1"]]:
-    """(Rᵢ − R̄, s) of each group; NaN throughout a group that cannot be compared."""
+    """(Rᵢ − R̄, s) of each group; NaN throughout a group without signal."""
     totals = groups.totals()
     centred = totals - totals.nanmean(-1, keepdim=True)
     return torch.where(groups.has_signal(), centred, torch.nan), group_std(totals)[:, None]

@@ -17,14 +17,14 @@ from grpo_nb.losses.tokens import (
 
 @torch.no_grad()
 def masked_mean(values: TokenFloats, mask: TokenMask) -> Scalar:
-    """Σ m v / Σ m; NaN when nothing is left in: no tokens is not a mean of 0."""
+    """Σ m v / Σ m; NaN without tokens, which is not a mean of 0."""
     same_shape(values=values, mask=mask)
     return torch.where(mask, values, 0.0).sum() / mask.sum()
 
 
 @torch.no_grad()
 def clamped_share(logp: TokenFloats, logp_base: TokenFloats, mask: TokenMask, clamp: float) -> Scalar:
-    """Share of tokens with |logp − logp_base| > clamp: those that the clamp before exp has touched."""
+    """Share of tokens with |logp − logp_base| > clamp: those that the clamp before exp changed."""
     beyond = log_ratio(logp.detach(), logp_base.detach(), mask).abs() > clamp
     return masked_mean(beyond.to(logp.dtype), mask)
 

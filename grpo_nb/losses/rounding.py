@@ -21,7 +21,7 @@ FAR, FAR_SHARE = 2.0, 1e-3
 """Difference in nats that rounding does not reach, and the share of tokens that may have it: fewer than one stop token
 in each row."""
 SLACK = 3.0
-"""A mean of n long-tailed numbers is uncertain by about this over the root of n, of itself."""
+"""Relative uncertainty of a mean of n long-tailed numbers, times the root of n."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Moments:
     mean: float = 0.0
     squares: float = 0.0
     largest: float = 0.0
-    """Size of the largest number that a reward seen was summed from: what rounding is relative to."""
+    """Size of the largest number that a reward seen was summed from: rounding is relative to it."""
 
     @property
     def std(self) -> float:
@@ -77,7 +77,7 @@ class Moments:
         return (rewards - self.mean) / self.spread
 
     def rescale(self, scale: Groups) -> Groups:
-        """Size of what normalised rewards are summed from: (scale + |mean|) / std."""
+        """Size of the terms of normalised rewards: (scale + |mean|) / std."""
         return (scale + abs(self.mean)) / self.spread
 
     def to_dict(self) -> dict[str, float]:

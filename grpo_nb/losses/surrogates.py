@@ -17,7 +17,7 @@ from grpo_nb.losses.tokens import FAR, Advantage, TokenFloats, TokenMask, log_ra
 
 @dataclass(frozen=True)
 class ClipConfig:
-    """Bounds of the ratio, and what else a surrogate has in place of them.
+    """Bounds of the ratio, and the other settings of surrogates.
 
     >>> ClipConfig(low=0.2, high=0.28).log_ratio_clamp
     20.0
@@ -25,7 +25,7 @@ class ClipConfig:
 
     low: float = 0.2
     high: float = 0.2
-    """(low, high) is the algorithm's clip; `algorithms.SURROGATE_ROWS` has what each surrogate counts with it."""
+    """(low, high) is the algorithm's clip; `algorithms.SURROGATE_ROWS` has its meaning for each surrogate."""
     dual: float | None = None
     """PPO: where A < 0, a ratio above this no longer pulls. Ye et al. 2020, eq. 5; TRL's `delta`."""
     log_ratio_clamp: float = 20.0
@@ -45,7 +45,7 @@ SURROGATES: dict[str, Surrogate] = {}
 
 
 def surrogate(loss: Surrogate) -> Surrogate:
-    """Enter a loss under its own name, that of its row in `algorithms.SURROGATE_ROWS`."""
+    """Register a loss under its own name, that of its row in `algorithms.SURROGATE_ROWS`."""
     SURROGATES[loss.__name__] = loss
     return loss
 

@@ -12,7 +12,7 @@ from grpo_nb.losses.tokens import Advantage, LossNormalizer, Scalar, TokenFloats
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The settings of an update's loss: an algorithm, and the numbers it leaves open."""
+    """Settings of an update's loss: an algorithm and its numbers."""
 
     algorithm: Algorithm
     clip: ClipConfig
@@ -37,7 +37,7 @@ class LossInputs:
     advantage: Advantage
     mask: TokenMask
     weight: TokenFloats | None = None
-    """Multiplies the surrogate (see `losses.weights`); None: 1."""
+    """Weight of the surrogate (see `losses.weights`); None: 1."""
     entropy: TokenFloats | None = None
     """Entropy in nats, with its gradient; only with an entropy bonus."""
 

@@ -14,7 +14,7 @@ Advantage = Float[Tensor, "batch #token"]
 """One number per completion, [batch, 1], or per token, [batch, token]."""
 
 FAR = 1e4
-"""Nats. A log-ratio stops here, so that a token which one policy forbids (log-prob -inf) stays a number."""
+"""Bound of a log-ratio in nats, so that a token which one policy forbids (log-prob -inf) stays a number."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LossNormalizer:
 
 
 def same_shape(**tables: Tensor | None) -> None:
-    """Broadcasting would make a wrong result of shapes that disagree.
+    """Check that all shapes agree, since broadcasting would hide a difference.
 
     Raises:
         ValueError: they do; the message names all of them.
