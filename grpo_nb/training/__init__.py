@@ -1,1 +1,1 @@
-"""SFT and GRPO: the step, what it holds in memory, and the loop that saves it."""
+"""SFT and GRPO: the step, its state in memory, and the loop that saves it."""

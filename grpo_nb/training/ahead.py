@@ -59,12 +59,12 @@ class Drawing:
 
 @dataclass
 class Sampled:
-    """The completions of a step, and what scores them."""
+    """The completions of a step, and their scoring."""
 
     drawing: Drawing
     rollouts: Rollouts
     staleness: int | None = None
-    """Updates between the weights that drew them and those that they train; None where it is always 0."""
+    """Updates between the weights that sampled them and those that they train; None where it is always 0."""
     scoring: Scoring | None = None
     """Scoring that runs; None before it begins and after it was discarded."""
     notes: Mapping[str, Notes] = field(default_factory=dict)
@@ -103,15 +103,15 @@ class Ahead:
         return found
 
     def forget_before(self, step: int) -> None:
-        """Give up those of earlier steps."""
+        """Discard the completions of earlier steps."""
         self._forget(n for n in self._by_step if n < step)
 
     def forget_after(self, step: int) -> None:
-        """Give up those of later steps."""
+        """Discard the completions of later steps."""
         self._forget(n for n in self._by_step if n > step)
 
     def close(self) -> None:
-        """Give up all, and end the thread that waits."""
+        """Discard all completions, and end the thread that waits."""
         self.forget_after(0)
         self.loop.close()
 

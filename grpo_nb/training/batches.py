@@ -41,8 +41,7 @@ def score(
     entropy_learns: bool = False,
     adapter: str | None = None,
 ) -> TokenStats:
-    """Log-probs and entropies, in nats, of a batch's completion tokens, by the forward pass that the batch was built
-    for.
+    """Log-probs and entropies, in nats, of a batch's completion tokens, by the batch's own kind of forward pass.
 
     `adapter` names the adapter of a flat batch; other batches use the active one.
     """

@@ -1,4 +1,4 @@
-"""Between two steps: knobs become active, controllers move beta, a requested evaluation is done."""
+"""Commands between two steps: knobs become active, controllers move beta, a requested evaluation is done."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ logger = clean_logger(__name__)
 
 
 def activate(state: TrainState, now: KnobSnapshot) -> None:
-    """Make the knobs those of the next step; every turn goes into the log."""
+    """Make the knobs those of the next step; every change is logged."""
     run, before = state.run, state.knobs
     for turn in now.changes_since(before):
         run.log_event("knob", step=state.step + 1, **turn)
@@ -43,7 +43,7 @@ def move_betas(state: TrainState, plan: StepPlan, kl: Mapping[str, float | None]
 
 
 def measure(state: TrainState) -> None:
-    """Evaluate the policy as it stands; what goes wrong is logged and never ends the training."""
+    """Evaluate the policy as it stands; an error is logged and never ends the training."""
     tasks = {name: objective.rubric.task for name, objective in state.objectives.items()}
     try:
         dependencies.watch(state.run, state.step, state.policy, tasks, state.replaced)
@@ -56,7 +56,7 @@ def measure(state: TrainState) -> None:
 
 
 def _measured_anew(state: TrainState) -> None:
-    """KL is that of the distribution which is sampled, so that a turn of the temperature changes what is measured."""
+    """Reset the KL windows after a change of the temperature, since KL is that of the sampled distribution."""
     for objective in state.objectives.values():
         objective.beta = beta_control.reset_window(objective.beta)
     if any(objective.config.controlled for objective in state.objectives.values()):

@@ -11,7 +11,7 @@ Rows = Mapping[str, Sequence[int]]
 
 
 def prompts_of(rollouts: Rollouts, ranks: int, rows: Sequence[int]) -> list[list[int]]:
-    """Prompts by rank, so that each has about as many tokens of these rows; a prompt without any is nobody's."""
+    """Prompts by rank, so that each has about as many tokens of these rows; a prompt without rows goes to no rank."""
     tokens: dict[int, int] = {}
     for i in rows:
         prompt = rollouts.prompt_of(i)
@@ -21,7 +21,7 @@ def prompts_of(rollouts: Rollouts, ranks: int, rows: Sequence[int]) -> list[list
 
 
 def rows_by_rank(rollouts: Rollouts, ranks: int, rows: Rows) -> list[dict[str, list[int]]]:
-    """The rows of an update by rank: what a rank computes together, also where another one does it again."""
+    """Rows of an update by rank: those that a rank computes together, even where another rank repeats them."""
     if ranks == 1:
         return [{name: list(own) for name, own in rows.items()}]
     parts = prompts_of(rollouts, ranks, [i for own in rows.values() for i in own])

@@ -71,7 +71,7 @@ def _bad_rows(rollouts: Rollouts, measured: Measured, most: float | None) -> lis
 
 
 def complete(batch: Experience, plan: StepPlan, seen: TokenStats | None) -> Experience:
-    """The batch with what its own update has `seen` of the old policy, and with the KL that follows."""
+    """The batch with the old policy's statistics `seen` in its own update, and with the KL that follows."""
     if seen is not None:
         batch = replace(batch, logprobs_old=seen.logprobs, entropy=seen.entropy, measured=batch.kept)
     return replace(batch, kl={name: _kl(batch, name, plan) for name in plan.betas})

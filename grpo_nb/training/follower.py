@@ -39,7 +39,7 @@ from grpo_nb.types import Example
 logger = clean_logger(__name__)
 
 POLL_SECONDS = 5.0
-"""Between two looks at whether rank 0 still gives signs of life, while no message comes."""
+"""Seconds between two checks of rank 0's heartbeat, while no message comes."""
 
 Reply = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 
@@ -88,7 +88,7 @@ def follow(link: Link, given: Given | None = None) -> bool:
     """Work for rank 0 through one stage, SFT or GRPO, with the parts that are `given` in place of the run's own.
 
     Returns:
-        Whether there was one; rank 0 may have nothing more to do.
+        Whether a stage came; rank 0 may have no more work.
 
     Raises:
         RankError: rank 0 died, ended without a word, or gives no sign of life.
@@ -204,7 +204,7 @@ def _took(seconds: float) -> dict[str, Any]:
 
 
 def _begin(replica: Replica, message: Message) -> Reply:
-    """Take on what rank 0 has decided, and the reference."""
+    """Take over rank 0's choices, and the reference."""
     run, policy, chosen = replica.run, replica.policy, Numerics.model_validate(message.data["numerics"])
     replica.tasks = load_tasks(run.config, run.path, replica.given.tasks)
     now, drawer = numerics.resume(run, policy, chosen, replica.given.engine)
@@ -219,7 +219,7 @@ def _begin(replica: Replica, message: Message) -> Reply:
 
 
 def _ready(replica: Replica, message: Message) -> Reply:
-    """Weights follow once every rank has answered."""
+    """Report that this rank is ready; weights follow once every rank has answered."""
     return {}, {}
 
 

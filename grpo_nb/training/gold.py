@@ -18,10 +18,10 @@ STREAM = "sft/batch"
 
 
 def load_gold(config: Config, folder: Path, tasks: Mapping[str, Task] | None = None) -> dict[str, list[Text]]:
-    """Prompts with the completions to learn: gold answers by objective, or under "" what `sft.data` holds.
+    """Prompts with the completions to learn: gold answers by objective, or under "" the pairs of `sft.data`.
 
     Raises:
-        DataError: a file that is missing, empty or broken, with the line and what is wrong with it.
+        DataError: a file that is missing, empty or broken, with the line and the error.
         ConfigError: a task without gold answers and no `sft.data`.
     """
     if config.sft.data == "demo":
@@ -41,7 +41,7 @@ def load_gold(config: Config, folder: Path, tasks: Mapping[str, Task] | None = N
 
 
 def shared_out(examples: Sequence[Example], share: float, seed: int) -> list[Example]:
-    """The examples of so many of their templates or texts, at least one; which ones is a function of the seed."""
+    """The examples of so many of their templates or texts, at least one; the choice is a function of the seed."""
     if share == 1:
         return list(examples)
     kept = records.held_out(map(cluster_of, examples), share, seed) or set(map(cluster_of, examples))
@@ -49,7 +49,7 @@ def shared_out(examples: Sequence[Example], share: float, seed: int) -> list[Exa
 
 
 def leaks(texts: Sequence[Text], tasks: Mapping[str, Task]) -> Iterator[Finding]:
-    """Held-out prompts of a task that SFT is about to learn the answers of; `sft.data` may hold any."""
+    """Held-out prompts of a task whose answers SFT would learn; `sft.data` may hold any."""
     learnt = {str(prompt) for prompt, _ in texts}
     for name, task in tasks.items():
         held_out = {str(example.prompt) for example in read_examples(task, "test")}

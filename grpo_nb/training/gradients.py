@@ -48,7 +48,7 @@ class GradientStats:
 
 
 class BadRows(Clean, ArithmeticError):
-    """Some completions of an update have log-probs that are not finite."""
+    """Raised when completions of an update have log-probs that are not finite."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(f"log-probs of completions {list(rows)} are not finite")
@@ -66,7 +66,7 @@ class Measured:
 
 
 def measure(policy: Policy, rollouts: Rollouts, plan: StepPlan) -> Measured:
-    """The sampled tokens under the old policy and the reference, as far as the plan needs them."""
+    """Log-probs of the sampled tokens under the old policy and the reference, as far as the plan needs them."""
     by = plan.numerics.passes
     with policy.eval_mode() if by == "model" else torch.no_grad():  # the others have no modes
         with policy.within():
@@ -138,7 +138,7 @@ def accumulated(
     plan: StepPlan,
     normalizers: Mapping[str, losses.LossNormalizer] | None = None,
 ) -> Accumulated:
-    """The gradients over `rows` of an update that may have others; `normalizers` are the complete update's.
+    """The gradients over `rows`, all or part of an update; `normalizers` are the complete update's.
 
     Raises:
         BadRows: as far as `plan.most_bad_rows` has them looked for.
@@ -176,7 +176,7 @@ def normalizers_of(
 
 
 def combined(policy: Policy, found: Accumulated, plan: StepPlan, generator: torch.Generator) -> GradientStats:
-    """Leave the combination of what is apart in `.grad`, with its norms and cosine among the statistics."""
+    """Leave the combination of separate gradients in `.grad`, with its norms and cosine among the statistics."""
     stats, apart, algorithm = found.stats, found.apart, plan.algorithm
     if not apart:
         return stats
@@ -219,7 +219,7 @@ def loss_inputs(
 
 
 def _refuse_bad(inputs: losses.LossInputs, rows: Sequence[int], plan: StepPlan) -> None:
-    """Break the update off where a trained token's log-prob is not finite."""
+    """Raise where a trained token's log-prob is not finite, to interrupt the update."""
     if plan.most_bad_rows is not None:
         wrong = (~inputs.logp.detach().isfinite() & inputs.mask).any(dim=1).tolist()
         if any(wrong):
@@ -241,7 +241,7 @@ def _alone(policy: Policy, batch: Experience, rows: Sequence[int], plan: StepPla
 def token_stats(policy: Policy, rollouts: Rollouts, plan: StepPlan, adapter: str | None = None) -> TokenStats:
     """Log-probs and entropies, in nats, of every sampled token under the policy's present weights.
 
-    `adapter`: of flat passes, another one than acts.
+    `adapter`: for flat passes, another adapter than the active one.
     """
     table = blank(rollouts)
     # what is computed together is what an update computes together, so that equal weights give equal bits and a KL of 0

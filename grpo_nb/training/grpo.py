@@ -276,7 +276,7 @@ def conditions(state: TrainState, batch: Experience) -> metrics.Row:
 
 
 def _log_dropped(state: TrainState, step: int) -> None:
-    """An event the first time that reward functions note more metrics than a row holds."""
+    """Log an event the first time that reward functions log more metrics than a row holds."""
     dropped = {name: objective.notes.dropped for name, objective in state.objectives.items() if objective.notes.dropped}
     if dropped and not state.logged_dropped:
         state.logged_dropped = True
@@ -284,7 +284,7 @@ def _log_dropped(state: TrainState, step: int) -> None:
 
 
 def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Row) -> StepStats:
-    """Check, move the betas, log: after this the step exists."""
+    """Check the step, move the betas, and log it; after this the step counts."""
     if row[keys.STATUS] != "rolled_back":
         commands.move_betas(state, plan, batch.kl)
     drawn = memory_ladder.spared(

@@ -1,4 +1,4 @@
-"""The rules at work while a run trains: findings go into the log as they come, and the worst of them stop it."""
+"""The rules during training: findings are logged as they come, and the worst of them stop the run."""
 
 import math
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def check_ends_with_stop(completion_ids: Sequence[Sequence[int]], stop_token_ids
 
 
 def watch(state: TrainState, row: metrics.Row) -> None:
-    """Log what the rules find in the newest row; what ends the run in good order is kept for `check_ends`.
+    """Log the rules' findings on the newest row; those that end the run in good order are kept for `check_ends`.
 
     Raises:
         TrainingError: a finding whose action is to stop.
@@ -122,7 +122,7 @@ def watch_sft(run: Run, recent: Rows) -> None:
 
 
 def check_ends(state: TrainState) -> None:
-    """Between two steps, so that what was trained is saved.
+    """Raise for findings that end the run, between two steps, so that the step is saved.
 
     Raises:
         TrainingError: a finding of the last step whose action is to end the run.

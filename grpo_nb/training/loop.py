@@ -38,11 +38,11 @@ class Progress(Protocol):
     saved: int
     """The step of the newest checkpoint; -1 before the first."""
     mid_update: bool
-    """The state is between two step boundaries, so it must not be saved."""
+    """Whether the state is between two step boundaries, so that it must not be saved."""
 
 
 class Stage(ABC):
-    """A training that `walk` takes to its goal: what is particular to SFT or to GRPO."""
+    """A training that `walk` takes to its goal, with the parts particular to SFT or to GRPO."""
 
     prefix: Literal["", "sft_"]
     """Prefix of the kind of each event of the loop."""
@@ -70,7 +70,7 @@ class Stage(ABC):
         """Hook that runs before the first step of this start."""
 
     def check(self) -> None:  # noqa: B027
-        """Look at the step boundary before anything else is done there; whatever is raised ends the training."""
+        """Check the step boundary before any other work there; an exception ends the training."""
 
     @abstractmethod
     def accept(self, knobs: KnobSnapshot) -> None:
@@ -87,7 +87,7 @@ class Stage(ABC):
         """Run one step: set `mid_update` before the weights move; count the step and clear it when it is logged."""
 
     def undo(self) -> bool:
-        """Make the state that of the newest step boundary again; whether it is, which takes a copy of that state."""
+        """Restore the state of the newest step boundary; returns whether it could, which takes a copy of that state."""
         return False
 
     @abstractmethod
@@ -159,7 +159,7 @@ def _next(stage: Stage) -> StepStats | None:
 
 
 def _end(stage: Stage, lock: RunLock) -> None:
-    """Leave the policy and the run at the newest step boundary; broken off, it can be done once more."""
+    """Leave the policy and the run at the newest step boundary; it can be repeated after an interrupt."""
     at, owned = stage.progress, stage.policy.ownership.is_of(lock)
     if owned:
         stage.policy.settle()
@@ -173,7 +173,7 @@ def _end(stage: Stage, lock: RunLock) -> None:
 
 @contextmanager
 def _lent(policy: Policy, lock: RunLock) -> Iterator[None]:
-    """Between two steps: others may read the policy inside the block; the date of its prompts stays the run's own."""
+    """Lend the policy between two steps: others may read it inside the block; the date of its prompts stays."""
     date = policy.tokenization.date
     with policy.ownership.at_rest(lock):
         yield
@@ -208,7 +208,7 @@ def _store(stage: Stage) -> None:
 
 
 def done(stage: Stage, command: Command, knobs: KnobSnapshot) -> None:
-    """Strike out a command that was carried out; that knobs.json is broken by now is logged, and ends nothing."""
+    """Remove a command that was carried out; an error of knobs.json is only logged."""
     run = stage.progress.run
     run.fence()
     run.knobs.done(command, knobs.at[command])
@@ -241,7 +241,7 @@ def _undone(stage: Stage) -> bool:
 
 
 def _log_at_last(stage: Stage, kind: str, **data: object) -> None:
-    """Log on the way out: that it cannot be written must not hide why the training ends."""
+    """Log on the way out: a failure to write must not hide why the training ends."""
     try:
         stage.progress.run.log_event(f"{stage.prefix}{kind}", step=stage.progress.step, **data)
     except RunError as error:
@@ -249,7 +249,7 @@ def _log_at_last(stage: Stage, kind: str, **data: object) -> None:
 
 
 def _save_at_last(stage: Stage) -> None:
-    """Save on the way out, where nobody is left to catch what is raised."""
+    """Save on the way out, where no caller is left to catch an exception."""
     try:
         save(stage)
     except (TrainingError, RankError) as error:  # a rank that holds a part of the weights is gone

@@ -83,14 +83,14 @@ def micro_rows(state: TrainState) -> int:
 
 
 def freed_for_less(run: Run, step: int, setting: str, error: Exception, stage: str = "") -> None:
-    """Give back what torch keeps for later, and log what is less from here on."""
+    """Return the memory that torch caches, and log the choice that is lower from here on."""
     free()
     run.log_event(f"{stage}out_of_memory", step=step, now=setting, error=first_line(error))
     logger.warning("memory was full in step %d: now %s (%s)", step, setting, first_line(error))
 
 
 def free() -> None:
-    """Give back what nothing refers to any more, and what torch keeps for later."""
+    """Free unreferenced memory, and the memory that torch caches."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

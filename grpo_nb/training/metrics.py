@@ -1,4 +1,4 @@
-"""A step in numbers: the flat row of metrics.jsonl from what the step saw."""
+"""Metrics of a step: the flat row of metrics.jsonl from the step's results."""
 
 import math
 import resource

@@ -33,9 +33,8 @@ Passes = Literal["model", "flat", "grouped"]
 
 
 class Numerics(BaseModel):
-    """Two runs that differ here only have the same numbers to rounding, and not the same bits.
-
-    The defaults are what versions did that kept nothing of the kind.
+    """Numerical choices of a run. Two runs that differ here only have the same numbers to rounding, and not the same
+    bits. The defaults are the behaviour of versions that stored no choices.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -66,8 +65,7 @@ class Numerics(BaseModel):
     def uniforms(
         self, seed: int, step: int, size: tuple[int, int], device: torch.device, stream: int = 0
     ) -> Float64[Tensor, "row t"]:
-        """Number (row, t) of [0, 1) decides token t of a step's completion; rows count over the complete step. float64,
-        [rows, tokens].
+        """Number (row, t) of [0, 1), float64, decides token t of a completion; rows count over the complete step.
 
         `stream`: another number gives other completions.
         """

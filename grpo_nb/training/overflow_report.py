@@ -1,4 +1,4 @@
-"""The guard that looks for an overflow: only where numbers are not finite and all weights are."""
+"""Guard that finds an overflow: only where numbers are not finite and all weights are."""
 
 import math
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def _explain_no_scores(state: TrainState) -> None:
 
 
 def told(state: TrainState, found: Overflow | None) -> Row:
-    """The metrics of an overflow."""
+    """Metrics of an overflow."""
     dtype = str(state.policy.dtype).removeprefix("torch.")
     if found is None:
         return {keys.OVERFLOW_LAYER: "", keys.OVERFLOW_DTYPE: dtype}

@@ -1,4 +1,4 @@
-"""Pairs of a prompt and the completion to learn, and what SFT computes of them."""
+"""Pairs of a prompt and the completion to learn, and SFT's computations on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Share:
-    """Pairs of an update that may have others."""
+    """Part or all of an update's pairs."""
 
     pairs: Sequence[Pair]
     tokens: int

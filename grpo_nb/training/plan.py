@@ -23,7 +23,7 @@ class StepPlan:
     """Plan of one step, decided before it begins."""
 
     step: int
-    """1-based."""
+    """Number of the step, 1-based."""
     seed: int
     temperature: float
     """Temperature of the sampling and of every log-prob of the step."""
@@ -45,7 +45,7 @@ class StepPlan:
     max_completion_length: int
     numerics: Numerics = field(default_factory=Numerics)
     sampling_stream: int = 0
-    """Another number, other completions; each rollback takes the next one."""
+    """Number of the sampling stream: another number gives other completions; each rollback takes the next one."""
     most_bad_rows: float | None = None
     """Share of the step's completions that may leave the loss because a log-prob is not finite; None: none is
     looked for."""

@@ -52,7 +52,7 @@ def due(config: Config, step: int) -> bool:
 
 
 def begin(state: TrainState) -> None:
-    """Measure the start, once, and log what pool is used."""
+    """Measure the start, once, and log the pool."""
     if state.step > 0 or not due(state.config, 0):
         return
     overlaps = {name: overlap(state.run, objective, _pool(state, name)) for name, objective in state.objectives.items()}
@@ -136,7 +136,7 @@ def pool(run: Run, objective: Objective) -> list[Example]:
 
 
 def overlap(run: Run, objective: Objective, chosen: Sequence[Example]) -> dict[str, int]:
-    """A pool's examples, those of them that are trained on or in the pool of `evaluate`; its clusters, those there."""
+    """Overlaps of a pool: its size, examples trained on or in the pool of `evaluate`, clusters, and shared clusters."""
     pool = examples_of(run, objective.name, objective.rubric.task)
     trained, final = _prompts(objective.examples), _prompts(pool)
     clusters = {cluster_of(example) for example in chosen}
@@ -172,7 +172,7 @@ def _measured(state: TrainState, objective: Objective, step: int) -> Row:
 
 
 def _logged(state: TrainState, objective: str, step: int) -> Row | None:
-    """The result of a start that was killed after it: measuring the same questions again would log it twice."""
+    """Result of step 0 that a killed start has logged; to measure again would log it twice."""
     own = [row for row in state.quick.rows() if (row["objective"], row["step"]) == (objective, step)]
     if not own:
         return None

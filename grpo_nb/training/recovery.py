@@ -32,7 +32,7 @@ class Recovery:
         return Recovery(max(self.factor, LOWEST_FACTOR) / 2, self.stream + 1, self.in_a_row + 1)
 
     def slowed(self) -> "Recovery":
-        """Half the rate, without a rollback; never below LOWEST_FACTOR of what was requested."""
+        """Half the rate, without a rollback; never below LOWEST_FACTOR of the requested one."""
         return replace(self, factor=max(self.factor / 2, min(self.factor, LOWEST_FACTOR)), healthy=0)
 
     def went_well(self, steps: int) -> "Recovery":

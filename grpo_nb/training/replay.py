@@ -48,8 +48,7 @@ class Replay:
 
 
 def replay(run: Run, tasks: Mapping[str, Task] | None = None, rewards: Rewards | None = None) -> Replay:
-    """Replay the newest logged step that has a checkpoint before it: sample, score and compare again, without an
-    update.
+    """Replay the newest logged step that has a checkpoint before it: sample, score and compare, without an update.
 
     The completions are those of the log, bit for bit, unless they were sampled one step off-policy. Judges get their
     requests again.

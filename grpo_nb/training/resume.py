@@ -48,7 +48,7 @@ class Given:
     rewards: Rewards | None = None
     engine: Engine | str | None = None
     accept_changed: Collection[str] = ()
-    """Kinds of content that may be other than the run was made with."""
+    """Kinds of content that may differ from the run's start."""
     ranks: Ranks = ALONE
     """Ranks that compute the steps."""
 
@@ -61,7 +61,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
         ModelError: a policy given was left within an update, and there is no checkpoint to restore it from.
         PolicyTaken: a policy given belongs to another training, which is still open.
         RunError: the run's checkpoints do not fit its model or its settings.
-        DependencyChanged: data, weights or another thing it depends on is not what it was made with.
+        DependencyChanged: data, weights or another dependency differs from the run's start.
     """
     dependencies.accepted_kinds(given.accept_changed)
     config, (newest, warm) = run.config, _saved(run, given.accept_changed)
@@ -219,7 +219,7 @@ def load_controllers(state: TrainState, checkpoint: Checkpoint, stored: State) -
 
 
 def _restore_rollouts(state: TrainState, newest: Checkpoint, stored: State) -> None:
-    """The completions that wait for the next step; where they answer other prompts than it has now, none.
+    """Restore the completions that wait for the next step; skip them where its prompts have changed.
 
     Raises:
         RunError: they are damaged.
@@ -267,7 +267,7 @@ def _log_unused_settings(state: TrainState) -> None:
 
 
 def _reference(run: Run) -> Checkpoint:
-    """Checkpoint 0: the weights GRPO started from.
+    """Checkpoint 0: the weights with which GRPO started.
 
     Raises:
         RunError: it is missing or damaged.

@@ -42,7 +42,7 @@ def remember(state: TrainState) -> None:
 
 
 def _copy_weights(state: TrainState) -> None:
-    """Into the snapshot; on the host where the device has no room."""
+    """Copy the weights into the snapshot; on the host where the device has no room."""
     try:
         with full_memory():
             state.snapshot.take(state.policy.parameters_by_name(), state.optimizer)
@@ -56,7 +56,7 @@ def _copy_weights(state: TrainState) -> None:
 
 
 def settle(state: TrainState, plan: StepPlan, batch: Experience, row: Row) -> Row:
-    """Keep what the step's updates made where `health.exploded` finds nothing, else undo them; what to log of it."""
+    """Keep the step's updates where `health.exploded` finds nothing, else undo them; returns the columns to log."""
     guards, before = state.config.guards, state.recovery
     looks = guards.rollback and due(state.history, row, state.config)
     measured = _probed(state, plan, batch) if looks else {}
@@ -96,7 +96,7 @@ def due(past: Rows, row: Row, config: Config) -> bool:
 
 
 def take_back(state: TrainState) -> bool:
-    """Make the state that of the newest step boundary again, wherever the step was broken off; whether it is.
+    """Restore the state of the newest step boundary, wherever the step was interrupted; returns whether it could.
 
     Weights that have moved take `guards.rollback`, which keeps a copy of them.
     """

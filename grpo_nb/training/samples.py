@@ -1,4 +1,4 @@
-"""Rows of samples.jsonl: some answers of each step, with what they earned; and a few of each quick evaluation."""
+"""Rows of samples.jsonl: some answers of each step, with their rewards; and a few of each quick evaluation."""
 
 from collections.abc import Sequence
 

@@ -104,7 +104,7 @@ def _scoring(state: TrainState) -> Scoring:
 
 
 def _drawn(state: TrainState, plan: StepPlan, *, scores: bool = True) -> Sampled:
-    """Completions by the present weights, each handed to the judges as it ends."""
+    """Completions by the present weights, each passed to the judges as it ends."""
     staleness = 0 if state.config.rollout.steps_off_policy else None
     with _open(_scoring(state)) as scoring:
         found = Sampled(drawing_of(plan), sample(state, plan, scoring if scores else None), staleness)
@@ -114,7 +114,7 @@ def _drawn(state: TrainState, plan: StepPlan, *, scores: bool = True) -> Sampled
 
 
 def sample(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> Rollouts:
-    """The step's prompts, and K completions of each by the engine, which hands each to `scoring` as it ends.
+    """The step's prompts, and K completions of each by the engine, which passes each to `scoring` as it ends.
 
     Raises:
         TrainingError: as `checked`.
@@ -171,7 +171,7 @@ def hand_over(
 
 
 def _begin_scoring(state: TrainState, found: Sampled, scoring: Scoring) -> None:
-    """Hand all completions to what scores them; functions that wait for servers are at work from here on."""
+    """Pass all completions to the scoring; functions that wait for servers run from here on."""
     rollouts, done = found.rollouts, found.drawing.step - 1
     notes = {}
     for name, objective in state.objectives.items():
@@ -191,7 +191,7 @@ def _begin_scoring(state: TrainState, found: Sampled, scoring: Scoring) -> None:
 
 
 def score(state: TrainState, found: Sampled) -> None:
-    """Score the completions but for what judges say of them; each objective's own rubric scores its own rows."""
+    """Score the completions, except for the judges' part; each objective's own rubric scores its own rows."""
     assert found.scoring is not None
     for name, objective in state.objectives.items():
         objective.notes, objective.tally = found.notes[name], found.tallies.get(name)

@@ -278,7 +278,7 @@ class SftPlan:
     """Plan of one step of SFT, decided before it begins."""
 
     step: int
-    """1-based."""
+    """Number of the step, 1-based."""
     pairs: Sequence[Pair]
     learning_rate: float
     """Learning rate after warm-up and decay."""
@@ -289,7 +289,7 @@ class SftPlan:
 
 
 def plan_sft_step(config: Config, pools: Mapping[str, Sequence[Pair]], step: int, numerics: Numerics) -> SftPlan:
-    """The plan of a step: which pairs of each pool it learns, and how fast."""
+    """The plan of a step: its pairs from each pool, and its learning rate."""
     settings = config.sft
     each = zip(pools.items(), gold.counts(settings.batch, len(pools)), strict=True)
     return SftPlan(

@@ -1,6 +1,5 @@
-"""A step on several ranks, as rank 0 sees it: each function does what its namesake does on one, and gives the same.
-
-With one rank each is that namesake.
+"""A step on several ranks, as rank 0 sees it: each function returns the same as its namesake on one rank, and with one
+rank it is that namesake.
 """
 
 import math
@@ -253,7 +252,7 @@ def accumulate(policy: Policy, share: Share, ranks: Ranks) -> float:
 def _summed(
     policy: Policy, apart: Mapping[str, Mapping[str, Tensor]], ranks: Leader, replies: Sequence[Message | None]
 ) -> dict[str, dict[str, Tensor]]:
-    """Add up the gradients of all ranks, where each rank has those of its own rows; what is apart, if anything.
+    """Add up the gradients of all ranks, where each rank has those of its own rows; returns the separate ones, if any.
 
     Of weights that are spread the backward passes have done so.
     """

@@ -44,7 +44,7 @@ class TrainState:
     """Engine that samples completions, with its name."""
     objectives: dict[str, Objective]
     knobs: KnobSnapshot
-    """The knobs as the newest step used them; what is turned later is logged as a turn."""
+    """The knobs as the newest step used them; later changes are logged as changes."""
     goal: int
     """Steps to reach."""
     step: int = 0
@@ -56,7 +56,7 @@ class TrainState:
     weights_moved: bool = False
     """An optimizer step of the unfinished step was taken."""
     settled: bool = False
-    """The updates of the unfinished step are kept or undone, and counted in `recovery`: it is not done again."""
+    """The updates of the unfinished step are kept or undone, and counted in `recovery`: it is not repeated."""
     numerics: Numerics = field(default_factory=Numerics)
     """Numerical choices: made when the run starts, since they change bits, and kept from then on."""
     ranks: Ranks = ALONE
@@ -145,7 +145,7 @@ def _save_origin(state: TrainState) -> None:
 
 
 def forget_gradients(policy: Policy) -> None:
-    """Drop what a step that was broken off left in a policy that is handed over."""
+    """Drop the gradients that an interrupted step left in a policy that is passed in."""
     policy.drop_gradients()
 
 

@@ -50,8 +50,8 @@ def _set_exactness(values: tuple[bool, bool]) -> None:
 
 EXACT = Switch(_exactness, _set_exactness, (True, False))
 """Algorithms that give the same bits each time. With them torch fills each tensor that it makes empty with NaN, for
-programs that read what nobody wrote. That took half of a step's CPU time, so it is off meanwhile; that nothing here
-reads such memory is what a test holds."""
+programs that read what nobody wrote. That took half of a step's CPU time, so it is off meanwhile; a test checks that
+nothing here reads such memory."""
 
 
 def _rounds() -> bool:

@@ -23,7 +23,7 @@ logger = clean_logger(__name__)
 
 ROWS, TOKENS, ROUNDS = 8, 32, 3
 LONG_SECONDS = 1.0
-"""A pass that takes so long is timed once: what it is worth shows at once."""
+"""Seconds of a pass from which it is timed only once."""
 CLEARLY = 1.25
 """More threads have to be so many times as fast as fewer: runs on one machine then mostly choose alike."""
 GIVEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -82,7 +82,7 @@ def drawn(rollouts: Rollouts) -> tuple[dict[str, Any], Tensors]:
 
 
 def drawn_of(message: Message, prompts: Sequence[Sequence[int]], group: int) -> Rollouts:
-    """The completions that a rank drew for these prompts."""
+    """The completions that a rank sampled for these prompts."""
     data, tensors = message.data, message.tensors
     ids, logprobs = split(of("ids", tensors)), split(of("logprobs", tensors))
     return Rollouts(prompts, ids, logprobs, data["stop_reasons"], data["texts"], group, data["marked"])
