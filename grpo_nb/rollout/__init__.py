@@ -98,7 +98,7 @@ def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) 
 
 @contextmanager
 def opened(engine: Engine) -> Iterator[Engine]:
-    """The engine; what it holds on a server is given back after the block."""
+    """Yield the engine; after the block it releases its resources on a server."""
     try:
         yield engine
     finally:

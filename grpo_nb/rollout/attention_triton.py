@@ -15,7 +15,7 @@ from torch import Tensor
 from grpo_nb.rollout.static_cache import LayerCache, StaticCache
 
 SPANS, SHORTEST = 16, 64
-"""A prompt, and what a row has room for, are cut into at most so many spans of at least so many tokens."""
+"""A prompt, and a row's room for tokens, are cut into at most so many spans of at least so many tokens."""
 TOKENS, WARPS, STAGES = 64, 4, 1
 """Tokens of one load; warps and pipeline stages of one program."""
 
@@ -135,7 +135,7 @@ def _join_kernel(
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, layer: LayerCache, state: StaticCache, options: Any) -> Tensor:
-    """[row, 1, head, d]; see `decode_attention.reference`."""
+    """Attention output, [row, 1, head, d]; see `decode_attention.reference`."""
     rows, heads, _, d = query.shape
     prompt, own, kv_heads = layer.prompt_keys, layer.own_keys, key.shape[1]
     group, block = heads // kv_heads, max(16, triton.next_power_of_2(d))

@@ -13,7 +13,7 @@ from grpo_nb.rollout.static_cache import LayerCache, StaticCache, Unserved
 NAME = "grpo_nb_decode"
 """Name of this attention in a model's configuration."""
 UNUSED = {"position_ids", "position_embeddings", "use_cache", "output_attentions", "is_causal", "cache_position"}
-"""Arguments of attention functions that change nothing here."""
+"""Arguments of attention functions that have no effect here."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Settings:
 
     greedy: bool
     plain: bool
-    """Temperature only."""
+    """Whether temperature alone shapes the distribution."""
     sampling: SamplingConfig | None
     temperature: float | None
 
@@ -136,7 +136,7 @@ class DecodeLoop:
         self._draw(scores)
 
     def _draw(self, scores: Tensor) -> None:
-        """Token number `cache.step` of each row, from the scores of the token before it."""
+        """Sample token number `cache.step` of each row, from the scores of the token before it."""
         rows, step, settings = self.rows, self.cache.step, self.settings
         assert settings is not None
         if not settings.plain:
@@ -165,9 +165,7 @@ class Graphs:
         self._pool: Any = None
 
     def run(self, rows: int, step: Any) -> None:
-        """Run one step: the first for a number of rows without a graph, which loads what a capture cannot; then by a
-        graph.
-        """
+        """Run one step: the first of a number of rows without a graph, which loads modules; then by a graph."""
         if self.device.type != "cuda":
             step()
         elif rows in self._graphs:

@@ -1,4 +1,6 @@
-"""The forward pass of one new token per row: a model's own, or for Llama's kin one with fewer and larger operations."""
+"""The forward pass of one new token per row: a model's own, or for Llama-like models one with fewer and larger
+operations.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,7 +61,7 @@ class LayerStep:
         return self.base.lm_head(self._layers(tokens, positions, attend))  # type: ignore[no-any-return]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Float[Tensor, "prompt vocab"], Cache] | None:
-        """Scores of each prompt's next token, and a cache of the prompts padded on the left; None: it cannot.
+        """Scores of each prompt's next token, and a cache of the prompts padded on the left; None if it cannot.
 
         Padding follows the prompts, where a causal mask alone hides it.
         """
@@ -119,7 +121,7 @@ def window_of(attention: Any) -> int | None:
 
 
 def groups(base: Any) -> Sequence[Sequence[nn.Module]]:
-    """The projections of each layer by their input; none where the model is no kin of Llama."""
+    """The projections of each layer by their input; none where the model is not Llama-like."""
     if type(base).__name__ not in KIN or not type(base).__module__.startswith("transformers.models."):
         return []
     rotary = base.model.rotary_emb

@@ -56,7 +56,7 @@ class EagerEngine:
 def stream(policy: Policy, request: Request) -> Iterator[list[int]]:
     """The completion of one prompt while it grows: all its ids so far, after each token.
 
-    Between two of them nothing of the policy is held: the caller may stop there, or let another thread have it.
+    Between two of them no state of the policy is held: the caller may stop there, or pass the policy to another thread.
 
     Raises:
         ModelError, ValueError: as `EagerEngine.generate`.
@@ -80,7 +80,7 @@ def stream(policy: Policy, request: Request) -> Iterator[list[int]]:
 
 @dataclass
 class ActiveRows:
-    """The rows that are still being written, in the order of their numbers."""
+    """Unfinished rows, in the order of their numbers."""
 
     row_ids: list[int]
     """Index of each row's completion among the B."""
@@ -93,7 +93,7 @@ class ActiveRows:
 
 
 class Drawn:
-    """Completions as they grow, by number; each is decoded and handed over when it ends."""
+    """Completions as they grow, by number; each is decoded and passed on when it ends."""
 
     def __init__(self, policy: Policy, request: Request) -> None:
         self._policy, self._request = policy, request
@@ -164,7 +164,7 @@ def _decode(policy: Policy, rows: ActiveRows, drawn: Drawn, request: Request) ->
 
 
 def _choose(scores: Float[Tensor, "row vocab"], row_ids: list[int], t: int, request: Request) -> Int[Tensor, "row"]:
-    """Token t of each row, on the CPU."""
+    """Sample token t of each row, on the CPU."""
     if request.greedy or request.uniforms is None:
         return scores.argmax(-1).cpu()
     return sample_inverse_cdf(scores, request.uniforms[row_ids, t].cpu())

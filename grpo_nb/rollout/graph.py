@@ -28,7 +28,7 @@ from grpo_nb.types import Rollouts
 logger = clean_logger(__name__)
 
 CHECK_EVERY = 16
-"""Tokens between two looks at which rows have finished; each costs a wait for the device."""
+"""Tokens between two checks for finished rows; each costs a wait for the device."""
 SMALLEST = 8
 """Rows below which a smaller batch saves nothing."""
 CACHE_SHARE = 0.25

@@ -25,7 +25,7 @@ from grpo_nb.types import Rollouts
 logger = clean_logger(__name__)
 
 SPARSE = 0.75
-"""Share of groups still being written below which the others leave the cache, which copies it."""
+"""Share of unfinished groups below which the finished ones leave the cache, which copies it."""
 
 
 class GroupedEngine:
@@ -76,7 +76,7 @@ class GroupedEngine:
 
 @dataclass
 class Groups:
-    """The prompts that are still being answered, with M rows each."""
+    """Prompts with unfinished rows, M rows each."""
 
     rows: Int[Tensor, "prompt member"]
     """Index of each member's completion among the B; a prompt with fewer rows left repeats finished ones."""
@@ -88,7 +88,7 @@ class Groups:
 
 
 class GroupCache:
-    """Keys and values by layer, [prompt, head, slot, d], and what each slot holds."""
+    """Keys and values by layer, [prompt, head, slot, d], and the content of each slot."""
 
     def __init__(self, layers: LlamaLayers, lengths: Int[Tensor, "prompt"], slots: int) -> None:
         shape = len(lengths), layers.kv_heads, slots, layers.d
@@ -101,13 +101,13 @@ class GroupCache:
         self.owner[:, : self.filled].masked_fill_(place < lengths[:, None], PROMPT)
 
     def add(self, layer: int, keys: Float[Tensor, "prompt head new d"], values: Tensor) -> None:
-        """The newest tokens' keys and values, at the end of what is filled."""
+        """Append the newest tokens' keys and values to the filled slots."""
         end = self.filled
         self.keys[layer][:, :, end - keys.shape[2] : end] = keys
         self.values[layer][:, :, end - keys.shape[2] : end] = values
 
     def take(self, rows: Int[Tensor, "prompt member"]) -> None:
-        """Room for one more token of each row."""
+        """Reserve a slot for one more token of each row."""
         self.owner[:, self.filled : self.filled + rows.shape[1]] = rows
         self.filled += rows.shape[1]
 
@@ -217,7 +217,7 @@ class _Decoding:
 
 
 def _compact(groups: Groups, cache: GroupCache) -> Groups:
-    """Without places that no prompt needs, and without the prompts that are answered once they are many."""
+    """Drop places that no prompt needs, and finished prompts once they are many."""
     counts = groups.alive.sum(1)
     prompts = counts.nonzero().flatten()
     if len(prompts) > SPARSE * len(counts):

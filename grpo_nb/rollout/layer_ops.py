@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 
 FEW = 256
-"""Rows that a kernel of our own multiplies with an adapter's A; more are a matrix library's work."""
+"""Rows that a kernel of our own multiplies with an adapter's A; more are left to a matrix library."""
 
 
 def add_norm(

@@ -93,7 +93,7 @@ class Projection:
 
 
 class Projections:
-    """The projections that stand for a policy's linear layers: of `groups` together, of other adapted layers alone."""
+    """Projections in place of a policy's linear layers: of `groups` together, of other adapted layers alone."""
 
     def __init__(self, policy: Policy, groups: Sequence[Sequence[nn.Module]], how: How) -> None:
         grouped = {id(layer) for group in groups for layer in group}
@@ -148,10 +148,10 @@ def base_layer(layer: Any) -> Any:
 
 
 def factors(layer: Any, name: str | None = None) -> tuple[Tensor, Tensor, float]:
-    """A, B and the scale of the one adapter that acts, or of the one of this name.
+    """A, B and the scale of the active adapter, or of the adapter of this name.
 
     Raises:
-        Unserved: another number than one does, or it adds a bias.
+        Unserved: not exactly one adapter is active, or it adds a bias.
     """
     names = [one for one in ([name] if name else layer.active_adapters) if one in layer.lora_A]
     if len(names) != 1 or layer.lora_B[names[0]].bias is not None:

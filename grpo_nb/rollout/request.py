@@ -32,7 +32,7 @@ class Request:
     """float64 in [0, 1), [P * K, at least max_completion_length]: entry (row, t) alone decides token t of that row
     given the tokens before it, so a result does not depend on the other rows. `greedy` needs none."""
     greedy: bool = False
-    """Take the likeliest token."""
+    """Whether to take the likeliest token."""
     ended: Callable[[Sequence[Ended]], None] | None = None
     """Called with each completion once, a few at a time, soon after it ended and before the last one has."""
 

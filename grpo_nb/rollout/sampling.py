@@ -53,7 +53,7 @@ def reference(
 
 
 def _by_blocks(weights: Float[Tensor, "row vocab"], u: Float[Tensor, "row one"]) -> Int[Tensor, "row one"]:
-    """The block first, then the token in it."""
+    """Choose the block first, then the token in it."""
     rows, vocabulary = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
     sums = padded.sum(-1)

@@ -32,8 +32,7 @@ LENGTHS, TOKENS = (9, 4, 1), 4
 
 
 def load_alike(model: ModelConfig, seed: int, sharding: Sharding | None = None) -> Policy:
-    """`load_policy`, whose results of `check_model` are shared in this process by policies of the same files and
-    settings.
+    """`load_policy`; policies of the same files and settings share the results of `check_model` in this process.
 
     For callers that use it as loaded: SFT, GRPO and each evaluation of a run load the model anew.
     """
@@ -89,9 +88,7 @@ def sampler_fault(policy: Policy, generate: Callable[[Policy, Request], Rollouts
 def sampler_gaps(
     policy: Policy, generate: Callable[[Policy, Request], Rollouts], temperature: float, scored_at: Sequence[float]
 ) -> list[Tensor]:
-    """Differences in nats between log-probs of tokens that `generate` samples at a temperature and the policy's own at
-    others.
-    """
+    """Differences, in nats, of sampled tokens' log-probs from `generate` and from the policy at other temperatures."""
     prompts, sampling = _prompts(policy), SamplingConfig(max_completion_length=TOKENS, temperature=temperature)
     with policy.eval_mode():
         drawn = generate(policy, Request(prompts, 2, sampling, _uniforms(2 * len(prompts))))
@@ -150,7 +147,7 @@ def agrees(policy: Policy, scores: Callable[[list[list[int]], list[list[int]], l
 
 
 def _measured(policy: Policy, prompts: Sequence[Sequence[int]], draws: bool) -> dict[str, Tensor]:
-    """Differences of log-probs by what they are between."""
+    """Differences of log-probs, by the pair of computations that they are between."""
     completions: Sequence[Sequence[int]] = [[row[0]] * TOKENS for row in prompts]
     with policy.eval_mode():
         if draws:

@@ -42,7 +42,7 @@ class Size:
     prompts: int
     rows: int
     prompt: int
-    """Tokens."""
+    """Tokens of a prompt."""
     tokens: int
     """Tokens of a completion."""
 
@@ -95,7 +95,7 @@ class StaticCache:
         self._assign(group)
 
     def scratch(self, heads: int, spans: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """float32 memory for what each span of the prompt gives each query; the layers share it."""
+        """float32 memory for each query's result on each span of the prompt; the layers share it."""
         key = heads, spans, width
         if key not in self._scratch:
             shape, device = (self.size.rows, heads, spans), self.step.device
@@ -114,7 +114,7 @@ class StaticCache:
 
 
 class Passing(Cache):
-    """The cache that a model's decoding step is called with: it hands new keys and values on to the attention."""
+    """Cache argument of a model's decoding step, which passes new keys and values on to the attention."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

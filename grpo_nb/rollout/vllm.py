@@ -42,11 +42,11 @@ from grpo_nb.types import Rollouts
 logger = clean_logger(__name__)
 
 AT_ONCE = 256
-"""Requests under way at a time; the server batches and queues them."""
+"""Concurrent requests; the server batches and queues them."""
 POLL_SECONDS = 0.5
-"""Between two looks at the requests, so that a stop is seen while the server is slow."""
+"""Seconds between two looks at the requests, so that a stop is noticed while the server is slow."""
 OTHER_MODEL = 0.25
-"""Mean |Δ log p| in nats, at CHECKED_AT, that no precision explains."""
+"""Mean |Δ log p| in nats, at CHECKED_AT, above which the server's model is another one."""
 CHECKED_AT = 0.5
 """Temperature of the check: log-probs from before it differ by much."""
 
@@ -233,7 +233,7 @@ class VLLMEngine:
     async def _completions(
         self, session: Session, body: Mapping[str, Any], gate: asyncio.Semaphore
     ) -> Sequence[Choice]:
-        """The completions of one prompt; a server that has restarted is given the adapter again."""
+        """The completions of one prompt; a restarted server gets the adapter again."""
         async with gate:
             for _ in range(RELOADS + 1):
                 if (choices := await session.complete(body)) is not None:
@@ -248,7 +248,7 @@ class VLLMEngine:
 
 
 def bodies(policy: Policy, request: Request, model: str) -> list[dict[str, Any]]:
-    """The request for each prompt: nothing is left to defaults of the server or of its model's files."""
+    """Request for each prompt, without defaults of the server or of its model's files."""
     sampling, group = request.sampling, request.group_size
     common = {
         "model": model,

@@ -19,7 +19,7 @@ from grpo_nb.printable import Clean, clean_logger, one_line
 logger = clean_logger(__name__)
 
 URL = "GRPO_NB_VLLM_URL"
-"""Environment variable: the server's address where it is another one than when the run was made."""
+"""Environment variable: the server's address, if it differs from that at the run's start."""
 RUNTIME_LORA = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
@@ -28,14 +28,14 @@ LONGEST_WORDS = 300
 PAUSES = (0.2, 5.0)
 """Seconds before the first further try and, after doubling, at most."""
 RELOADS = 3
-"""Times in a row that a request may find its adapter gone, which is loaded again."""
+"""Times in a row that a request may find its adapter missing, which is loaded again."""
 _LOADED = "already been loaded"
 _PASSING = {408, 429}
 _MISSING = 404
 
 
 class ServerError(Clean, RuntimeError):
-    """A vLLM server lacks what is needed, or did not answer for too long."""
+    """Raised when a vLLM server lacks a needed feature, or did not answer for too long."""
 
 
 class Logprobs(BaseModel):
@@ -102,7 +102,7 @@ class Server:
 
     @asynccontextmanager
     async def open(self, patience_s: float | None = None) -> AsyncIterator["Session"]:
-        """A connection for one rollout: it belongs to the event loop that it was made in."""
+        """A connection for one rollout, in the event loop that made it."""
         key = key_of(self.provider) or "none"
         patience = self._patience_s if patience_s is None else patience_s
         async with bounded_client(self._timeout_s, key, LARGEST_REPLY) as client:
@@ -123,7 +123,7 @@ class Session:
         """The server's version, and the model that it serves.
 
         Raises:
-            ServerError: it answers as no vLLM server does.
+            ServerError: it does not answer as a vLLM server.
         """
         status, found = await self._ask("/v1/models")
         if status != 200:
