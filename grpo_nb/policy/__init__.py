@@ -1,1 +1,1 @@
-"""The language model that learns: loading, adapters, tokenization, its reference, and the memory that it needs."""
+"""The policy: loading, adapters, tokenization, its reference, and the memory that it needs."""

@@ -120,7 +120,7 @@ def _explain(misfits: Misfits, model: PreTrainedModel, folder: Path) -> str:
 
 
 def _other_tokens(misfits: Misfits, model: PreTrainedModel) -> int | None:
-    """Tokens of the adapter's vocabulary, where nothing but that keeps its tensors from fitting."""
+    """Tokens of the adapter's vocabulary, if these alone keep its tensors from fitting."""
     ends = [layer for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None]
     paths = tuple(f"{_PREFIX}{name}." for name, module in model.named_modules() if any(module is end for end in ends))
     rows = _rows(model)

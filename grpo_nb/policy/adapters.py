@@ -70,7 +70,7 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def _name_of(model: nn.Module, part: nn.Module | None) -> str:
-    """`model.language_model.`; empty for the model itself and for what is no part of it."""
+    """`model.language_model.`; empty for the model itself and for a module outside of it."""
     found = next((name for name, module in model.named_modules() if module is part), "")
     return f"{found}." if found else ""
 
@@ -111,7 +111,7 @@ class Reference(Protocol):
 
 
 class _Switch(ABC):
-    """The way to a reference and back, once however deep blocks lie within each other."""
+    """Switch to a reference and back, once however deep blocks are nested."""
 
     def __init__(self) -> None:
         self._open: object | None = None
@@ -141,7 +141,7 @@ class _Switch(ABC):
 
     @abstractmethod
     def _switch_back(self) -> None:
-        """Make it compute with its own again, if it does not; broken off, it can be done once more."""
+        """Make it compute with its own weights again, if it does not; can be repeated after an interrupt."""
 
 
 class AdapterReference(_Switch):

@@ -1,4 +1,4 @@
-"""Facts about a transformers or LoRA model that its object does not say by itself."""
+"""Facts about a transformers or LoRA model that its object does not provide."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def stop_ids(model: AnyModel) -> list[int]:
 
 
 def plain(model: AnyModel) -> nn.Module:
-    """Without adapters around it."""
+    """The model without adapters around it."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 

@@ -1,4 +1,4 @@
-"""A policy in JSON values: what was loaded, and what was decided about it."""
+"""A policy in JSON values: its origin and the choices made for it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -89,7 +89,7 @@ def refuse(model: PreTrainedModel) -> Architecture:
 
 
 def save(policy: Policy, file: Path, name: str) -> None:
-    """Write a policy that trains in full to `file`, read it back, and compare. What does not compare is removed.
+    """Write a policy that trains in full to `file`, read it back, and compare. A file that differs is removed.
 
     Args:
         name: shown by programs that read the file.

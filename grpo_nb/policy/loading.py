@@ -109,7 +109,7 @@ def move(model: PreTrainedModel, to: torch.device | torch.dtype) -> PreTrainedMo
 
 @contextlib.contextmanager
 def quietly(bars: bool = False) -> Iterator[None]:
-    """Without what the libraries have to say to each other, and without progress bars for a moment's work."""
+    """Silence the libraries' messages, and progress bars of short work."""
     progress: Any = transformers.utils.logging
     shown = progress.is_progress_bar_enabled()
     try:
@@ -227,7 +227,7 @@ def _arguments(source: Source) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _explained(source: Source, part: str) -> Iterator[None]:
-    """Any failure of the loader becomes one ModelError; an interrupt goes through."""
+    """Turn any failure of the loader into one ModelError; an interrupt passes."""
     try:
         verb = "converting" if source.kind == "gguf" else "reading"
         with timed(f"{verb} {part} of {source.name}"), quietly(bars=source.kind in ("hub", "gguf")):

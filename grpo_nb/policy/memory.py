@@ -1,4 +1,4 @@
-"""The planner: what a configuration needs of a device, term by term with its arithmetic, and what to lower.
+"""The planner: the memory of a configuration, term by term with its arithmetic, and the settings to lower.
 
     plan(presets.gpu_24gb(), device_gib=24)
 
@@ -24,7 +24,7 @@ USABLE = 0.9
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes by term, against the device. The peak is what is always held plus the hungriest phase."""
+    """Bytes by term, against the device. The peak is the permanent memory plus the largest phase."""
 
     shape: ModelShape
     terms: tuple[Term, ...]
@@ -130,7 +130,7 @@ def _advice(config: Config, short: Plan, on_gpu: bool) -> Iterator[str]:
 
 
 def _next_rung(config: Config, before: Plan, on_gpu: bool) -> tuple[str, dict[str, Any], Config, Plan] | None:
-    """The first rung that lowers what is in the way; those that cost least stand first in the ladder."""
+    """The first rung that lowers the largest phase; the cheapest rungs are first in the ladder."""
     phase: Phase = "always" if before.held("always") > before.budget else before.hungriest
     for why, lower in _LADDER:
         changes = lower(config)

@@ -16,8 +16,7 @@ PROBE = "Who was late? The grandson of Ann, in 1987; he's 31 years old. What do 
 
 
 def merged(policy: Policy) -> Policy:
-    """The policy with its adapter in the base weights, W + (alpha / r) B A; a policy that trains in full is returned as
-    it is.
+    """The policy with its adapter in the base weights, W + (alpha / r) B A; a policy that trains in full is unchanged.
 
     The given policy cannot be used afterwards: its base model is the result's. Sums are rounded to the type of the
     base weights. An output head that shares its weights with the input embeddings gets its own where the adapter acts

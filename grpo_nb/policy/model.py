@@ -1,4 +1,4 @@
-"""The policy: a language model, its tokenizer, the weights that learn, and the reference it must stay near."""
+"""The policy: a language model, its tokenizer, its trained weights, and the reference that it must stay near."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -192,7 +192,7 @@ class Policy(PolicyText):
             self._parameters = self.parts.parameters
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of everything that trains."""
+        """Drop the gradients of all trained weights."""
         if self.parts is not None:
             self.parts.drop_gradients()
         for parameter in self._parameters.values():
@@ -392,7 +392,7 @@ class Policy(PolicyText):
         self.torn, self.moved_in = "", None
 
     def trained_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Without the adapters that text never reaches: `auto` once put some there, and their B is still 0.
+        """The tensors without the adapters that text never reaches: `auto` once put some there, and their B is still 0.
 
         Args:
             tensors: by parameter name, after which `/` and more may follow.

@@ -28,16 +28,17 @@ from grpo_nb.storage.file_stamps import FileRead, Stamp
 TOKENIZER_BESIDES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MADE_BY = ("transformers_version", "_name_or_path", "_commit_hash", "_from_model_config", "chat_template")
-"""Keys of a settings file that say who wrote it or where; the chat template has a digest of its own."""
+"""Keys of a settings file that name its writer or its place; the chat template has a digest of its own."""
 PLACES = ("base_model_name_or_path", "name_or_path", "tokenizer_file", "special_tokens_map_file")
-"""Keys that say where other files lie, whose content has digests of its own. Earlier versions counted them in."""
+"""Keys with the places of other files, whose content has digests of its own. Earlier versions counted them in."""
 PROBES = (
     "Who was late? The old man; 12,5 % -- isn't it?",
     "  two\n\tlines ",
     "naïve Straße 東京 🙂",
     "def f(x): return x",
 )
-"""Texts whose ids are part of a tokenizer's digest: what it does to case, spaces, digits and other scripts."""
+"""Texts whose ids are part of a tokenizer's digest: they show its handling of case, spaces, digits and other scripts.
+"""
 
 HASHERS = 16
 """Weights in memory that are copied from the device and hashed at a time, at most."""
@@ -45,7 +46,7 @@ PIECE = 1 << 24
 """Bytes of a weight that are copied from the device at a time."""
 
 Files = Mapping[str, tuple[FileRead, ...]]
-"""Stamped files by what they make up."""
+"""Stamped files by the part of the model that they make up."""
 
 
 class Origin:

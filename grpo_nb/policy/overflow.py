@@ -24,7 +24,7 @@ class Overflow:
     largest: float
     """Largest |x| of its finite inputs, weights of the module included."""
     inputs_finite: bool
-    """False: an operation between modules made the numbers that it was given."""
+    """Whether its inputs are finite; False: an operation between modules made them."""
 
 
 class _Found(Exception):
@@ -36,7 +36,8 @@ def first_layer(
     policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> Overflow | None:
     """The first module that gives inf or NaN on some completions; None where every output is finite, or where the base
-    is spread over ranks, which a pass that ends in its middle would leave waiting."""
+    is spread over ranks, which an aborted pass would leave waiting.
+    """
     if policy.sharding is not None:
         return None
     names = {module: name for name, module in policy.model.named_modules() if name}
@@ -68,7 +69,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _floats(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in what a module takes or gives."""
+    """The floating-point tensors among a module's inputs or outputs."""
     if isinstance(value, Tensor):
         if torch.is_floating_point(value):
             yield value.detach()

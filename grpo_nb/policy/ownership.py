@@ -17,7 +17,7 @@ from grpo_nb.run.lock import RunLock
 
 
 class PolicyTaken(ModelError):
-    """The policy belongs to a training that is still open."""
+    """Raised when the policy belongs to a training that is still open."""
 
 
 class Ownership:
@@ -31,7 +31,7 @@ class Ownership:
         """Steps that began since the model was known."""
 
     def claim(self, lock: RunLock) -> None:
-        """Make the model that of the training with this lock, which works in this thread.
+        """Claim the model for the training with this lock, which works in this thread.
 
         Raises:
             PolicyTaken: it belongs to another training, which is still open.
@@ -79,7 +79,7 @@ class Ownership:
 
     @contextlib.contextmanager
     def steady(self) -> Iterator[None]:
-        """Nobody moves the weights inside the block, so that what it reads is of one step.
+        """Keep the weights unchanged inside the block, so that all that it reads is of one step.
 
         Raises:
             PolicyTaken: another thread trains the model, and is within a step or began one meanwhile.

@@ -126,7 +126,7 @@ def _median_seconds(device: torch.device, do: Callable[[], object]) -> float:
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Time in seconds, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

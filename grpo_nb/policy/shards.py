@@ -35,7 +35,7 @@ class Together(Protocol):
         """Announce that every rank is about to take its part of the weights."""
 
     def begin(self, learns: bool) -> None:
-        """A forward pass begins."""
+        """Announce that a forward pass begins."""
 
     def end(self, scores: Tensor) -> None:
         """Mark the end of the pass."""
@@ -44,7 +44,7 @@ class Together(Protocol):
         """Block that every rank is in at once; they leave it together."""
 
     def within(self) -> AbstractContextManager[None]:
-        """Such a block within another one; outside of any, nothing."""
+        """Section within another section; outside of any, nothing."""
 
     def total(self, value: float) -> float:
         """The sum over all ranks."""
@@ -95,7 +95,7 @@ def spread_layers(base: PreTrainedModel, sharding: Sharding) -> None:
 
 
 def spread_root(model: PreTrainedModel | PeftModel, sharding: Sharding) -> None:
-    """Cut what is no layer, and have the passes of the model begin on all ranks together."""
+    """Cut the modules outside the layers, and make the passes of the model begin on all ranks together."""
     _shard(model, sharding.mesh)
     passes = sharding.passes
     model.register_forward_pre_hook(lambda *_: passes.begin(torch.is_grad_enabled()), prepend=True)
@@ -157,7 +157,7 @@ class Parts:
 
 
 def fill(model: PreTrainedModel | PeftModel, learns: bool) -> None:
-    """A pass over one token, in which this rank gives its parts of the weights and learns nothing."""
+    """A pass over one token, in which this rank provides its parts of the weights and trains nothing."""
     ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     kept = [(p, p.grad) for p in model.parameters() if p.requires_grad and not isinstance(p, DTensor)]
     with torch.set_grad_enabled(learns):

@@ -32,9 +32,7 @@ UNSUPPORTED_LORA = {
 
 
 class ModelError(Clean, ValueError):
-    """Raised when a model or tokenizer cannot be used; the message names what was found, what is needed, what to
-    change.
-    """
+    """Raised when a model or tokenizer cannot be used; the message has what was found, what is needed, and the fix."""
 
 
 @dataclass(frozen=True)
