@@ -42,11 +42,11 @@ _DISCARDED = re.compile(r"discarded-([0-9]{6,9})")
 
 
 class NotFinite(RunError):
-    """A checkpoint was refused: some of its numbers are NaN or infinite. The message names the first tensor."""
+    """Raised when numbers of a checkpoint are NaN or infinite, so that it is refused. Names the first such tensor."""
 
 
 class Damaged(NamedTuple):
-    """A folder that is named like a checkpoint and is none."""
+    """A damaged checkpoint: a folder with a checkpoint's name that does not verify."""
 
     path: Path
     reason: str
@@ -223,9 +223,9 @@ class Checkpoints:
                 return self._publish(staging, step)
 
     def prune(self, keep: int, always: tuple[int, ...] = (0,), most_gib: float | None = None) -> list[int]:
-        """Delete all but the newest `keep`, and of those the oldest where they take more disk; the deleted steps.
+        """Delete all but the newest `keep`, less if they take more disk; returns the deleted steps.
 
-        What never goes: the newest that verifies, and the steps in `always` (0 is where a run started from:
+        Never deleted: the newest that verifies, and the steps in `always` (0 is where a run started from:
         its reference). Incomplete folders do not count, and go once a newer one verifies; so do folders that
         `discard_after` set aside, once the run has passed their step again.
         """
@@ -279,7 +279,7 @@ class Checkpoints:
         return sorted(passed)
 
     def sweep(self) -> None:
-        """Remove what a killed `save` or `prune` left. Needs the lock."""
+        """Remove the leftovers of a killed `save` or `prune`. Needs the lock."""
         self._fence()
         with clear_errors("tidy", self.folder):
             self._tidy()
@@ -300,7 +300,7 @@ class Checkpoints:
         return [self.folder / name for name in names if (m := _DISCARDED.fullmatch(name)) and int(m[1]) <= step]
 
     def _tidy(self) -> None:
-        """Remove what killed writers left. Only the run's one writer saves and prunes, so all of it is left over."""
+        """Remove the leftovers of killed writers: the run has one writer, which saves and prunes."""
         safe_open.refuse_linked(self.folder)
         if not self.folder.is_dir():
             return

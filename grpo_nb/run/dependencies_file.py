@@ -1,4 +1,4 @@
-"""dependencies.json of a run: the content that it stands on, and the date that its chat template gets."""
+"""dependencies.json of a run: the content that it depends on, and the date that its chat template gets."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime

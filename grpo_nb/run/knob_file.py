@@ -12,7 +12,7 @@ Mode = Literal["manual", "auto"]
 MOST_TURNS = 50
 """Changes that can be undone."""
 LAST_VERSION = 2**53 - 1
-"""A file made by hand may have it already; then the version stays, for a file beyond it could not be read."""
+"""Last version number; a file made by hand may have it, and then keeps it, since a larger one could not be read."""
 
 
 def _is_once(once: bool) -> AfterValidator:
@@ -25,7 +25,7 @@ def _is_once(once: bool) -> AfterValidator:
 
 
 class Record(BaseModel):
-    """A knob as somebody set it."""
+    """A knob with its value, its time and who set it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,12 +100,10 @@ class KnobSnapshot:
     problem: str | None = None
     """Reason why knobs.json is invalid and the last good values are used; None if it is valid."""
     orders: list[Command] = field(default_factory=list)
-    """Commands that are done once, and are not done yet."""
+    """Commands to do once that are not done yet."""
 
     def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
-        """Changes since `before`: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "dashboard", "at": ...}`
-        each.
-        """
+        """Changes: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "user", "at": ...}` each."""
         old, new = before._requests(), self._requests()
         return [
             {"key": key, "old": old.get(key), "new": new[key], "by": self._who(key, before), "at": self.at[key]}

@@ -81,7 +81,8 @@ class Knob:
         """Give the knob back to its controller, which starts from its own last value, else from the configured one.
 
         Raises:
-            RunError: it has none: only a beta whose objective has a `kl_band` and a controller that moves does.
+            RunError: it has no controller: only a beta whose objective has a `kl_band` and a controller that moves
+            does.
         """
         if not self._knobs.has_controller(self.name):
             raise RunError(
@@ -96,7 +97,7 @@ class Knob:
 
 
 class Knobs(Mapping[str, Knob]):
-    """The knobs of one run by name; any number of processes may read and turn them at once."""
+    """The knobs of one run by name; any number of processes may read and change them at once."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path = path
@@ -245,7 +246,7 @@ class Knobs(Mapping[str, Knob]):
         self._update(change)
 
     def _update(self, change: Callable[[KnobFile], KnobFile], mend: bool = False) -> None:
-        """Read, change, replace, while no other process does; what changes nothing writes nothing."""
+        """Read, change, replace, while no other process does; a change without effect writes nothing."""
         with exclusive(self.path):
             try:
                 before = self._read()
@@ -314,7 +315,7 @@ class Knobs(Mapping[str, Knob]):
 
 
 def check_start(config: Config) -> None:
-    """Refuse a configuration that starts a knob where it could not be turned to, or names one as no log can hold it.
+    """Refuse a configuration that starts a knob outside its bounds, or gives one a name that no log can hold.
 
     Raises:
         ConfigError: the setting, its value and the knob's bounds; or the objective's name.

@@ -73,7 +73,7 @@ class RunLock(Lock):
             self.fences = False
 
     def revoke(self) -> None:
-        """Give the lock back while its training is left open: whatever that still writes is refused."""
+        """Give the lock back while its training is left open: its later writes are refused."""
         self._stop.set()
         try:
             if self._beating not in (None, threading.current_thread()):
@@ -136,7 +136,7 @@ class RunLock(Lock):
             self._say()
 
     def _say(self, doing: str | None = None) -> None:
-        """Write a sign of life, and what is being done if that is new."""
+        """Write a heartbeat, and the current work if that is new."""
         with self._writing:
             if self._me is None or self._fd is None:
                 return
@@ -156,7 +156,7 @@ def held_here() -> list[Path]:
 
 
 def release_here(path: Path) -> bool:
-    """Release the lock at `path` if this process holds it; whether it did. Whoever trained with it writes no more."""
+    """Release the lock at `path` if this process holds it; returns whether it did. Its training can write no more."""
     held = [lock for lock in list(_held) if lock.held and lock.path.resolve() == path.resolve()]
     for lock in held:
         lock.revoke()

@@ -105,7 +105,7 @@ class Run:
 
         Raises:
             ConfigError: a knob would start outside its bounds; nothing is written.
-            RunError: there is a run, or what is left of one, or it cannot be written there.
+            RunError: a run or its remains exist there, or the folder cannot be written.
         """
         path = places.as_path(path)
         run = cls(path, config)
@@ -193,7 +193,7 @@ class Run:
         return bool(saved or self.last_step() is not None or next(self.newest_first("evaluations"), None))
 
     def check_settings(self) -> None:
-        """Make sure that config.json is still what was opened: it may have been corrected elsewhere meanwhile.
+        """Make sure that config.json is still as opened: it may have been corrected elsewhere meanwhile.
 
         Raises:
             RunError: it is not; each setting is listed with both values.
@@ -220,9 +220,8 @@ class Run:
         return self._lock is not None and self._lock.fences
 
     def doing(self, what: str) -> None:
-        """Show what a training of this object does before its next step: in its lock, in the log of this process.
-
-        Empty: it trains. Nothing is kept of it.
+        """Publish the work of this object's training before its next step, in its lock and in this process's log.
+        Empty: it trains. It is not stored.
         """
         if what:
             phases.info("%s", what)
@@ -241,7 +240,7 @@ class Run:
         self._log("samples", *rows)
 
     def log_event(self, kind: str, **data: Any) -> None:
-        """Append something that happened, with the time, in seconds since 1970."""
+        """Append an event, with the time in seconds since 1970."""
         self._log("events", {"time": time.time(), "kind": kind, **data})
 
     def log_sft(self, row: Mapping[str, Any]) -> None:
@@ -253,11 +252,11 @@ class Run:
         self._log("evaluations", row)
 
     def rows(self, log: Log) -> list[Row]:
-        """The rows of one log as they were written, oldest first; what is no row of that log (`schema`) is left out."""
+        """The rows of one log as they were written, oldest first; invalid rows (`schema`) are left out."""
         return self._logs[log].read()
 
     def stored(self, log: Log) -> LogRows:
-        """The rows of one log, of which only those that are looked at are parsed; what is long is read by column."""
+        """The rows of one log, parsed on demand; long logs are read by column."""
         return self._logs[log].stored()
 
     def oldest_first(self, log: Log) -> Iterator[Row]:
@@ -309,7 +308,7 @@ class Run:
         return self._standing.milestones.read().newest
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Go back to `step`: what lies past it is set aside, nothing is deleted; how many rows moved, by log.
+        """Go back to `step`: rows and checkpoints past it are set aside, not deleted; returns the rows moved, by log.
 
         Rows go to `*.discarded.jsonl`, checkpoints to `discarded-*`; events keep everything.
         A kill at any moment loses nothing, and rewinding again does the rest. Needs the lock.
@@ -318,7 +317,7 @@ class Run:
         return {log: self._discard_after(log, step) for log in ("metrics", "samples", "evaluations")}
 
     def rewind_sft(self, step: int) -> int:
-        """Go back to `step` of SFT: its later rows go to `sft.discarded.jsonl`; how many they were."""
+        """Go back to `step` of SFT: its later rows go to `sft.discarded.jsonl`; returns their number."""
         self.sft_checkpoints.discard_after(step)
         return self._discard_after("sft", step)
 
@@ -335,7 +334,7 @@ class Run:
         return f"Run({self.shown!r}: {status})"
 
     def _corrected(self, config: Config) -> "Run":
-        """The run with other settings, put in the place of those that nothing stands on."""
+        """The run with other settings, which replace those that have no results yet."""
         check_start(config)
         differences = self.config.differences(config)
         run = Run(self.path, config)

@@ -15,8 +15,8 @@ from grpo_nb.storage.files import RunError, clear_errors, from_json, to_json, wr
 _LIMITS = ("budget_tokens", "budget_usd", "concurrency", "timeout_s", "retries", "deadline_s", "max_tokens")
 _OF_RUN = ("run.checkpoints_gib", "run.keep_checkpoints", "run.trackers")
 ADJUSTABLE = (*(f".judge.{limit}" for limit in _LIMITS), *_OF_RUN)
-"""Settings that may be edited while a run stands still: what a judge may spend and how long it is waited for, which
-changes no verdict; how many checkpoints stay, and what the numbers are mirrored to, which changes no step."""
+"""Settings that may be edited while a run stands still: a judge's budgets and time limits, which change no verdict;
+the number of checkpoints kept, and the trackers, which change no step."""
 
 FORMER_DEFAULTS = {"algorithm.kl_weight": "ratio", "algorithm.advantage_clip": 10.0, "rollout.engine": "eager"}
 """Values that older versions wrote where the default is now "auto"; a run that has one still matches the default."""
@@ -28,7 +28,7 @@ UNWRITTEN_JUDGE = {"decides_ties": True}
 """Values of judge settings that files of older versions do not have."""
 
 Differences = Mapping[str, tuple[Any, Any]]
-"""Dotted setting -> (what the run has, what it is held against)."""
+"""Dotted setting -> (the run's value, the value that it is compared with)."""
 
 _FURTHER = "; to go further than run.steps, give the total to reach (steps=N, or --steps N)"
 
@@ -64,8 +64,7 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def restored(tree: Any) -> Config:
-    """The settings in a run's own files, also of earlier versions: former names are read, and what they did not have
-    keeps the meaning it had then.
+    """The settings in a run's own files, with the names and defaults of earlier versions understood.
 
     Raises:
         ConfigError: they do not validate.

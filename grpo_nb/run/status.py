@@ -1,4 +1,4 @@
-"""The state of a run, as `Run.status` and the list of runs report it, and the events that it hangs on."""
+"""The state of a run, as `Run.status` and the list of runs report it, and the events that it depends on."""
 
 import re
 import threading
@@ -189,7 +189,7 @@ class Standing:
 
 
 standing_of = lru_cache(4096)(Standing)
-"""The standing of the run in a folder: whoever lists many runs again reads of each what is new."""
+"""The standing of the run in a folder: listing many runs again reads only their new rows."""
 
 
 def _is_one(row: Row) -> bool:
