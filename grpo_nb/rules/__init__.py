@@ -72,7 +72,7 @@ OBJECTIVE_RULES: tuple[ObjectiveRule, ...] = (
     *numeric.OBJECTIVE_RULES,
     *rewards.OBJECTIVE_RULES,
 )
-"""True of a stretch of time, judged at its end."""
+"""Rules about a stretch of time, applied at its end."""
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 

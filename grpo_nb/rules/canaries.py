@@ -1,6 +1,6 @@
 """Canaries: a length, an entropy or a truncation that jumps away from the run's own recent steps.
 
-A jump of entropy or truncation is what a damaged policy shows first; the learning rate is halved then, and returns
+A jump of entropy or truncation is an early sign of a damaged policy; the learning rate is halved then, and returns
 after `guards.recovery_steps` healthy steps. A length may jump for good reasons, so that it is logged only.
 """
 

@@ -1,4 +1,4 @@
-"""Causes of a wrong first update, or of completions that never end, that the numbers at hand leave open.
+"""Possible causes of a wrong first update, or of completions that never end, by the numbers in the log.
 
 A finding names its causes in `evidence["causes"]` and gives advice for these alone.
 """
@@ -14,7 +14,7 @@ from grpo_nb.rules.numeric import beyond_rounding
 from grpo_nb.tasks import thinking
 
 HALF_PRECISION = 1e-5
-"""Step at 1 of a number type above which updates get lost in rounding."""
+"""Step at 1 of a number type above which small updates are lost in rounding."""
 BEYOND_REFERENCE = 3.0
 """Times the distance to the reference from which a gap cannot be that distance: the first update has a part of the
 step's tokens."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from grpo_nb.rules.finding import Finding
 
 SET_BACK = 60.0
-"""Seconds: less is what a time server corrects, or what threads that log at once are apart."""
+"""Seconds of a set-back; less comes from a time server's correction, or from threads that log at once."""
 
 
 def clock_set_back(times: Sequence[float]) -> Finding | None:

@@ -55,7 +55,7 @@ def kl_zero(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 
 def kl_estimator(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """The KL that is measured is none: near the reference every estimator is half of the squared log-ratio."""
+    """The logged KL is wrong: near the reference every estimator is half of the squared log-ratio."""
     pairs = [(number(row, keys.KL.of(objective)), number(row, keys.KL_K2.of(objective))) for row in rows[-ENOUGH:]]
     near = [kl / k2 for kl, k2 in pairs if kl is not None and k2 is not None and KL_FAINT < k2 < KL_NEAR]
     if len(near) < ENOUGH or 1 / KL_APART <= statistics.median(near) <= KL_APART:
@@ -73,7 +73,7 @@ def kl_estimator(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 
 def kl_unheld(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """KL is far above its band while the controller has beta at its upper bound: nothing is left that holds it."""
+    """KL is far above its band while beta is at its upper bound: the controller is saturated."""
     settings = config.objectives[objective]
     held, band = _held_at_ceiling(rows, config, objective), settings.kl_band
     if held is None or band is None or held <= (limit := KL_EXPLODED_FACTOR * band[1]):
@@ -161,7 +161,7 @@ def beta_pinned(rows: Rows, config: Config, objective: str) -> Finding | None:
 
 
 def kl_above_band(rows: History, config: Config, objective: str) -> Finding | None:
-    """KL is above its band in half of the steps, lately or in all: whatever holds beta does not hold the policy."""
+    """KL is above its band in half of the steps, lately or in all: the controller does not hold the policy."""
     settings, past = config.objectives[objective], rows.objectives[objective]
     kls, steps = past.kls, past.kl_count
     if settings.kl_band is None or steps < ABOVE_STEPS:

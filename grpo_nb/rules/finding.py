@@ -1,4 +1,4 @@
-"""Finding, the record of one trouble, and how rules read metric rows.
+"""Finding, the record of one problem, and how rules read metric rows.
 
 Rows are dictionaries as in metrics.jsonl, oldest first. A value that a row lacks was not measured: it reads as None,
 and no rule fires on it.
@@ -33,7 +33,7 @@ BASELINE = 5
 
 @runtime_checkable
 class Rows(Protocol):
-    """Rows in their order, a sequence or what stands for a long one (`history.History`)."""
+    """Protocol of rows in their order: a sequence, or `history.History` for a long one."""
 
     def __len__(self) -> int: ...
 
@@ -116,7 +116,7 @@ def number(row: Row, key: str) -> float | None:
 
 
 def in_use(row: Row, key: str, setting: float) -> float:
-    """A knob as the row has it, 0 included; the setting it started from where the row does not say."""
+    """A knob as the row has it, 0 included; the setting where the row does not have it."""
     value = number(row, key)
     return setting if value is None else value
 

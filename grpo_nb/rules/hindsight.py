@@ -22,10 +22,10 @@ from grpo_nb.storage.index.packing import Floats, Places
 FEW_ROWS = 5_000
 """Length up to which every row of a log is read."""
 REACH = max(updates.SKIPS_TO_STOP, updates.FROZEN_STEPS, WINDOW + 1)
-"""Rows by which a rule of moments decides; of the first it finds, it shows more."""
+"""Rows by which a rule of moments decides; its first finding shows more."""
 
 Suspects = Callable[[LogRows, Config], Places]
-"""Places of all rows at which a rule can fire, and of others."""
+"""Places of all rows at which a rule can fire, and possibly of others."""
 
 
 def post_mortem(rows: LogRows, config: Config, *, without_sft: bool = False) -> list[Finding]:

@@ -30,10 +30,10 @@ MEDIAN_OF = 5
 LATEST = MEDIAN_OF // 2
 """Newest values that cannot be the last high of a fall."""
 SHORTEST = 8
-"""Values that a fall needs: the newest five, and three from before."""
+"""Fewest values for a fall: the newest five, and three from before."""
 FALL_DEVIATIONS = 3.5
-"""A fall is more than noise from so many standard deviations of one value: the best of many medians is above the mean
-by about one of a median's."""
+"""Standard deviations of one value from which a fall is more than noise: the best of many medians is above the mean by
+about one of a median's."""
 LOOK_BACK, LOOK_AHEAD = 10, 50
 """Rows before a fall, and from its beginning on, that are kept to see what changed with it."""
 PHASES = ("rollout", "score", "reference", "train")
@@ -49,7 +49,7 @@ CURVES: tuple[Callable[[str], str], ...] = (
     lambda objective: keys.GRAD_NORM,
     lambda objective: keys.SAMPLER_DIFFERENCE.mean,
 )
-"""Keys, by objective, of what is kept besides `SETTINGS` and beta."""
+"""Keys, by objective, of the curves kept in addition to `SETTINGS` and beta."""
 MOST_HIGHS = 1000
 """Values of a curve that may begin a fall; noise leaves a dozen of them."""
 CONFLICT_ROWS = 20
@@ -63,7 +63,7 @@ ObjectiveRule = Callable[["History", Config, str], Finding | None]
 
 
 class Forgotten(LookupError):
-    """A row that is no longer kept was looked at."""
+    """Raised for a row that is no longer kept."""
 
 
 class Window:
@@ -159,7 +159,7 @@ class Curve:
             self._add_high(newest[0].value, newest[1])
 
     def grow_up(self, place: int, around: Callable[[int], Around]) -> None:
-        """Keep what was around the point whose last row to follow is that of `place`."""
+        """Keep the rows around the point whose last following row is that of `place`."""
         if self._young and self._young[0].place <= place - LOOK_AHEAD + 1:
             point = self._young.popleft()
             if point.begins or any(point is undecided for undecided in self._newest):

@@ -12,9 +12,9 @@ from grpo_nb.rules.history import ObjectiveRule
 ENOUGH_VERDICTS = 20
 """Verdicts before equal ones mean anything: a good step may well be all right answers."""
 LENGTH_CORRELATION = 0.5
-"""Mean rank correlation of score and length; a handful of answers a step reach 0.3 by chance."""
+"""Mean rank correlation of score and length; a few answers a step reach 0.3 by chance."""
 SLOW_SECONDS, SLOW_SHARE = 3.0, 0.5
-"""A judge that takes longer than this and more than half of the step is what the run waits for."""
+"""Seconds and share of the step from which a judge is slow: the run mostly waits for it."""
 FALLBACK_SHARE = 0.1
 """Share of verdicts that did not come from the first provider."""
 DISAGREEMENT = -0.2
@@ -63,7 +63,7 @@ def judge_failure_scored(rows: Rows, config: Config, objective: str) -> Finding 
 
 
 def judge_budget(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """The judge has used up what it may spend in this run."""
+    """The judge has used up its budget for this run."""
     judge, used, spent = (
         config.objectives[objective].judge,
         number(rows[-1], keys.JUDGE_TOKENS.of(objective)),

@@ -31,7 +31,7 @@ from grpo_nb.rules.warm_start import more_sft, started_without
 TRUNCATED, TRUNCATED_BADLY = 0.15, 0.5
 """A truncated answer is mostly judged wrong whatever it knew: from 15% on the reward measures the cap as well."""
 IGNORED_STOP = 0.5
-"""Share of the cut completions that hold one special token from which it is taken for a stop token."""
+"""Share of truncated completions with the same special token from which that token counts as a stop token."""
 COLLAPSED_LENGTH, LENGTH_FACTOR = 2, 3
 """Median length in tokens, stop token included, and how many times longer answers were at the start."""
 ENTROPY_FACTOR, LOW_ENTROPY = 0.1, 0.05
@@ -159,7 +159,7 @@ def _holds_entropy(config: Config) -> str:
 
 
 def low_entropy_start(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """Entropy is near zero before the first update: that is SFT's doing or the sampler's, not GRPO's."""
+    """Entropy is near zero before the first update: SFT or the sampler caused it, not GRPO."""
     before, dead = start(rows, keys.ENTROPY.of(objective)), mostly_dead(rows, config, objective)
     if before is None or before >= LOW_ENTROPY or dead is None:
         return None

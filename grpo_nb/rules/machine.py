@@ -19,15 +19,15 @@ MEMORY_PARTS = 8
 MEMORY_SLOPE_MIB, MEMORY_SLOPE_SHARE = 1.0, 0.002
 """MiB a step, and the share of the memory a step, by which it grows at least."""
 MEMORY_SLOWING = 0.5
-"""A process that warms up, also after a resume, grows ever less; a leak's last growth is half of its first or more."""
+"""Least ratio of last to first growth in a leak; a process that fills its caches, also after a resume, slows down."""
 MEMORY_EVEN = 0.5
 """Part of that growth that each eighth has."""
 SLOW_ROWS = 30
-"""Rows from which a phase has shown what it can do."""
+"""Rows after which a phase's own best pace is known."""
 SLOWER, SLOWER_THAN_REST = 3.0, 2.0
 """Times a phase's own floor; and times what the other phases are above theirs, since a busy machine slows all."""
 SLOW_SHARE, SLOW_SECONDS = 0.3, 1.0
-"""Part of the step that it takes, and seconds of a step that are lost: less matters to nobody."""
+"""Part of the step that it takes, and seconds of a step that are lost: less is unimportant."""
 
 assert MEMORY_ROWS <= KEPT
 
@@ -59,7 +59,7 @@ def memory_trend(rows: Rows, config: Config) -> Finding | None:
 def slow_phase(rows: History, config: Config) -> Finding | None:
     """A phase takes several times as long a token as its own floor, and the other phases do not.
 
-    The floor is the pace of the fastest fifth of the run's steps: what this machine has shown it can do.
+    The floor is the pace of the fastest fifth of the run's steps: the pace that this machine has reached.
     """
     if len(rows) < SLOW_ROWS:
         return None

@@ -12,7 +12,7 @@ from grpo_nb.rules.finding import ENOUGH, FIRST_STEP, Finding, Row, Rows, level,
 from grpo_nb.rules.history import ObjectiveRule, Rule
 
 CLIPPED_ADVANTAGES = 0.05
-"""Share of answers at the bound: an outlier is what it is for, one answer in twenty is the signal itself."""
+"""Share of answers at the bound: a bound is meant for outliers, and one answer in twenty is signal."""
 SAMPLER_NATS = 0.5
 """Mean |Δ log p| that only other weights, positions or another distribution explain, in any precision."""
 

@@ -14,7 +14,7 @@ ROWS = 8
 ALWAYS, SLOWER = 0.75, 1.25
 """Part of the steps in which a straggler is the slowest, and how many times the median of the others it takes."""
 STRAGGLER_SHARE, UNEVEN_SHARE = 0.1, 0.25
-"""Part of the step that the mean rank waits: less of it matters to nobody; groups of unequal length cost some."""
+"""Part of the step that the mean rank waits; less is unimportant, and groups of unequal length cost some."""
 
 
 def straggler(rows: History, config: Config) -> Finding | None:

@@ -289,7 +289,7 @@ def _correct_rise(rows: Rows, objective: str, after: Mapping[str, Any]) -> float
 
 
 def _near(rows: Rows, after: Mapping[str, Any]) -> Rows:
-    """The rows up to the step of an evaluation, where they are still there; else all of them."""
+    """The rows up to the step of an evaluation, where they are still kept; else all of them."""
     step = after.get("step")
     if not isinstance(step, int) or not len(rows) or newest(rows) <= step:
         return rows

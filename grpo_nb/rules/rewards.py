@@ -12,7 +12,7 @@ from grpo_nb.rules.history import ObjectiveRule, Rule
 SCALES_APART = 10.0
 """Factor between the spreads of two objectives' rewards beyond which the smaller one is noise in the sum."""
 PAID_BY_LENGTH = 0.9
-"""Rank correlation from which a reward function is one of length."""
+"""Rank correlation with length from which a reward function measures length."""
 DIVIDED = next(name for name, row in ADVANTAGE_ROWS.items() if row.scale_free)
 """The advantage to take where scales differ."""
 LEAKED_BADLY = 0.01

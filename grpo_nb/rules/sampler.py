@@ -12,10 +12,10 @@ from grpo_nb.rules.history import Rule
 from grpo_nb.rules.numeric import sampler_stale
 
 SAMPLER_GAP, SAMPLER_GAP_BADLY = 0.05, 0.1
-"""Median over the window of the mean |difference of log-probs| in nats: above half precision's rounding; and above
-what a setting would give."""
+"""Median over the window of the mean |difference of log-probs| in nats: above half precision's rounding; and above the
+effect of a setting."""
 GROWN = 10.0
-"""Times the gap of step 1 from which a gap came with the updates: the engine has kept older weights."""
+"""Ratio to the gap of step 1 from which the updates caused a gap: the engine has kept older weights."""
 NO_GAP = 1e-5
 """Nats that count as that gap where the two agreed to the last bits."""
 

@@ -13,7 +13,7 @@ from grpo_nb.rules.updates import FROZEN_STEPS, SKIPS_TO_STOP
 from grpo_nb.storage.index import LogRows
 
 SKIPPED_BADLY = 0.1
-"""Share of updates left out from which SFT has taught something else than its steps say."""
+"""Share of skipped updates from which SFT has trained much less than its steps suggest."""
 FLAT_SHARE, FLAT_LOSS = 0.95, 0.1
 """A loss that keeps 95% of its start did not fall; below 0.1 nats per token there was little left to learn."""
 RISEN_SHARE = 1.05
@@ -94,7 +94,7 @@ def by_heart(rows: Rows, losses: Rows, config: Config) -> Finding | None:
 
 
 def check(rows: Rows, losses: Rows, config: Config) -> list[Finding]:
-    """Everything these rules find in SFT's log."""
+    """All findings of these rules in SFT's log."""
     return [finding for rule in RULES if rows and (finding := rule(rows, losses, config))]
 
 

@@ -24,7 +24,7 @@ UNREADABLE = 0.5
 CONSTANT = 0.3
 """Share of groups without signal, beyond chance, at which the reward does not separate right from wrong."""
 TEMPLATES, TEMPLATES_RISEN = 0.5, 0.2
-"""Share of template or evasive answers that is most of what a policy answers; and its rise since the start."""
+"""Share of template or evasive answers that counts as most answers; and its rise since the start."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _always_hedges(rows: Rows, objective: str) -> Hedges | None:
 
 
 def template_answers(rows: Rows, config: Config, objective: str) -> Finding | None:
-    """Answers that are not right say the same to many prompts, or evade: nearly all, or more and more of them."""
+    """Wrong answers repeat one text for many prompts, or evade: nearly all, or more and more of them."""
     named = {"the same sentence for several prompts": keys.TEMPLATE, "evasive words": keys.EVASIVE}
     shares = {what: (level(rows, key.of(objective)), start(rows, key.of(objective))) for what, key in named.items()}
     known = {what: (now, began) for what, (now, began) in shares.items() if now is not None and began is not None}

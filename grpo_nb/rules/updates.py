@@ -152,9 +152,7 @@ def first_update_wrong(rows: Rows, config: Config) -> Finding | None:
 
 
 def ratio_broken(rows: Rows, config: Config) -> Finding | None:
-    """After step 1, the ratio of a step's first update is not 1: its old log-probs are not those of the policy that
-    sampled.
-    """
+    """After step 1, the ratio of a step's first update is not 1: its old log-probs are not the sampling policy's."""
     row = rows[-1]
     gap = {} if row["step"] == FIRST_STEP else numeric.beyond_rounding(row, keys.RATIO_DIFFERENCE)
     if not gap:
@@ -173,7 +171,7 @@ def ratio_broken(rows: Rows, config: Config) -> Finding | None:
 
 
 def gradient_wrong(rows: Rows, config: Config) -> Finding | None:
-    """The first update's gradient is not what its micro-batches add up to, or its entropy bonus lowers the entropy."""
+    """The first update's gradient is not the sum of its micro-batches', or its entropy bonus lowers the entropy."""
     row = rows[-1]
     apart, rise = number(row, keys.GRAD_CHECK), number(row, keys.GRAD_CHECK_ENTROPY)
     lost, turned = apart is not None and apart > GRADIENT_APART, rise is not None and rise < 0

@@ -7,7 +7,7 @@ from grpo_nb.rules.finding import Finding, Rows
 from grpo_nb.rules.history import History
 
 EXPLAINED = ("truncation", "unparsed", "dead_groups", "low_entropy_start")
-"""Rules that fire on a model which was never shown the form of an answer."""
+"""Rules that fire on a model that was never trained on the form of an answer."""
 
 
 def started_without(rows: Rows) -> bool:
