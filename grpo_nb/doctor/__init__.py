@@ -76,7 +76,7 @@ _BOUNDARIES = {"start", "resume", "checkpoint", "finding", "stopped", "done", "f
 NEWEST = 32
 """Number of the newest events of these kinds that are read, whatever the length of the log."""
 NEWEST_SAMPLES = 200
-"""Rows of samples.jsonl in which the cause of a finding is looked for."""
+"""Rows of samples.jsonl that are searched for the cause of a finding."""
 UNREAD = 32 << 20
 """Bytes of a log without an index that a quick diagnosis reads: a fraction of a second."""
 
@@ -112,7 +112,7 @@ def diagnose(run: Run | str | Path, *, quick: bool = False) -> list[Finding]:
 
 
 def _with_samples(run: Run, finding: Finding) -> Finding:
-    """The finding with what the newest samples show of its cause."""
+    """The finding with its cause from the newest samples."""
     look = _LOOK.get(finding.rule)
     return finding if look is None else look(finding, islice(run.newest_first("samples"), NEWEST_SAMPLES))
 
@@ -213,7 +213,7 @@ def _checkpoints(run: Run, status: RunStatus) -> Iterator[Finding]:
 
 
 def _settings(run: Run) -> Iterator[Finding]:
-    """config.json is no longer what the newest checkpoint was made with."""
+    """Finding if config.json has changed since the newest checkpoint."""
     newest = run.checkpoints.latest()[0] or run.sft_checkpoints.latest()[0]
     differences = settings.edits(run.config, newest) if newest else {}
     if newest and differences:
@@ -279,7 +279,7 @@ def _unread(path: Path, size: int) -> Finding:
 
 
 def _holes(run: Run) -> Iterator[Finding]:
-    """Steps that were trained and are in no row; rows may be fewer than what is saved, never more."""
+    """Finding about trained steps without a row; rows may be fewer than the saved steps, never more."""
     stages: tuple[tuple[Literal["metrics", "sft"], Checkpoints], ...]
     stages = (("metrics", run.checkpoints), ("sft", run.sft_checkpoints))
     for log, folder in stages:
@@ -329,14 +329,14 @@ def _knobs(run: Run) -> Iterator[Finding]:
 
 
 def _clock(events: LogRows) -> Iterator[Finding]:
-    """The machine's clock went back, as far as the newest boundaries of the log show it."""
+    """Finding if the machine's clock went back, as far as the newest boundaries of the log show it."""
     newest = events.places("kind", _BOUNDARIES)[-NEWEST:].tolist()
     if finding := clock.clock_set_back([t for place in newest if (t := events[place].get("time")) is not None]):
         yield finding
 
 
 def _leaks(events: LogRows) -> Iterator[Finding]:
-    """Held-out prompts that are trained on: only a training looks for them, since it has both at hand."""
+    """Finding about held-out prompts that are trained on; only a training searches for them, since it has both."""
     logged = [e.get("evidence") for e in events.having("kind", {"finding"}) if e.get("rule") == "evaluation_leaked"]
     newest = {str(seen.get("objective")): seen for seen in logged if isinstance(seen, dict)}
     for name, seen in newest.items():
@@ -346,7 +346,7 @@ def _leaks(events: LogRows) -> Iterator[Finding]:
 
 
 def _code(events: LogRows) -> Iterator[Finding]:
-    """The package's sources changed between two starts of the run."""
+    """Finding if the package's sources changed between two starts of the run."""
     starts = [e for e in events.having("kind", {"start", "resume"}) if e.get("fingerprint")]
     changed = [e for before, e in pairwise(starts) if before["fingerprint"] != e["fingerprint"]]
     if changed:

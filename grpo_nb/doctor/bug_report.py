@@ -36,7 +36,7 @@ LONGEST_TEXT = 4_000
 LAST_WORDS = 40_000
 """Bytes at the end of a worker's output."""
 LONGEST_KEY = 8_000
-"""Bytes before them that are read too: a key that the cut goes through is struck as one."""
+"""Bytes before them that are read too, so that a key at the cut is recognised."""
 PACKAGES = (
     *("torch", "transformers", "peft", "numpy", "pandas", "tokenizers", "safetensors", "pydantic", "matplotlib"),
     *("ipykernel", "ipywidgets", "jupyterlab", "triton", "openai", "vllm"),

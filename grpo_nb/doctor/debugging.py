@@ -30,7 +30,8 @@ class DebugMode:
 
 
 def debug_mode(on: bool = True) -> DebugMode:
-    """Switch anomaly detection on, and what CUDA reads when it starts; several times slower. False switches it off.
+    """Switch anomaly detection on, and the variables that CUDA reads at its start; several times slower. False switches
+    it off.
 
     Anomaly detection raises in the backward pass and names the operation whose gradient is nan. CUDA_LAUNCH_BLOCKING
     lets a device-side assert show the line that caused it; on a GPU the allocator records who allocated what, for

@@ -7,7 +7,7 @@ from grpo_nb.doctor.known_errors import KNOWN, Known
 
 
 def explain(error: BaseException) -> str | None:
-    """Cause and remedy of an error, or of what it was raised from; None where its own words must do.
+    """Cause and remedy of an error, or of the one it was raised from; None for an unknown error.
 
     >>> explain(RuntimeError("CUDA error: no kernel image is available for execution on the device"))[:44]
     'This torch was built for other GPU architect'

@@ -15,7 +15,7 @@ class Known:
     name: str
     """Name of its section on the page `errors`."""
     pattern: str
-    """Regular expression that finds it, whatever the case; the first row that does is taken."""
+    """Regular expression that finds it, whatever the case; the first matching row is taken."""
     cause: str
     change: str
 

@@ -1,4 +1,4 @@
-"""A loss function of one's own, tried on a toy policy before any training: finite, masked, and with a gradient.
+"""Checks a user's own loss function on a toy policy before any training: finite, masked, and with a gradient.
 
 A policy loss takes (logp, logp_old, advantage, clip, mask) and gives one number a token, [batch, token], to be
 minimised; `losses.surrogates` has the package's own.
@@ -22,7 +22,7 @@ PROMPTS, GROUP, TOKENS = 2, 3, 5
 FAR = 30.0
 """Nats between policy and old policy that a loss must handle, as after one bad update."""
 STEEPEST = 1e9
-"""Gradient of one token that no clamp of the log-ratio at 20 nats gives."""
+"""Gradient of one token that a log-ratio clamped at 20 nats cannot reach."""
 SAME = 1e-6
 """Differences below that are rounding in float64."""
 

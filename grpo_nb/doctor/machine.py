@@ -36,7 +36,7 @@ class Check:
 
 
 def environment() -> list[Check]:
-    """Python, packages, kernel, torch against the GPU, memory, disk, keys. Looks, and changes nothing."""
+    """Python, packages, kernel, torch against the GPU, memory, disk, keys. Changes nothing."""
     checks = (_python, _kernel, _code, _packages, _vllm, _torch, _devices, _memory, _disk, _keys, _processes)
     return [result for check in checks for result in _guarded(check)]
 
@@ -58,7 +58,7 @@ def _python() -> Iterator[Check]:
 
 
 def _kernel() -> Iterator[Check]:
-    """A notebook's kernel is often another Python, or another copy of the package, than the terminal's."""
+    """Check the kernel, which is often another Python, or another copy of the package, than the terminal's."""
     package = Path(__file__).parents[1]
     found = f"{sys.executable}, package from {package}"
     beside = next(
@@ -71,7 +71,7 @@ def _kernel() -> Iterator[Check]:
 
 
 def _code() -> Iterator[Check]:
-    """Code that was edited after this process loaded it."""
+    """Check for code that was edited after this process loaded it."""
     loaded = [module for name, module in sys.modules.copy().items() if name.split(".")[0] == PACKAGE]
     stale = sorted(module.__name__ for module in loaded if stale_functions(module))
     if stale:
@@ -98,7 +98,7 @@ def _compiled(path: str, source: str) -> dict[str, CodeType]:
 
 
 def _packages() -> Iterator[Check]:
-    """The installed versions against pyproject.toml's ranges; absent extras are no fault."""
+    """Check the installed versions against pyproject.toml's ranges; missing extras are no error."""
     good = []
     for requirement, optional in _project()[1]:
         have = installed_version(requirement.name)
@@ -113,8 +113,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _vllm() -> Iterator[Check]:
-    """Check whether vLLM is installed and fits the other packages; by metadata, since an import takes seconds and
-    memory.
+    """Check whether vLLM is installed and fits the other packages; by metadata, since an import is slow.
 
     Nothing here needs it.
     """

@@ -52,9 +52,9 @@ class Operator:
     name: str
     calls: int
     cpu_s: float
-    """Seconds on the CPU, without what it calls."""
+    """Seconds on the CPU, without the operators that it calls."""
     gpu_s: float
-    """Seconds on the GPU, without what it calls."""
+    """Seconds on the GPU, without the operators that it calls."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Floor:
 
     @property
     def share(self) -> float:
-        """Utilisation: 1 is a phase that does nothing else."""
+        """Utilisation of the device: 1 means no time beyond the floor."""
         return self.floor / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -130,17 +130,17 @@ class Profile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Memory held just now: live tensors by kind, and what the allocator has."""
+    """Memory held at present: live tensors by kind, and the allocator's numbers."""
 
     tensors: Sequence[Held]
     allocated_mib: float
     """MiB in live tensors."""
     reserved_mib: float
-    """Kept by the GPU's allocator; 0 on a CPU."""
+    """MiB kept by the GPU's allocator; 0 on a CPU."""
     peak_mib: float
-    """Highest that the GPU's allocator gave out; 0 on a CPU."""
+    """Highest MiB that the GPU's allocator gave out; 0 on a CPU."""
     origins: Sequence[tuple[str, float]] = field(default=())
-    """Source lines that allocated what is held, in MiB; needs `debug_mode()` on a GPU."""
+    """Source lines that allocated the held memory, in MiB; needs `debug_mode()` on a GPU."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Table with one row per kind of tensor, the largest first."""

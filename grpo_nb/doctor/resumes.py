@@ -1,4 +1,4 @@
-"""Resumes that were not exact: a step that was done twice, after a resume, with other results than the first time."""
+"""Resumes that were not exact: a step repeated after a resume with different results."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 
 MAY_DIFFER = frozenset({"time", "memory", "cost", "user", "judge"})
-"""First parts of keys whose values are of the clock, the machine, or somebody else's code."""
+"""First parts of keys whose values depend on the clock, the machine, or a user's code."""
 COMPUTES = ("engine", "random_stream", "shares_prompts", "passes", "micro_batch", "rows_at_once")
 """Fields of a start's event that choose the bits."""
 MACHINE = ("python", "torch", "transformers", "peft", "device", "threads")
@@ -44,7 +44,7 @@ def _accepted(run: Run) -> Iterator[Mapping[str, Any]]:
 
 
 def inexact(run: Run) -> Iterator[Finding]:
-    """Compare the first step after each resume with what it was before: what lies in metrics.discarded.jsonl."""
+    """Compare the first step after each resume with its earlier result in metrics.discarded.jsonl."""
     if not (run.path / "metrics.discarded.jsonl").is_file():
         return
     before = {int(row["step"]): row for row in Journal(run.path / "metrics.discarded.jsonl").forwards()}

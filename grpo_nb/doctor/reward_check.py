@@ -28,7 +28,7 @@ from grpo_nb.training.objectives import Objective, Rewards, load_objectives
 from grpo_nb.types import Example, Score
 
 LENGTH_CORRELATION, ENOUGH_ANSWERS = 0.5, 12
-"""Rank correlation of reward and length inside prompts that is no chance with so many answers (p < 0.1 at 12)."""
+"""Rank correlation of reward and length inside prompts that is beyond chance with so many answers (p < 0.1 at 12)."""
 GOLD, BAD, MODEL = "gold", "bad", "model"
 
 
@@ -123,7 +123,7 @@ def checked(frame: pd.DataFrame, objective: str, config: Config) -> list[Finding
 
 
 def known_bad(task: Task, example: Example) -> Iterator[tuple[str, str]]:
-    """Answers that must earn less than the gold one, each with what it is."""
+    """Answers that must earn less than the gold one, each with its kind."""
     yield "empty", ""
     yield "the prompt again", _text(example)
     columns = example.columns

@@ -1,4 +1,4 @@
-"""Settings that fight each other: of a configuration, or as they stand in a notebook, a script or a config.json.
+"""Finds settings that conflict: of a configuration, or as they stand in a notebook, a script or a config.json.
 
 A file is read as text and none of it is run: dictionaries of literals whose keys are dotted settings, and the name of
 the preset that they change.
@@ -55,8 +55,7 @@ def lint(source: Config | Run | str | Path, preset: str | None = None) -> list[F
 
 
 def completed_with(source: str | Path, preset: str | None = None) -> str | None:
-    """Source of the settings that a file leaves out: `preset demo`, or the class defaults; None for a run, which has
-    all.
+    """Source of the settings that a file leaves out: `preset demo`, or the class defaults; None for a run.
 
     Raises:
         RunError: the file cannot be read.
@@ -111,7 +110,7 @@ def _of_tree(text: str, base: Config | None) -> Iterator[Finding]:
 
 
 def _completed(tree: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """The groups of `tree`, each with what it leaves out; objectives are its own or the base's, never both."""
+    """The groups of `tree` completed; objectives are its own or the base's, never both."""
     merged = {
         name: {**base[name], **group} if isinstance(group, dict) and isinstance(base.get(name), dict) else group
         for name, group in tree.items()
