@@ -36,7 +36,7 @@ STAGES: tuple[Stage, ...] = ("base", "sft", "latest")
 
 
 class Measured(Mapping[str, Any]):
-    """A row of evaluations.jsonl of which what is large, `LARGE`, is read again where it is looked at."""
+    """A row of evaluations.jsonl whose large fields, `LARGE`, are read again on demand."""
 
     LARGE = frozenset({"resamples", "items", "answers"})
 
@@ -70,7 +70,7 @@ class Growing:
         self._follower = run.follower("evaluations", self._restart)
 
     def rows(self) -> list[Row]:
-        """Oldest first; as `logged`."""
+        """Rows, oldest first, as `logged` returns them."""
         for row in self._follower.read():
             if comparable(row) and (row.get("split"), row.get("mode")) == self._where:
                 self._rows.append((self._read, row))

@@ -20,7 +20,7 @@ AT_ONCE = 16
 MOST_NAMED = 3
 """Rows that are named as dominating another one."""
 NEAR = 1e-6
-"""Limits as near to 0 are computed by the definition."""
+"""Distance from 0 below which a limit is computed by the definition."""
 SAFE = 1e-7
 """Least variance of a difference, in units of the two variances, of which the product loses no digit that counts."""
 
@@ -29,7 +29,7 @@ Places = NDArray[np.int64]
 
 
 def orient(metric: str, values: Draws) -> Draws:
-    """Values turned so that more is better: a bias is its distance from 0, a `_rate` is of what should not be.
+    """Values turned so that more is better: a bias is its distance from 0, a `_rate` counts something unwanted.
 
     >>> orient("bias_ambiguous", np.array([-0.2, 0.1])).tolist(), orient("unparsed_rate", np.array([0.3])).tolist()
     ([-0.2, -0.1], [-0.3])
@@ -42,14 +42,14 @@ def orient(metric: str, values: Draws) -> Draws:
 
 
 def least_gain(before: Row, after: Row, metric: str) -> float:
-    """The lower limit of the paired interval of what `after` is better by; NaN over too few clusters."""
+    """The lower limit of the paired interval of the gain of `after`; NaN over too few clusters."""
     was, is_now = (orient(metric, np.array([row["metrics"][metric]["value"]])) for row in (before, after))
     gains = orient(metric, draws(after, metric)) - orient(metric, draws(before, metric))
     return paired(metric, float(is_now[0] - was[0]), gains, *drawn_from(after, metric))[0]
 
 
 class Comparison:
-    """Rows of one metric, of which some can be held against one at a cost that others have no part in.
+    """Rows of one metric; comparing some of them with one costs nothing for the others.
 
     Raises:
         ValueError: as `orient`.

@@ -293,7 +293,7 @@ def examples_of(run: Run, objective: str, task: Task, split: Split = "test", lim
 
 
 def quick_clusters(run: Run, objective: str, examples: Sequence[Example]) -> set[str]:
-    """The test clusters (templates or texts) that quick evaluation has for itself: a third of them, 5 at least.
+    """The test clusters (templates or texts) reserved for quick evaluation: a third of them, 5 at least.
 
     None where it is off, where 5 would not be left for the final pool too, and in a run that an earlier version
     measured on shared clusters, whose pools stay as they were.

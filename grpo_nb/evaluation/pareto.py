@@ -139,7 +139,7 @@ def _rows(run: Run, mode: Logged | None, split: Split) -> list[Row]:
 
 
 def _report_left_out(run: Run, rows: Sequence[Row]) -> None:
-    """Log the stages that other questions were put to than to the newest."""
+    """Log the stages whose questions differ from the newest's."""
     newest = {row["objective"]: row for row in rows}
     for objective, last in newest.items():
         own = [row for row in rows if row["objective"] == objective and not same_questions(row, last)]
@@ -228,7 +228,7 @@ def _dominators(points: Sequence[Point], by: Metrics) -> list[list[Point]]:
 
 
 def _knee(points: Sequence[Point], dominators: Sequence[Sequence[Point]], by: Metrics) -> Point | None:
-    """The knee of their front, which no points have not: to dominate is to be better, and that has no circles."""
+    """The knee of their front; None only without points, since dominance has no cycles."""
     front = [point for point, over in zip(points, dominators, strict=True) if not over]
     if not front:
         return None

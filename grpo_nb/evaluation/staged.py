@@ -20,7 +20,7 @@ from grpo_nb.types import Prompt
 
 
 class StagedPolicy:
-    """The policy of a run; `answer` makes it the one of a stage first. Loaded at the first answer.
+    """The policy of a run; `answer` loads a stage's weights first. Loaded at the first answer.
 
     With LoRA the base model's adapter is kept, a few MiB. Where all weights train, those of the base model are read
     again from their source each time, so that no second copy stays.
