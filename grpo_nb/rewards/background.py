@@ -77,7 +77,7 @@ class Loop:
 
 
 class Background:
-    """Runs coroutines concurrently from the moment they are started; `close` cancels those that still run."""
+    """Runner of coroutines, concurrently from the moment they are started; `close` cancels those that still run."""
 
     def __init__(self, loop: Loop | None = None) -> None:
         """`loop`: a shared loop that stays open; None: create one."""
@@ -90,7 +90,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(self._run(coroutine), self._loop.running())
 
     def arrivals(self) -> Arrivals[Any]:
-        """A way to hand things to a coroutine that was started here, or will be."""
+        """Queue to a coroutine that was started here, or will be."""
         return Arrivals(self._loop.running())
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Background:
             self._running.discard(task)
 
     async def _cancel(self) -> None:
-        """Cancel what was started and let it cancel what it started itself.
+        """Cancel the started tasks, and let each cancel its own.
 
         A runner that is left cancels all tasks of its loop at once, also those of libraries that have not begun: a
         connection attempt of anyio is then a coroutine that nobody awaits.

@@ -47,7 +47,7 @@ class Notes:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     extra: dict[str, list[Any]] = field(default_factory=dict)
     dropped: int = 0
-    """Numbers that were not noted, since MOST_METRICS other names were."""
+    """Numbers that were not logged, since MOST_METRICS other names were."""
 
     def log_metric(self, name: str, value: Any) -> None:
         """Note a number for the step's row; its mean where it is noted several times.

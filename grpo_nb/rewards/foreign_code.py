@@ -1,4 +1,4 @@
-"""Calling code of somebody else's, e.g. a reward: whatever it does, training is as it was, or one error names it."""
+"""Calls a user's code, e.g. a reward: whatever it does, training is unchanged, or one error names it."""
 
 import asyncio
 import os
@@ -14,24 +14,24 @@ from grpo_nb.printable import Clean, clean_logger
 logger = clean_logger(__name__)
 
 STANDARD = (0, 1, 2)
-"""Standard input, output and error. Where one is closed, the next file has its number, and takes what is printed."""
+"""Standard input, output and error. Where one is closed, the next file gets its number, and receives the output."""
 LONGEST_ERROR = 2000
-"""Characters of what it raised that are quoted."""
+"""Characters of a raised error that are quoted."""
 
 
 class RewardError(Clean, ValueError):
-    """A reward function is wrong: the message names it, what it gave and what is expected."""
+    """Raised for a wrong reward function; the message has its name, its result and the expected one."""
 
 
 @contextmanager
 def calling(who: str, where: str = "") -> Iterator[None]:
-    """Run a block of somebody else's code; `who` it is and `where`, e.g. ` on example 3`, are for the error.
+    """Run a block of a user's code; its name `who` and `where`, e.g. ` on example 3`, are for the error.
 
     An interrupt passes: it is the user's. A process that the block forked ends where the block does, so that no second
     one trains.
 
     Raises:
-        RewardError: whatever it raises, also what is meant to end the process.
+        RewardError: for any exception of it, even one that would end the process.
     """
     process, open_before = os.getpid(), [fd for fd in STANDARD if _is_open(fd)]
     torch_as_before, signals_as_before, umask_as_before = _torch_settings(), _signals(), _umask()
@@ -65,7 +65,7 @@ def error_text(error: BaseException) -> str:
 
 
 def kind(value: Any) -> str:
-    """A value with its type, cut to what a sentence can hold."""
+    """A value with its type, cut to fit a sentence."""
     try:
         text = repr(value)
     except Exception:  # Python does not write out an integer of more than 4300 digits

@@ -27,9 +27,9 @@ Values = Sequence[float | Score | None]
 RewardFunction = Callable[..., Values | Awaitable[Values]]
 
 TASK = "task"
-"""Name of the part that the task's own score is."""
+"""Name of the part with the task's own score."""
 AFTER_THINKING = "after_thinking"
-"""Name of the argument that has what follows the thinking of each completion."""
+"""Name of the argument with the text after the thinking of each completion."""
 LARGEST = 1e9
 """Size that no reward may exceed: float32 squares it in a group's variance, and would lose the others to rounding."""
 FINITE = f"needs a finite number of at most {LARGEST:g} in size"

@@ -24,22 +24,22 @@ class Completions:
     """B completions to score."""
 
     examples: Sequence[Example]
-    """[B] what each answers."""
+    """[B] the example of each completion."""
     texts: Sequence[str]
-    """[B] what reward functions get."""
+    """[B] texts for reward functions."""
     ids: Sequence[Sequence[int]]
     """[B] token ids."""
     marked: Sequence[str] | None = None
-    """[B] what the task reads (`Rollouts.scored_texts`); None: `texts`."""
+    """[B] texts for the task (`Rollouts.scored_texts`); None: `texts`."""
     notes: Notes | None = None
     """Receives what reward functions log; None: the values are checked and discarded."""
 
 
 def score(rubric: Rubric, completions: Completions) -> list[Score]:
-    """The verdicts on completions, in order.
+    """Scores of completions, in order.
 
     Raises:
-        RewardError: a reward function, or the task, raised or gave something that is no reward.
+        RewardError: a reward function, or the task, raised or returned an invalid reward.
     """
     with Scoring() as scoring:
         scoring.add(rubric, completions)
@@ -48,7 +48,7 @@ def score(rubric: Rubric, completions: Completions) -> list[Score]:
 
 @dataclass
 class _Early:
-    """The functions of a rubric that take completions as they end, at work."""
+    """Functions of a rubric that take completions as they end, while they run."""
 
     arrivals: list[Arrivals[tuple[int, str]]] = field(default_factory=list)
     waiting: "dict[str, Future[Any]]" = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _Part:
 
 
 class Scoring:
-    """The scores of several objectives while they are made: servers are waited for all at once, and in the background.
+    """Scoring of several objectives: servers are waited for all at once, and in the background.
 
     A reward function with a coroutine method `as_they_end(arrivals, **columns)`, as a judge's, runs in the background
     from `expect` on: `arrivals` gives (place, what follows the thinking of the completion), asynchronously and in any
@@ -95,8 +95,9 @@ class Scoring:
     """
 
     def __init__(self, by: "TaskScores | None" = None, loop: Loop | None = None) -> None:
-        """`by`: what gives the tasks' own verdicts; None: `task_scores`. `loop`: where servers are waited for, together
-        with those of other steps; None: one of its own."""
+        """`by`: function for the tasks' own scores; None: `task_scores`. `loop`: event loop that waits for servers,
+        shared with other steps; None: one of its own.
+        """
         self._task_scores = by or task_scores
         self._early: dict[Rubric, _Early] = {}
         self._parts: list[_Part] = []
@@ -117,7 +118,7 @@ class Scoring:
                 unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
 
     def expect(self, rubric: Rubric, examples: Sequence[Example]) -> bool:
-        """Start the functions that take completions as they end, by the examples alone; whether there are any."""
+        """Start the functions that take completions as they end, by the examples alone; return whether any exist."""
         early = self._early[rubric] = _Early()
         for entry in rubric.functions if examples else ():
             if begin := getattr(entry.function, "as_they_end", None):
@@ -197,10 +198,10 @@ def _awaited(name: str, future: "Future[Any]") -> Any:
 
 
 def task_scores(task: Task, examples_B: Sequence[Example], texts_B: Sequence[str]) -> list[Score]:
-    """The task's own verdicts on B completions, checked.
+    """The task's own scores of B completions, checked.
 
     Raises:
-        RewardError: it raised, or gave something that is no Score of numbers.
+        RewardError: it raised, or returned something other than a Score of numbers.
     """
     return [_verdict(task, example, text) for example, text in zip(examples_B, texts_B, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Waiting for a coroutine in code that is none, in a thread with an event loop or without."""
+"""Waits for a coroutine in synchronous code, in a thread with an event loop or without."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -19,7 +19,8 @@ def wait_for(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _complete(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine in a loop of its own. An interrupt within it cancels it, and it cancels what it started itself.
+    """Run a coroutine in a loop of its own. An interrupt within it cancels it, and it cancels the tasks that it started
+    itself.
 
     `asyncio.run` cancels all tasks at once, also those of libraries that have not begun; see `Background`.
     """
