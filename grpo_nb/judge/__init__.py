@@ -166,9 +166,7 @@ class _Group:
 
 
 class _Step:
-    """The groups of one step: neighbours with the same evidence, so that an example that was sampled twice makes two
-    groups.
-    """
+    """The groups of one step: neighbours with the same evidence; an example that was sampled twice makes two groups."""
 
     def __init__(self, evidence: Sequence[Evidence], rubric: JudgeRubric, tally: Tally) -> None:
         self._evidence, self._rubric, self.tally = evidence, rubric, tally

@@ -27,7 +27,7 @@ logger = clean_logger(__name__)
 
 LONGEST_CAUSE = 300
 THINKING = 20
-"""A model that was cut off while it still thought is given this many times max_tokens from then on."""
+"""Factor on max_tokens, from then on, for a model that was cut off while it was thinking."""
 _STATUS: dict[int, Kind] = {401: "key", 403: "key", 402: "limit", 429: "limit", 404: "address", 405: "address"}
 _STATUS |= {407: "proxy", 408: "timeout"}
 _CAPS = ("max_tokens", "max_completion_tokens")
@@ -67,7 +67,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Any]:
-        """A client for one step: it belongs to the event loop that it was made in."""
+        """A client for one step: it belongs to its event loop."""
         from openai import AsyncOpenAI  # half a second, and only a run with a judge needs it
 
         key = key_of(self.provider) or "none"
@@ -85,7 +85,7 @@ class Endpoint:
 
         Raises:
             RateLimited: the server has had too many requests.
-            AskFailed: none came, in spite of the client's retries.
+            AskFailed: no reply came, in spite of the client's retries.
         """
         import openai
 
@@ -142,7 +142,7 @@ class Endpoint:
         return text if len(text) <= LONGEST_CAUSE else f"{text[:LONGEST_CAUSE]}..."
 
     def hidden(self, text: str) -> str:
-        """Without the keys and a proxy's password: servers repeat them, and a model may repeat anything."""
+        """The text without the keys and a proxy's password: servers repeat them, and a model may repeat anything."""
         proxy = proxy_of(self._url)
         keys = [key_of(provider) for provider in self._config.providers]
         return strike(text, [*keys, *(proxy.secrets if proxy else ())])

@@ -33,7 +33,7 @@ class Failure:
     kind: Kind
     cause: str
     passing: bool = False
-    """Another reply may be better: what spoilt this one need not be the model."""
+    """Whether another reply may be better: the cause of this failure need not be the model."""
 
 
 class AskFailed(Clean):
@@ -45,7 +45,7 @@ class AskFailed(Clean):
 
 
 class RateLimited(AskFailed):
-    """The server has had too many requests, and will answer later."""
+    """Raised when the server has had too many requests; it will answer later."""
 
     def __init__(self, cause: str, retry_after: float | None) -> None:
         super().__init__("limit", cause)

@@ -26,7 +26,7 @@ from grpo_nb.storage.safe_open import is_private
 logger = clean_logger(__name__)
 
 FOLDER = "GRPO_NB_CONFIG_DIR"
-"""Environment variable: where this user's confirmations are kept instead of the platform's configuration folder."""
+"""Environment variable: folder of this user's confirmations in place of the platform's configuration folder."""
 FILE = "judges.json"
 LARGEST = 1 << 20
 WELL_KNOWN = {
@@ -39,17 +39,17 @@ WELL_KNOWN = {
     "GROQ_API_KEY": "https://api.groq.com:443",
     "TOGETHER_API_KEY": "https://api.together.xyz:443",
 }
-"""The variable that each service's own documentation names, and where that service is."""
+"""The variable that each service's own documentation names, and the address of that service."""
 NO_KEY = "prompts and answers (no key)"
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """A key's variable and the server that it goes to; what is confirmed."""
+    """A key's variable and the server that it goes to: the unit of a confirmation."""
 
     variable: str
-    """Empty for a server that wants no key: it still gets prompts and answers."""
+    """Name of the variable; empty for a server without a key, which still gets prompts and answers."""
     origin: str
     """Scheme, host and port."""
 
@@ -174,7 +174,7 @@ def on_this_machine(url: str) -> bool:
 
 
 _here: set[Pair] = set()
-"""Confirmed in this process."""
+"""Pairs confirmed in this process."""
 
 
 def in_the_clear(provider: JudgeProvider) -> bool:
@@ -192,7 +192,7 @@ def _refuse_plain(where: str, label: str, variable: str | None, url: str) -> Non
 
 
 def _refuse_unconfirmed(where: str, pairs: set[Pair], words: tuple[str, str] = (NO_KEY, "")) -> None:
-    """`words`: what goes to a server that wants no key, and what else to do."""
+    """`words`: the data that goes to a server without a key, and the alternative."""
     without_key, otherwise = words
     if unknown := {pair for pair in pairs if pair.needs_word} - confirmed():
         lines = "; ".join(f"trust({pair.variable or None!r}, {pair.origin!r})" for pair in sorted(unknown))

@@ -12,9 +12,9 @@ from grpo_nb.judge.prompts import TOP, VERSION, Messages
 
 FILE = "judge.jsonl"
 MOST_SPENT = 2**53
-"""Tokens or dollars of one reply that a row may have: more is no price, and what adds it up has 64 bits."""
+"""Tokens or dollars of one reply that a row may have: more is no price, and sums have 64 bits."""
 LONGEST_REASON = 1000
-"""Characters of a reason that are kept: `max_tokens` binds a server only if it wants to be bound."""
+"""Characters of a reason that are kept: a server may ignore `max_tokens`."""
 
 
 @runtime_checkable

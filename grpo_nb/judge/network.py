@@ -39,7 +39,7 @@ class Proxy:
     variable: str
     """Environment variable that names it."""
     address: str
-    """Without user and password."""
+    """Address without user and password."""
     host: str
     """Host of the server behind the proxy."""
     secrets: tuple[str, ...] = ()

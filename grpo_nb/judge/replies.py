@@ -1,4 +1,4 @@
-"""A server's answer as a reply: its text, why that cannot be a verdict, and the tokens that it took."""
+"""A server's answer as a reply: its text, its problem if it cannot be a verdict, and its tokens."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ BYTES_PER_TOKEN = 4
 MOST_TOKENS = 10**8
 """Tokens of one request beyond which a server's count cannot be."""
 LONGEST_TEXT = 200_000
-"""Characters of a reply that are read: `max_tokens` binds a server only if it wants to be bound."""
+"""Characters of a reply that are read: a server may ignore `max_tokens`."""
 _ENDED: Mapping[str, tuple[Kind, str]] = {
     "length": ("cut_off", "cut off at max_tokens"),
     "content_filter": ("withheld", "withheld by the server's content filter"),
@@ -35,17 +35,17 @@ class Reply:
     kind: Kind = "unreadable"
     """Kind of the problem."""
     final: bool = False
-    """The model ended so itself: at temperature 0 it would do it again."""
+    """Whether the model ended in this way itself; at temperature 0 it would repeat it."""
     thought: bool = False
-    """Cut off before it began its verdict, so that more tokens may bring one."""
+    """Whether it was cut off before its verdict began, so that more tokens may bring one."""
     budget: int = 0
     """max_tokens of the request."""
     no_completion: bool = False
-    """The answer has no completion: an error with status 200, or a page."""
+    """Whether the answer has no completion: an error with status 200, or a page."""
 
 
 def read_reply(response: Any, messages: Messages, budget: int) -> Reply:
-    """A server's answer as a Reply; the client hands on what is no chat completion at all without a word."""
+    """A server's answer as a Reply; the client passes on answers that are no chat completion without an error."""
     try:
         choice = response.choices[0]
         content, ended = choice.message.content, str(choice.finish_reason)

@@ -22,11 +22,10 @@ _BASE = {"u": 16, "x": 16, "octal": 8, "percent": 16, "hex": 16, "decimal": 10}
 
 
 def strike(text: str, secrets: Iterable[str]) -> str:
-    """The text with every secret replaced by `***`, in whatever a server makes of it that repeats what it was sent.
-
-    That is: the key as it is, cut off or spaced out; with the escapes of JSON, Python, C, HTML or percent encoding; and
-    in base64 or hex, of its UTF-8 or UTF-16. Other forms, such as base32 or a cipher, are not searched for: nothing
-    writes a request down like that by accident, and a server that wants to hide the key has it already.
+    """The text with every secret replaced by `***`, in every form in which a server may repeat it: the key as it is,
+    cut off or spaced out; with the escapes of JSON, Python, C, HTML or percent encoding; and in base64 or hex, of its
+    UTF-8 or UTF-16. Other forms, such as base32 or a cipher, are not searched for: nothing writes a request down like
+    that by accident, and a server that wants to hide the key has it already.
 
     Only letters and digits are compared, so line breaks, spaces and punctuation inside a secret do not hide it. Of a
     secret with fewer than SHORTEST_PIECE of them only the exact word is struck.

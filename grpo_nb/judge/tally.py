@@ -46,7 +46,7 @@ class Tally:
     dropped_groups: int = 0
     """Groups that no provider judged completely."""
     tokens: int = 0
-    """Spent by this judge since the run began."""
+    """Tokens spent by this judge since the run began."""
     usd: float = 0.0
 
     def line(self, step: int, objective: str) -> str:
@@ -111,7 +111,7 @@ def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of the values do not exceed; None of none."""
+    """The smallest value that at least `share` of the values do not exceed; None without values."""
     return sorted(values)[max(math.ceil(share * len(values)) - 1, 0)] if values else None
 
 

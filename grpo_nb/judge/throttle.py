@@ -28,7 +28,7 @@ class Pace:
 
 
 class Throttle:
-    """The turns of requests, first come, first served; of the event loop that it is used in."""
+    """Queue of requests, first come, first served, in the event loop that uses it."""
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
@@ -40,7 +40,7 @@ class Throttle:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[float]:
-        """A turn to send one request in; yields the time it is sent at."""
+        """Wait for a turn to send one request; yields the time at which it is sent."""
         now = asyncio.get_running_loop().time
         await self._free.acquire()
         try:
@@ -51,7 +51,7 @@ class Throttle:
             self._give()
 
     def answered(self) -> None:
-        """The server took a request."""
+        """Record that the server accepted a request."""
         self._refusals = 0
         self._allow(min(self.pace.most, self.pace.allowed + 1 / self.pace.allowed))
 
