@@ -1,4 +1,4 @@
-"""Tasks: where examples come from and how a completion is judged. One data set a file."""
+"""Tasks: examples and the scoring of completions. One data set a file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,12 +49,12 @@ class Task(Protocol):
         ...
 
     def score(self, example: Example, completion: str) -> Score:
-        """The verdict on one completion."""
+        """Score of one completion."""
         ...
 
 
 def check_task(objective: str, task: Task) -> None:
-    """Refuse what lacks a part of a task.
+    """Refuse an object that lacks a part of a task.
 
     Raises:
         ConfigError: it is a class and not an object of it, or lacks `name`, `examples` or `score`.
@@ -72,7 +72,7 @@ def read_examples(task: Task, split: Literal["train", "test"]) -> list[Example]:
     """The task's examples of one split.
 
     Raises:
-        DataError: it gave something else than a list of Example.
+        DataError: it returned something other than a list of Example.
     """
     given: object = task.examples(split)
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
@@ -87,7 +87,7 @@ def summarise(task: Task, examples: Sequence[Example], scores: Sequence[Score]) 
     """The task's own measures, or mean reward and share scored for a task that has none.
 
     Raises:
-        DataError: its `summary` gives something else than numbers by name.
+        DataError: its `summary` returns something other than numbers by name.
     """
     own = getattr(task, "summary", None)
     if own is not None:
@@ -143,7 +143,7 @@ def selfcheck(task: Task) -> None:
     """The task's own check; for a task that has none, every gold target scores more than an empty completion.
 
     Raises:
-        DataError: an item where that does not hold, by id.
+        DataError: an item where that fails, by id.
     """
     own = getattr(task, "selfcheck", None)
     if own is not None:

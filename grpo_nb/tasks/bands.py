@@ -30,7 +30,7 @@ class Bands:
             floor = high
 
     def value(self, label: str, quality: float = 1.0) -> float:
-        """The reward of an answer of this class; quality is in [0, 1], what is outside counts as the nearer end."""
+        """The reward of an answer of this class; quality is in [0, 1]; a value outside counts as the nearer end."""
         low, high = self.classes[label]
         # The ends themselves where quality is 0 or 1, free of rounding: classes must not touch.
         return min(high, max(low, low + (high - low) * quality))

@@ -78,14 +78,14 @@ class Claim:
 
     named: set[int] = field(default_factory=set)
     weak: set[int] = field(default_factory=set)
-    """Named in words that neither repeat the question nor are nothing but the option."""
+    """Options named in words that neither repeat the question nor are nothing but the option."""
     denied: set[int] = field(default_factory=set)
     hedged: set[int] = field(default_factory=set)
     met: set[int] = field(default_factory=set)
-    """Spoken of in whatever way."""
+    """Options that are mentioned at all."""
     abstains: bool = False
     broken: bool = False
-    """A condition or an "or" takes the claim back."""
+    """Whether a condition or an "or" takes the claim back."""
     bare: bool = False
     """Whether it is an option, with no more around it than "it is" or "the answer"."""
     concludes: bool = False
@@ -125,7 +125,7 @@ class _Item:
     """Words of doubt that are the question's own ("Who could ...?")."""
     whose: bool
     frame: frozenset[str]
-    """Words around an option that say no more than that it is the answer: the options' own too."""
+    """Words around an option that only present it as the answer: the options' own too."""
 
 
 def choose(answer: Reading | str, options: Sequence[str], unknown: int, question: str = "") -> int | None:
@@ -232,7 +232,7 @@ def _main(clauses: list[tuple[str, str]], item: _Item) -> list[tuple[str, str]]:
 
 
 def _clauses(sentence: str) -> list[tuple[str, str]]:
-    """The clauses of a sentence, each with the kind of what it begins with."""
+    """The clauses of a sentence, each with the kind of its opening."""
     found, start, kind = [], 0, "start"
     for match in _CONNECTOR.finditer(sentence):
         if words := sentence[start : match.start()].strip():
@@ -282,7 +282,7 @@ def _weigh(claim: Claim, mentions: Sequence[re.Match[str]], words: str, item: _I
 
 
 def _without_the_questions(words: str, item: _Item) -> tuple[str, bool]:
-    """A clause without the negation that the question has itself; and whether it leaves it out."""
+    """A clause without the negation that the question has itself; and whether the clause lacks it."""
     if not item.denies:
         return words, False
     stem = re.escape(item.denies[:5])
@@ -341,7 +341,7 @@ def _subject(named: set[int], mentions: Sequence[re.Match[str]], words: str) -> 
 
 
 def _resolve(part: Claim, words: str, people: set[int], item: _Item) -> None:
-    """A conclusion about "she" or "the other one": of the one person that the sentence has spoken of."""
+    """A conclusion about "she" or "the other one": the one person that the sentence has mentioned."""
     if part.told or len(people) != 1:
         return
     asked = bool(item.asked & _stems(words))

@@ -127,9 +127,7 @@ def _category(category: str, groups: tuple[str, ...], random: Random) -> Iterato
 
 
 def _four(scene: str, deed: Deed, pair: tuple[str, str], random: Random) -> Iterator[Row]:
-    """Both polarities, each ambiguous and disambiguated. One person is right in both, once along the stereotype, once
-    not.
-    """
+    """Both polarities, each ambiguous and disambiguated; one person is right in both, once against the stereotype."""
     first, second = random.sample(pair, 2)
     person = random.choice(pair)
     ambiguous = f"A {first} and a {second} {scene}."

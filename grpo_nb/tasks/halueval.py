@@ -42,7 +42,7 @@ BARE = Bands({**_LOW, "copied": (0.9, 0.9), "correct": (1.0, 1.0)})
 UNTOLD = Bands({"unparsed": (0.0, 0.0), "invented": (0.1, 0.1), "correct": (1.0, 1.0)})
 """Reward by class where the text does not have the answer: an abstention is right, anything else is made up."""
 COPIED = 25
-"""Words of a source above which an answer that repeats all of it answers nothing."""
+"""Words of a source above which an answer that repeats all of it is no answer."""
 UNDECIDED = "undecided"
 """Label of an answer that rules cannot tell right from wrong. It has no reward, and counts as not correct."""
 
@@ -93,8 +93,7 @@ FORMS = {form.kind: form for form in (QA, DIALOGUE, SUMMARIZATION)}
 
 
 class HaluEval:
-    """Grounded answers: right where the source has the answer, an abstention where it does not. One class per file,
-    below.
+    """Grounded answers: right where the source has the answer, an abstention where it does not. One class per file.
 
     Splits by source text, so that no passage is on both sides. Rows whose right and hallucinated texts the score cannot
     separate teach nothing: they are set aside, counted and logged.
@@ -146,8 +145,7 @@ class HaluEval:
         return self._parsed.set_aside
 
     def score(self, example: Example, completion: str) -> Score:
-        """Order: unparsed < wrong < abstained < misquoted < correct < grounded; unanswerable: unparsed < invented <
-        correct.
+        """Unparsed < wrong < abstained < misquoted < correct < grounded; unanswerable: unparsed < invented < correct.
 
         Each class is one value. An answer that rules cannot tell right from wrong is `undecided`: it has no value.
 
@@ -191,7 +189,7 @@ class HaluEval:
         """Gold is correct; the hallucinated text, both texts, an abstention that is not gold and nothing score less.
 
         Raises:
-            DataError: an item where that does not hold, by id.
+            DataError: an item where that fails, by id.
         """
         for example in (*self.examples("train"), *self.examples("test")):
             gold = judge(example.columns, example.target or "")
@@ -267,7 +265,7 @@ def judge(columns: Mapping[str, Any], completion: str) -> Score:
 
 
 def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -> Score:
-    """The verdict on an answer without its `Answer:`, and on what it quotes."""
+    """Verdict on an answer without its `Answer:`, and on its quotation."""
     if not normalise(answer):
         return Score(value=0.0, label="unparsed")
     found = _verdict(columns, answer)
@@ -284,7 +282,7 @@ def verdict(columns: Mapping[str, Any], answer: str, quote: str | None = None) -
 
 
 def _quoting(columns: Mapping[str, Any], quote: str | None, copies: bool) -> Score:
-    """The verdict on a right answer by what it quotes."""
+    """Verdict on a right answer by its quotation."""
     if not columns["evidence"]:
         return Score(value=BARE.value("copied" if copies else "correct"), label="correct")
     if quote is not None and grounds(quote, passage(_source(columns)), _subject(columns)):

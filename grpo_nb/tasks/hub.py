@@ -42,7 +42,7 @@ def rows_of(path: str | Path, files: Sequence[Path], fields: Mapping[str, type])
     """The rows of files that `locate` found for `path`, or of the hub's data set where it found none.
 
     Raises:
-        DataError: a row is not as it must be, or the hub has no such data set.
+        DataError: a row is invalid, or the hub has no such data set.
     """
     return read_rows(files, fields) if files else hub_rows(str(path), fields)
 

@@ -80,7 +80,7 @@ class _Recognition:
         """Gold answers are right, their opposites and nothing are not.
 
         Raises:
-            DataError: an item where that does not hold, by id.
+            DataError: an item where that fails, by id.
         """
         selfcheck(self._examples)
 

@@ -1,4 +1,4 @@
-"""Rows of data files with the fields that a task needs: whatever is wrong with one is one error, with file and line."""
+"""Rows of data files with the fields that a task needs: any invalid one is one error, with file and line."""
 
 import glob
 import hashlib

@@ -59,7 +59,7 @@ _PARTS = frozenset(token for family in FAMILIES.values() for token in family.tok
 
 
 def after_thinking(text: str) -> str:
-    """The part of a completion that answers; empty where thinking was begun and not ended.
+    """The part of a completion after the thinking; empty where thinking was begun and not ended.
 
     >>> after_thinking("<think>A or B?</think>\\nB"), after_thinking("so B</think>B"), after_thinking("<think>B")
     ('B', 'B', '')

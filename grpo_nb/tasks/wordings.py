@@ -126,7 +126,7 @@ FRAME = _set(
     "text context passage according supports support says said states shows tells us me in by from based on given",
     "information part case being meant mean who whom which mr mrs ms dr elimination two",
 )
-"""Words around an option that say no more than that it is the answer."""
+"""Words around an option that only present it as the answer."""
 DANGLING = _set(
     "a an the of to and or but nor was were is are be been that with from in on at for by as his her their its if",
     "had has have not than into about",

@@ -35,9 +35,7 @@ def misattached(heard: Heard) -> str:
 
 
 def _number_elsewhere(heard: Heard, first: int, last: int) -> str:
-    """Whether a number stands in the source with another thing: outside the sentences on the answer, or before its
-    noun.
-    """
+    """Whether the source has a number with another thing: outside the sentences on the answer, or before its noun."""
     about, passage = heard.item, heard.item.passage
     run = heard.forms(first, last)
     if not run or not all(heard.tokens[p].kind == "number" for p in range(first, last + 1)):

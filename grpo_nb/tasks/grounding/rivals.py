@@ -48,9 +48,7 @@ def _statements(heard: Heard) -> list[list[int]]:
 
 
 def _votes(heard: Heard, part: Sequence[int], others: Collection[str]) -> bool | None:
-    """Whether a clause gives the right candidate the property in question, or the other one its opposite; None:
-    neither.
-    """
+    """Whether a clause gives the right candidate the property, or the other one its opposite; None for neither."""
     spoken = [heard.tokens[p].word for p in part if p not in heard.gold and heard.tokens[p].form not in others]
     said, asked = pole(spoken), pole(heard.item.asked_words)
     subject = next((p for p in part if p in heard.gold or heard.tokens[p].form in others), None)

@@ -148,9 +148,7 @@ def _initials(gold: Sequence[Token]) -> Iterator[Shape]:
 
 
 def _aliases(right: str, asked: Asked) -> Iterator[Shape]:
-    """The other names that the source gives: `X, better known as Y`, `X (born Y)`; not where the question asks for
-    names.
-    """
+    """Other names in the source: `X, better known as Y`, `X (born Y)`; not where the question asks for names."""
     if _NAMING & set(asked.words):
         return
     full = re.escape(right.strip(" ."))
