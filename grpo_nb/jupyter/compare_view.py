@@ -27,7 +27,7 @@ CHECKED = 3
 
 
 class RunsView:
-    """Check runs to lay their curves over each other; below are the settings that differ, and where each stands.
+    """Check runs to lay their curves over each other; below are the settings that differ, and each run's status.
 
     A run keeps its colour whatever else is checked. `refresh` reads the logs again.
     """

@@ -158,7 +158,7 @@ ANSWERS: Mapping[str, tuple[Command, Severity, str]] = {
     "evaluated": (Command.EVALUATE, "good", "evaluated at step {step}: report.comparison(run) shows the measures"),
     "evaluation_failed": (Command.EVALUATE, "warning", "not evaluated at step {step}: {error}"),
 }
-"""Events that say what became of a command, by kind."""
+"""Events that report the result of a command, by kind."""
 LIVE = tuple(state for state in RunState if state.is_live)
 RESUMABLE = (RunState.PAUSED, RunState.STOPPED, RunState.DEAD, RunState.FAILED)
 BUTTONS = (
@@ -175,7 +175,7 @@ class Controls:
     """Every knob and command of one session; `widget` to show, `follow` to bring up to date."""
 
     def __init__(self, session: Any, notify: Notify, turned: Callable[[], None] = lambda: None) -> None:
-        """`turned` is called after a knob was turned or a button was pressed here."""
+        """`turned` is called after a knob was changed or a button was pressed here."""
         self._session, self._notify, self._turned = session, notify, turned
         self._problem: str | None = None
         self._requested: dict[Command, float] = {}
@@ -215,7 +215,7 @@ class Controls:
         self.more.layout.display = None if state in (RunState.DONE, RunState.STOPPED) else "none"
 
     def answer(self, newest: Mapping[str, Row]) -> None:
-        """Say what became of a command that was requested here; `newest`: the newest event of each kind."""
+        """Show the result of a command that was requested here; `newest`: the newest event of each kind."""
         for kind, (command, severity, words) in ANSWERS.items():
             event, since = newest.get(kind), self._requested.get(command)
             if event is not None and since is not None and float(event.get("time") or 0) >= since:

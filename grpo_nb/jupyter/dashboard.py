@@ -34,7 +34,7 @@ REST_SECONDS = 3.0
 """Seconds between two looks at a run that does not move; nothing is redrawn for them."""
 MOST_FINDINGS = 3
 MOST_WORDS = 8
-"""Cells that show one view, and whose words are brought up to date."""
+"""Cells that show one view, and whose words are kept up to date."""
 SAMPLES = "samples"
 READING = {
     "overview": "Reward is the number to watch. The loss is left out: it stays near 0 by construction, because the "
@@ -92,7 +92,7 @@ class Dashboard:
         return [self.status, self.bar, self.notices, *steering, self.pages, self.caption, *shown, self.findings]
 
     def watch(self) -> None:
-        """Follow the run, and look at once; harmless when it is followed already."""
+        """Follow the run, with a first look at once; no effect when it is followed already."""
         self._wake.set()
         with self._lock:
             if self._thread is None and not self._closed.is_set():
@@ -150,7 +150,7 @@ class Dashboard:
             self.curves.hand_over(report.page(self.session.run))
 
     def _report_wanted(self) -> None:
-        """The thread that follows the run writes it."""
+        """Request the report, which the thread that follows the run writes."""
         self._wanted.set()
         self.watch()
 
@@ -163,7 +163,7 @@ class Dashboard:
             self.notify(f"the dashboard could not be brought up to date ({error}); training is not affected")
 
     def _turned(self, _: Any) -> None:
-        """Another page was chosen: the browser has its curves; samples are read by the thread that follows."""
+        """Handle a choice of another page: the browser has its curves, and the thread that follows reads samples."""
         self._lay_out()
         self.watch()
 
@@ -207,7 +207,7 @@ class Dashboard:
         return status.state, status.step, status.owner and status.owner.token
 
     def _ipython_display_(self) -> None:
-        """The view, and words for whoever opens the notebook without its kernel; at rest they are up to date."""
+        """The view, and words for readers of the notebook without its kernel, up to date when the run rests."""
         from IPython.display import display
 
         from grpo_nb.jupyter.without_kernel import Words
@@ -269,7 +269,7 @@ def _warnings(found: Sequence[Row], left: int) -> str:
 
 
 def _signature(folder: os.PathLike[str]) -> object:
-    """Changes when a log of the run changes; None where its folder cannot be read."""
+    """Signature that changes when a log of the run changes; None where its folder cannot be read."""
     try:
         logs = [entry for entry in os.scandir(folder) if entry.name.endswith(".jsonl")]
         return sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in logs)

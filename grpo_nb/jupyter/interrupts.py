@@ -17,7 +17,7 @@ POLL_SECONDS = 0.1
 
 
 class Stopped(Clean):
-    """A wait was interrupted: the run has saved and stopped. Shown as one line, and ends Run All."""
+    """Raised when a wait was interrupted and the run has saved and stopped. It shows as one line, and ends Run All."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]

@@ -1,4 +1,4 @@
-"""The notebook's kernel: what it can do for a session, and saying a line under the cell that runs."""
+"""The notebook's kernel: its limits for a session, and lines under the running cell."""
 
 import importlib.metadata
 import sys
@@ -22,7 +22,7 @@ SHIELD, WELCOME = "_grpo_nb_shield", "_grpo_nb_welcome"
 FRAMES = 3
 """Frames of a traceback, innermost last, that the cell shows."""
 PICTURE_SECONDS = 5.0
-"""Between two pictures in the foreground: each takes a fraction of a second from the training."""
+"""Seconds between two pictures in the foreground; each takes a fraction of a second from the training."""
 
 
 def shell() -> Any | None:
@@ -124,7 +124,7 @@ def explain_failure(result: Any) -> None:
 
 
 def cell_end() -> threading.Event:
-    """Set when the cell that runs now has ended; from the start where no kernel runs any."""
+    """Event that is set when the running cell has ended; from the start where no kernel runs one."""
     ended = threading.Event()
     if (here := shell()) is None:
         ended.set()

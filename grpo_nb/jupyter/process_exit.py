@@ -55,7 +55,7 @@ def outlast_script() -> None:
 
 
 def return_memory() -> None:
-    """Give what is free back: glibc keeps pages of each thread that trained, some MiB a time, and CUDA's pool all."""
+    """Return free memory: glibc keeps pages of each thread that trained, some MiB a time, and CUDA's pool all."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

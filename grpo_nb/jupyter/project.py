@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # slow to import, and the first import of the package in a ke
 
 
 class NotReady(RunError):
-    """The run is not there yet, or lacks what an earlier notebook makes. A notebook shows it as one line."""
+    """Raised when the run does not exist yet, or lacks the result of an earlier notebook. It shows as one line."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -50,7 +50,7 @@ def open_run(
     rewards: Mapping[str, Sequence[str | tuple[str, float]]] | None = None,
     needs: Literal["sft", "grpo"] | None = None,
 ) -> Run:
-    """Open a notebook's run, and say which it is: by its name or path, or the project's current run.
+    """Open a notebook's run, and show which it is: by its name or path, or the project's current run.
 
     With `preset`, make it from the preset and the dotted `changes` where it is missing, and let it be the current run.
 
@@ -138,8 +138,7 @@ def own(run: Run) -> Own:
 
 
 def own_apart(run: Run) -> Own:
-    """Tasks and rewards for a training in another process, which nobody watches: none of the run's rewards may be
-    missing.
+    """Tasks and rewards for a training in another process, unwatched: none of the run's rewards may be missing.
 
     Raises:
         NotReady: as `own`; or reward functions that the run was trained with have no path, and nothing was named for

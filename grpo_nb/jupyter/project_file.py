@@ -48,8 +48,7 @@ class OwnPaths(BaseModel):
 
     @classmethod
     def of(cls, tasks: Mapping[str, str], rewards: Mapping[str, Sequence[str | tuple[str, float]]]) -> "OwnPaths":
-        """Import paths from a settings cell: `{"geography": "own:Capitals"}`, `{"fairness": ["own:short", ("own:f",
-        0.1)]}`.
+        """Import paths as in a settings cell: `{"geo": "own:Capitals"}`, `{"fairness": ["own:short", ("own:f", 0.1)]}`.
 
         Raises:
             ConfigError: a value that is no import path.

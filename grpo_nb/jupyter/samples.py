@@ -1,4 +1,4 @@
-"""The sample browser: what the model wrote, by step, objective and group, best answer first."""
+"""The sample browser: the model's completions by step, objective and group, best answer first."""
 
 import threading
 from typing import Any
@@ -15,7 +15,7 @@ EMPTY = str(html("note", text="no samples are logged yet; each step writes the f
 
 
 class SampleBrowser:
-    """Choosers over one page of text; `refresh` brings in what was logged since."""
+    """Choosers over one page of text; `refresh` adds new rows."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -33,7 +33,7 @@ class SampleBrowser:
         self.widget = w.VBox([bar, self.text])
 
     def refresh(self) -> None:
-        """Read what is new and show it; a step that was chosen by hand stays chosen."""
+        """Read and show new rows; a step that was chosen by hand stays chosen."""
         newest = _signature(self._run)
         if newest != self._read:
             self._groups, self._read = rollouts.groups(self._run.newest_first("samples")), newest

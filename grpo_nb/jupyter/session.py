@@ -136,7 +136,7 @@ class Session:
 
     @property
     def target(self) -> int | None:
-        """The step at which the training of this session ends, while it trains and was given one; else None."""
+        """The step at which the training of this session ends, while it trains with one; else None."""
         return self._job.steps if self.live and self.stage == "grpo" else None
 
     @property
@@ -154,7 +154,7 @@ class Session:
         """Hold before the next step; the model stays in memory.
 
         Raises:
-            RunError: nothing trains now.
+            RunError: no training runs.
         """
         self._refuse_idle(Command.PAUSE)
         self.run.knobs.request(Command.PAUSE)
@@ -163,7 +163,7 @@ class Session:
         """Do one step, then hold.
 
         Raises:
-            RunError: GRPO does not train now.
+            RunError: GRPO is not training.
         """
         self._held_from = self.step + 1
         self._request_once(Command.STEP)
@@ -172,7 +172,7 @@ class Session:
         """Write a checkpoint at the next step boundary.
 
         Raises:
-            RunError: GRPO does not train now.
+            RunError: GRPO is not training.
         """
         self._request_once(Command.SAVE)
 
@@ -180,7 +180,7 @@ class Session:
         """Measure on held-out examples at the next step boundary; the result is `run.evaluations()`'s newest.
 
         Raises:
-            RunError: GRPO does not train now.
+            RunError: GRPO is not training.
         """
         self._request_once(Command.EVALUATE)
 
@@ -267,7 +267,7 @@ class Session:
 
         Raises:
             Stopped: interrupted, and saved.
-            Exception: whatever ended the training.
+            Exception: the error that ended the training.
         """
         self._block(step, lambda: None)
         return self.summary()
@@ -290,9 +290,7 @@ class Session:
         return report(self.run, self.stage)
 
     def summary(self) -> Summary:
-        """Summary in one line: the run's state, its step, the error that ended it, and whether its code was edited
-        meanwhile.
-        """
+        """Summary in one line: the run's state, its step, the error that ended it, and edits of its code meanwhile."""
         own = (self.step, self.steps)
         state, step, steps = shown(self.state, own, own if self.stage == "sft" else self.run.status().sft)
         if self.target is not None and self.target < steps:
@@ -310,9 +308,7 @@ class Session:
 
     @property
     def stale(self) -> str | None:
-        """Sentence about files of the package that were edited since this kernel loaded them; None if the run is
-        unaffected.
-        """
+        """Sentence about files of the package edited since this kernel loaded them; None if the run is unaffected."""
         files = fingerprint.changed() if self.live and not self._job.apart else []
         return fingerprint.sentence(files) if files else None
 
@@ -369,11 +365,11 @@ class Session:
             raise RunError(f"nothing trains {self.run.name}{how} now that could {command}; start or resume it first")
 
     def _trains(self) -> bool:
-        """Here or elsewhere."""
+        """Whether the run trains, here or elsewhere."""
         return self.live or self.run.status().state.is_live
 
     def _sft_state(self) -> RunState:
-        """The run's own state speaks of GRPO."""
+        """State of SFT, since the run's own state is GRPO's."""
         if self.step == 0:
             return RunState.NEW
         return RunState.DONE if self.step >= self.steps else RunState.STOPPED
@@ -420,7 +416,7 @@ class Session:
         self.stop_aloud()
 
     def stop_aloud(self) -> None:
-        """`stop` at an interrupt, with a notice."""
+        """Stop after an interrupt, with a notice."""
         kernel.notify(f"stopping {self.run.name} after this step, then saving")
         self.stop()
 

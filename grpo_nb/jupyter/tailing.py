@@ -23,7 +23,7 @@ MOST_ROWS = 2000
 MOST_MARKS = 500
 """Marks of each kind: skipped steps, resumes, knob changes."""
 ANSWERS = frozenset({"checkpoint", "checkpoint_rewritten", "evaluated", "evaluation_failed"})
-"""Kinds of events that say what became of a command."""
+"""Kinds of events that report the result of a command."""
 NEWEST = 20
 """The newest rows, all of which are kept."""
 
@@ -48,7 +48,7 @@ class News:
     place: Place
     """Position after these rows."""
     anew: bool
-    """They are all rows: what was seen before is to be forgotten."""
+    """Whether they are all rows, so that earlier ones must be dropped."""
     kept: list[Row]
     tail: list[Row]
 
@@ -136,7 +136,7 @@ class Events:
             self._goals["sft" if str(kind).startswith("sft_") else "grpo"] = event
 
     def _forget_after(self, step: int | None) -> None:
-        """Drop the findings of steps that are trained again, which find them again."""
+        """Drop the findings of steps that are trained again, which will repeat them."""
         for name, found in self._found.items():
             kept = [event for event in found if (event.get("step") or 0) <= (step or 0)]
             self.findings -= len(found) - len(kept)
@@ -163,7 +163,7 @@ class Events:
 
 
 class Followed:
-    """Rows and events of a run, brought up to date by what was logged since; for any thread."""
+    """Rows and events of a run, brought up to date by `read`; for any thread."""
 
     def __init__(self, run: Run, log: Log, most_findings: int) -> None:
         self._most, self._lock = most_findings, threading.Lock()
@@ -172,7 +172,7 @@ class Followed:
         self._events_anew()
 
     def read(self) -> None:
-        """Read what is new.
+        """Read the new rows and events.
 
         Raises:
             RunError: a log cannot be read.

@@ -41,7 +41,7 @@ def _begun(session: Any) -> "_Line | None":
 
 
 class _Line:
-    """The live view's own status line and bar, once more."""
+    """Line of a wait: the live view's status line and bar."""
 
     def __init__(self, session: Any) -> None:
         self._session, self._handle = session, None

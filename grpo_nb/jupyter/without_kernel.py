@@ -24,7 +24,7 @@ class Words:
         self._handle: Any = display(self._bundle(text), raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def say(self, text: str) -> None:
-        """Have other words there; none where `text` is empty."""
+        """Replace the words; remove them where `text` is empty."""
         self._handle.update(self._bundle(text), raw=True)
 
     def _bundle(self, text: str) -> dict[str, str]:

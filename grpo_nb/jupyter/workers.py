@@ -43,7 +43,7 @@ LOG = "worker.log"
 POLL_SECONDS = 0.1
 TAIL_LINES, TAIL_BYTES = 20, 8192
 LAST_WORDS = "; the end of "
-"""Between what ended a process and the end of its log."""
+"""Text between the error that ended a process and the end of its log."""
 HANG_SECONDS = 30.0
 """Seconds that a step may take after a requested stop before the session reports what it waits for."""
 HEAD_START = 0.3
@@ -57,7 +57,7 @@ class WorkerFailed(RunError):
 
 
 class AlreadyTraining(RunError):
-    """A second trainer was refused. Shown as one line, which gives the choices."""
+    """Raised when a second trainer was refused. Shown as one line, which gives the choices."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -74,7 +74,7 @@ class Job:
     rewards: Rewards | None = None
     steps: int | None = None
     accept_changed: frozenset[str] = frozenset()
-    """Kinds of content that may be other than the run was made with, at this one start."""
+    """Kinds of content that may differ from the run's start, at this one start."""
     gpus: int = 1
     """Ranks, where torchrun starts them."""
 
@@ -96,7 +96,7 @@ class Job:
         return bool(saved) and max(saved) >= goal and (self.run.last_step() or 0) >= goal
 
     def work(self) -> "Steps":
-        """The training itself, in this process."""
+        """Run the training itself, in this process."""
         accepted: dict[str, Any] = {"accept_changed": self.accept_changed} if self.accept_changed else {}
         if self.stage == "sft":
             from grpo_nb.training.sft import finished, sft
@@ -164,7 +164,7 @@ class Worker(threading.Thread):
             self._delayed.start()
 
     def break_off(self) -> None:
-        """End it within the step, whose work is lost."""
+        """End the training within the step, whose work is lost."""
         raise NotImplementedError
 
     def waits_for(self) -> str:
@@ -285,7 +285,7 @@ class ProcessWorker(Worker):
         return f"process {self.process.pid} (its output is in {self.job.run.path / LOG})"
 
     def break_off(self) -> None:
-        """The second signal: the process ends within the step."""
+        """Send the second signal: the process ends within the step."""
         self.terminate()
 
     def terminate(self) -> None:
@@ -326,7 +326,7 @@ def refuse_if_here(path: Path) -> None:
     """Refuse where a session of this kernel trains the run in `path`.
 
     Raises:
-        AlreadyTraining: it does, in a thread or in a process that this kernel started.
+        AlreadyTraining: it trains it, in a thread or in a process that this kernel started.
     """
     if (here := live_session(path)) is not None:
         run = here.run
@@ -372,7 +372,7 @@ def recorded_failure(run: Run) -> WorkerFailed | None:
 def _spawn(
     command: Sequence[str], output: Path, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Output goes to a file: a pipe would end, or fill up, with the kernel that reads it."""
+    """Start the process; its output goes to a file, since a pipe would end, or fill up, with this kernel."""
     source = str(fingerprint.ROOT.resolve().parent)
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **(variables or {})}

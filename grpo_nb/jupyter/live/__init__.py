@@ -68,7 +68,7 @@ class Curves(anywidget.AnyWidget):
         self.on_msg(self._asked)
 
     def update(self, goal: int, ended: str = "") -> None:
-        """Send what is new since the last call; `goal`: the steps of the run, `ended`: how it did, where it has."""
+        """Send the rows since the last call; `goal`: the steps of the run, `ended`: its end state, if it has ended."""
         with self._sending:
             self._lay_out(goal, ended)
             news = self._followed.since(self._seen)
@@ -76,7 +76,7 @@ class Curves(anywidget.AnyWidget):
                 self._tell(news)
 
     def _asked(self, _: Any, content: Any, __: Any) -> None:
-        """A page that opened, or missed a message, needs all rows; or somebody wants the report."""
+        """Handle a message of the page: it needs all rows after it opened or missed one, or it requests the report."""
         if isinstance(content, dict) and content.get("kind") == "all":
             with self._sending:
                 self._tell(self._followed.since(Place()))
@@ -100,7 +100,7 @@ class Curves(anywidget.AnyWidget):
         self.send({"kind": "file", "name": f"{name}-report.html"}, [page.encode()])
 
     def _lay_out(self, goal: int, ended: str) -> None:
-        """Describe the pages again where rows have new keys, and what stands around the curves."""
+        """Describe the pages again where rows have new keys, and the frame of the curves."""
         found = self._followed.found()
         laid_out = len(found.keys), found.number(keys.TEMPERATURE)
         if laid_out != self._laid_out:
