@@ -34,7 +34,7 @@ OWN = (*PALETTE, INK, MUTED, FAINT, GRID, PAPER, ALARM)
 KEPT_DPI, KEPT_COLOURS = 72, 32
 """Resolution and colours of a picture that a notebook keeps; the colours of `OWN` are added to these."""
 DECADES = 20
-"""Powers of ten that a logarithmic axis has at most: what is smaller than its highest value by more is nothing."""
+"""Powers of ten that a logarithmic axis has at most; smaller values are not shown."""
 LONG = 30
 """Steps from which the raw line is faint behind a smoothed one."""
 AXIS_ENDS = (10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 7500)
@@ -139,7 +139,7 @@ def smooth(values: pd.Series, how: Literal["mean", "median"] = "mean") -> pd.Ser
 
 
 def dress(axis: Axes, grid: Literal["x", "y"] = "y") -> None:
-    """Quiet spines, faint grid, plain numbers."""
+    """Set the style of an axis: quiet spines, faint grid, plain numbers."""
     axis.set_facecolor(PAPER)
     axis.grid(axis=grid, color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
@@ -175,7 +175,7 @@ def percent_axis(axis: Axes, foot: float = -0.02) -> None:
 
 
 def log_axis(axis: Axes, low: float, high: float) -> None:
-    """A logarithmic y axis from `low` to `high` with plain numbers, DECADES of them at most."""
+    """Set a logarithmic y axis from `low` to `high` with plain numbers, at most DECADES of them."""
     low = max(low, high / 10**DECADES)
     axis.set_yscale("log")
     axis.set_ylim(low, high)
@@ -197,7 +197,7 @@ def axis_end(last: int, total: int = 0) -> int:
 
 
 def step_axis(axis: Axes, rows: pd.DataFrame, total: int = 0, resumed: Sequence[int] = ()) -> None:
-    """Steps along the foot, with a dotted line where a run was resumed."""
+    """Set the step axis, with a dotted line where a run was resumed."""
     axis.set_xlim(0, axis_end(int(rows["step"].iloc[-1]) if len(rows) else 0, total))
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.set_xlabel("step", size=8.5, color=MUTED, labelpad=1)
@@ -221,7 +221,7 @@ def reach(axis: Axes, rows: pd.DataFrame, values: pd.Series, colour: str) -> Non
 
 
 def limit_line(axis: Axes, value: float, text: str = "", *, right: bool = False) -> None:
-    """A dotted limit across the panel, with its name on it where there is one."""
+    """Draw a dotted limit across the panel, with its name if it has one."""
     axis.axhline(value, color=MUTED, linewidth=1, linestyle=DOTS, zorder=1)
     axis.text(
         0.992 if right else 0.008, value, text, transform=axis.get_yaxis_transform(), va="bottom",
@@ -232,7 +232,7 @@ def limit_line(axis: Axes, value: float, text: str = "", *, right: bool = False)
 def marks(
     axis: Axes, steps: Sequence[float] | pd.Series, marker: str, colour: str, height: float, width: float
 ) -> None:
-    """Marks at a height of the panel, as a fraction of it: for what has no place on the axis."""
+    """Marks at a height of the panel, as a fraction of it: for values off the axis."""
     axis.plot(
         steps, np.full(len(steps), height), transform=axis.get_xaxis_transform(), linestyle="none", marker=marker,
         color=colour, markersize=7, markeredgewidth=width, clip_on=False, zorder=5,

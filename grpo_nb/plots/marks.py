@@ -36,9 +36,9 @@ class Curve:
     raw: bool = False
     """Whether a long run shows the values themselves faint behind the smoothed curve."""
     reach: bool = False
-    """The lowest and highest value are shaded where several steps share a point."""
+    """Whether the lowest and highest value are shaded where several steps share a point."""
     steps: bool = False
-    """A setting: it holds from each step to the next."""
+    """Whether it is a setting, which holds from each step to the next."""
     sparse: bool = False
     """Whether some steps have no value; these are passed over."""
     undone: bool = True

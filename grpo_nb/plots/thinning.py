@@ -49,9 +49,7 @@ def ordered(rows: pd.DataFrame | LogRows) -> pd.DataFrame:
 
 
 def extremes(rows: pd.DataFrame, values: pd.Series) -> tuple[pd.Series, pd.Series]:
-    """The lowest and highest value of the rows of each point of a column; the values themselves where nothing was
-    thinned.
-    """
+    """Lowest and highest value among the rows of each point of a column; the values themselves without thinning."""
     if f"{LOW}{values.name}" not in rows:
         return values, values
     known = values.notna()
