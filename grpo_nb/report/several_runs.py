@@ -85,8 +85,7 @@ def several(runs: Sequence[Run | str | Path], looks: Mapping[str, Look] | None =
 
 
 def page(runs: Sequence[Run | str | Path]) -> str:
-    """Runs on one set of plots as one HTML page, which needs neither kernel nor network; for two runs with the result
-    of `compare`.
+    """Runs on one set of plots as one HTML page, without kernel or network; for two runs with the result of `compare`.
 
     Raises:
         RunError: as `several`.
