@@ -1,4 +1,4 @@
-"""The command line: what it offers, and how settings are read from it."""
+"""The command line: its commands, and the settings that it reads."""
 
 import argparse
 from argparse import ArgumentParser

@@ -46,7 +46,7 @@ def open_run(arguments: Namespace, steps: int | None = None) -> Iterator[Run]:
 
 
 def _remove(run: Run, there: Collection[str], missing: Sequence[Path]) -> None:
-    """Remove a run that nothing was done in: all but what was `there` before, and the folders that were `missing`."""
+    """Remove an unused run: all but the entries `there` before, and the folders that were `missing`."""
     with run.lock():
         made = [entry for entry in run.path.iterdir() if entry.name not in there]
         if not all(entry.name in MADE or re.fullmatch(r"\..*\.lock", entry.name) for entry in made):

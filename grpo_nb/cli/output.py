@@ -16,7 +16,7 @@ from grpo_nb.report.text_table import drawn
 from grpo_nb.storage.safe_open import RunError
 
 UNWRAPPED = 10_000
-"""Columns: whoever cuts them or greps must find a row on one line."""
+"""Columns of plain text, so that a row is on one line for programs that cut or search it."""
 
 BEGINNING = 1 << 16
 """Bytes of a file that show its kind."""
@@ -31,7 +31,7 @@ OF_KIND: Mapping[str, Callable[[bytes], bool]] = {
 
 
 def check_out(given: str | None, kind: str) -> None:
-    """Refuse a file to write that is no file, or holds something else than was written there before: a log, data.
+    """Refuse a file to write that is no file, or has other content than an earlier output: a log, data.
 
     Raises:
         UsageError: it is refused; before any work.

@@ -23,7 +23,7 @@ from grpo_nb.types import StepStats
 EVERY_SECONDS, PARTS = 30.0, 10
 """Seconds and parts of the steps between two lines where standard error is no terminal, whichever comes first."""
 RECENT = 10
-"""Steps whose times the time left is reckoned from."""
+"""Steps whose times give the estimate of the time left."""
 
 
 class Interrupt:
@@ -68,7 +68,7 @@ def follow(steps: Any, name: str, start: int, total: int) -> tuple[int, bool]:
 
 
 def summary(row: Mapping[str, Any]) -> str:
-    """The few numbers of a step worth a line.
+    """The main numbers of a step in one line.
 
     >>> summary({"loss": 0.5, "reward/fairness/mean": 0.25, "kl/fairness": 0.031, "status": "clipped"})
     'loss 0.500  reward/fairness/mean 0.250  kl/fairness 0.031  gradient clipped'
@@ -175,6 +175,6 @@ def step_line(name: str, step: int, total: int, rows: Sequence[Mapping[str, Any]
 
 
 def line(text: str) -> None:
-    """Onto standard error, at once."""
+    """Write a line to standard error, at once."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

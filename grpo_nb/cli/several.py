@@ -34,7 +34,7 @@ def followed() -> int | None:
 
 
 def started(arguments: Namespace) -> int | None:
-    """The exit status of a training that torchrun was started for; None where this process is to train itself."""
+    """The exit status of a training that torchrun was started for; None where this process trains itself."""
     if arguments.nodes is not None and arguments.gpus is None:
         raise UsageError(f"--nodes {arguments.nodes} needs --gpus N, the ranks on each of them")
     if arguments.gpus is None or launch.place() is not None:
@@ -60,7 +60,7 @@ def _flags(arguments: Namespace) -> list[str]:
 
 
 def _torchrun(run: Run, program: list[str], gpus: int) -> int:
-    """Interrupts go to rank 0 alone: torchrun, which has a session of its own, would end the ranks within a step."""
+    """Run torchrun; interrupts go to rank 0 alone, since torchrun itself would end the ranks within a step."""
     environment = os.environ | launch.environment(gpus)
     torchrun = subprocess.Popen(launch.command(program, gpus), env=environment, start_new_session=True)
     with _interrupts(lambda: launch.stop(torchrun, RunLock(run.path / LOCK))):

@@ -48,7 +48,7 @@ class StudyLines:
         self._due: dict[tuple[str, str], Due] = {}
 
     def write(self) -> None:
-        """Write the lines that are new; a run's folder that cannot be read just now has none."""
+        """Write the lines that are new; a run whose folder cannot be read at present has none."""
         for trial in self._trials:
             try:
                 for text in self._step(trial):

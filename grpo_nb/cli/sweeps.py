@@ -16,7 +16,7 @@ DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 
 def sweep_command(arguments: Namespace) -> int:
-    """Make or open a study, train what is left of it, and show what came of it."""
+    """Make or open a study, do the remaining work, and show the results."""
     study = _study(arguments)
     if arguments.yes:
         study.confirm()
@@ -41,7 +41,7 @@ def _trained(study: Study, arguments: Namespace) -> Table:
 
 @contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM inside the block is as Ctrl-C: its default would leave the runs' processes to themselves."""
+    """Treat SIGTERM inside the block as Ctrl-C: its default would leave the runs' processes running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -19,7 +19,7 @@ LARGEST = 1 << 20
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """`KEY=VALUE` as a dotted name and its JSON value; what is no JSON is a string."""
+    """`KEY=VALUE` as a dotted name and its JSON value; a value that is not JSON is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"'{text}' is no setting; needs KEY=VALUE, e.g. batch.group_size=4")
@@ -54,7 +54,7 @@ def settings_file(name: str) -> dict[str, Any]:
 
 
 def arm(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME=KEY=VALUE,...` as a name and dotted settings; a comma inside of JSON ends none."""
+    """`NAME=KEY=VALUE,...` as a name and dotted settings; a comma inside of JSON does not separate."""
     name, equals, rest = text.partition("=")
     if not equals or not name:
         raise argparse.ArgumentTypeError(f"'{text}'; needs NAME=KEY=VALUE,..., or NAME= for an arm without changes")

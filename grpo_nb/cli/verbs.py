@@ -39,7 +39,7 @@ def sft_command(arguments: Namespace) -> int:
 
 
 def train_command(arguments: Namespace) -> int:
-    """GRPO to a total number of steps; SFT first where the run has not had it."""
+    """Train GRPO to a total number of steps; SFT first if the run has not had it."""
     if (status := started(arguments)) is not None:
         return status
     if arguments.debug:
@@ -77,7 +77,7 @@ def _train(run: Run, arguments: Namespace) -> int:
 
 
 def eval_command(arguments: Namespace) -> int:
-    """Task measures of one stage, or of all stages side by side."""
+    """Show task measures of one stage, or of all stages side by side."""
     if arguments.probe:
         _refuse_other_flags(arguments)
     with open_run(arguments) as run:
@@ -124,7 +124,7 @@ def _warm_up(run: Run, arguments: Namespace, advice: str = "", *, own: "Own") ->
 
 
 def _announced(steps: Steps, line: str) -> Steps:
-    """The steps; the line is printed once the first of them shows that the training was not refused."""
+    """Yield the steps; the line is printed with the first, which shows that the training was not refused."""
     with closing(steps):
         for count, stats in enumerate(steps):
             if count == 0:

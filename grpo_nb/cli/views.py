@@ -1,4 +1,4 @@
-"""The commands that train nothing: they look at a run's log, a folder of runs, this machine, or turn a run's knobs."""
+"""The commands that train nothing: they show a run's log, a folder of runs, this machine, or change a run's knobs."""
 
 import os
 import textwrap
@@ -89,7 +89,7 @@ def samples_command(arguments: Namespace) -> int:
 
 
 def compare_command(arguments: Namespace) -> int:
-    """Runs side by side: two metric by metric, more as a table; as a page with their curves."""
+    """Show runs side by side: two metric by metric, more as a table; as a page with their curves."""
     check_out(arguments.out, "report")
     runs = [existing_run(name) for name in (arguments.a, arguments.b, *arguments.more)]
     from grpo_nb.report import several_runs  # after the check of the paths: this import takes seconds
@@ -110,7 +110,7 @@ def compare_command(arguments: Namespace) -> int:
 
 
 def diagnose_command(arguments: Namespace) -> int:
-    """Findings of a run's log; 1 if one of them is more than a note."""
+    """Show the findings of a run's log; 1 if one of them is more than a note."""
     run = existing_run(arguments.run)
     from grpo_nb.doctor import diagnose  # after the check of the path: this import takes seconds
 
@@ -125,7 +125,7 @@ def diagnose_command(arguments: Namespace) -> int:
 
 
 def report_command(arguments: Namespace) -> int:
-    """The run as one HTML page; or its metrics as a table, where the file to write ends as one."""
+    """Write the run as one HTML page; or its metrics as a table, if the file's name ends as one."""
     from grpo_nb.report.table_files import is_table, table
 
     check_out(arguments.out, "table" if is_table(arguments.out) else "report")
@@ -142,7 +142,7 @@ def report_command(arguments: Namespace) -> int:
 
 
 def bundle_command(arguments: Namespace) -> int:
-    """The zip of a bug report."""
+    """Write the zip of a bug report."""
     from grpo_nb.doctor.bug_report import bundle
 
     check_out(arguments.out, "bundle")
@@ -156,7 +156,7 @@ def bundle_command(arguments: Namespace) -> int:
 
 
 def profile_command(arguments: Namespace) -> int:
-    """Seconds by phase and operator, and the trace."""
+    """Show seconds by phase and operator, and write the trace."""
     from grpo_nb.doctor.profiling import profile
 
     check_out(arguments.out, "trace")
@@ -181,7 +181,7 @@ def profile_command(arguments: Namespace) -> int:
 
 
 def tell_command(arguments: Namespace) -> int:
-    """Request a command of whoever trains the run; 1 if nobody does."""
+    """Request a command from the run's trainer; 1 without a trainer."""
     run = existing_run(arguments.run)
     if "=" in arguments.what:
         return _turn(run, arguments.what)
@@ -200,7 +200,7 @@ def tell_command(arguments: Namespace) -> int:
 
 
 def _turn(run: Run, text: str) -> int:
-    """Turn a knob; who trains the run takes it at the next step, or the next start does."""
+    """Change a knob; the run's trainer takes it at the next step, or the next start does."""
     name, _, value = text.partition("=")
     knob = run.knobs[name]
     if value == "auto":
@@ -235,7 +235,7 @@ def runs_command(arguments: Namespace) -> int:
 
 
 def doctor_command(arguments: Namespace) -> int:
-    """Checks of this machine, or of the settings in a file; 1 if one fails."""
+    """Run the checks of this machine, or of the settings in a file; 1 if one fails."""
     if arguments.lint is not None:
         return _lint(arguments)
     if arguments.preset is not None:
@@ -251,7 +251,7 @@ def doctor_command(arguments: Namespace) -> int:
 
 
 def _lint(arguments: Namespace) -> int:
-    """Settings in a file, and what completes them; 1 if something is found."""
+    """Show findings about settings in a file, and the source of the others; 1 if there are findings."""
     file: str = arguments.lint
     if missing := missing_file(file):
         raise UsageError(missing)
@@ -269,7 +269,7 @@ def _lint(arguments: Namespace) -> int:
 
 
 def plan_command(arguments: Namespace) -> int:
-    """Memory by term; 1 if it does not fit."""
+    """Show memory by term; 1 if it does not fit."""
     from grpo_nb.policy import memory
     from grpo_nb.policy.memory_terms import PHASES, gib
 
@@ -296,7 +296,7 @@ def plan_command(arguments: Namespace) -> int:
 
 
 def notebooks_command(arguments: Namespace) -> int:
-    """Copies of the project's notebooks to work in."""
+    """Make copies of the project's notebooks to work in."""
     from grpo_nb.jupyter import copies
 
     rows = []
