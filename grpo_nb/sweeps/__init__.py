@@ -1,4 +1,4 @@
-"""Studies: the same question to several settings and seeds, each a run of its own, compared over seeds."""
+"""Studies: several settings and seeds, each a run of its own, compared over seeds."""
 
 from grpo_nb.sweeps.plan import Arm
 from grpo_nb.sweeps.study import Study, sweep

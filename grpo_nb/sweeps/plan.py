@@ -73,13 +73,13 @@ class Trial:
         """The run, made where it is missing.
 
         Raises:
-            RunError: there is one with other settings, or it cannot be made.
+            RunError: it exists with other settings, or it cannot be made.
         """
         return Run.open_or_create(self.path, self.config)
 
 
 def trials(folder: Path, plan: Plan) -> list[Trial]:
-    """Seed by seed, so that all arms of the first seed are compared first."""
+    """Trials seed by seed, so that all arms of the first seed are compared first."""
     base, names = restored(plan.config), [*plan.arms]
     found: list[Trial] = []
     for seed in plan.seeds:

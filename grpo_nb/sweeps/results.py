@@ -61,7 +61,7 @@ def table(trials: Sequence[Trial]) -> pd.DataFrame:
 
 
 def compared(found: Mapping[Key, Mapping[int, Value]], first: str) -> pd.DataFrame:
-    """`table`, of measures by seed; `first`: the arm that others are compared with."""
+    """Table of measures by seed; the others are compared with the arm `first`."""
     ends = {key.arm: key.stage for key in found}  # stages come in order: the last is the arm's end
     rows = []
     for key, values in found.items():

@@ -99,7 +99,7 @@ class Study:
         return results.shown(self.results(), self.folder.name)
 
     def plot(self, *metrics: str) -> Picture:
-        """Curves of the arms over the steps, of these keys of metrics.jsonl (default: each objective's mean reward)."""
+        """Plot curves of the arms over the steps, for keys of metrics.jsonl (default: each objective's mean reward)."""
         return spread(results.curves(self.trials, metrics), len(self.plan.seeds))
 
     def __repr__(self) -> str:

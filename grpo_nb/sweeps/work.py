@@ -40,7 +40,7 @@ def final(trial: Trial) -> Stage:
 
 
 def stages(trial: Trial) -> list[Stage]:
-    """The stages that a trial evaluates: of the model as loaded one trial of a seed does it, of each SFT the first."""
+    """The stages that a trial evaluates: the model as loaded by one trial of a seed, each SFT by its first trial."""
     before: list[Stage] = ["base"] if trial.first else []
     if trial.config.sft.steps and trial.own_sft:
         before.append("sft")
@@ -81,7 +81,7 @@ def standing(trial: Trial) -> dict[str, Any]:
 
 
 def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collection[str]) -> None:
-    """Do what is left of some arms; of trials that share an SFT one trains it, and the others wait and take it over.
+    """Do the remaining work of some arms; one of the trials that share an SFT trains it, and the others wait for it.
 
     Raises:
         ConfigError: fewer than one run at a time, a GPU is named twice, or a server was never confirmed here.
@@ -115,9 +115,7 @@ def places(jobs: int, gpus: Sequence[int]) -> list[str | None]:
 def _work(
     trial: Trial, runs: Sequence[Run], slots: "Slots", turn: threading.Lock, done: Callable[[], object]
 ) -> Callable[[], None]:
-    """Function that runs a trial's remaining commands up to the first that fails. `turn`: lock of trials that share its
-    SFT.
-    """
+    """Function that runs a trial's remaining commands up to the first failure. `turn`: lock of trials with one SFT."""
 
     def work() -> None:
         with turn:
@@ -135,9 +133,7 @@ def _work(
 
 
 class Slots:
-    """Places for one process each; leaving the block early requests a stop of running trials, and waits for them to
-    save.
-    """
+    """Places for one process each; leaving the block early stops running trials, and waits until they are saved."""
 
     def __init__(self, given: Sequence[str | None]) -> None:
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -159,14 +155,14 @@ class Slots:
         self._pool.shutdown()
 
     def every(self, work: Sequence[Callable[[], None]]) -> None:
-        """Do all of it, as many at a time as there are places; the first error is raised once all have ended."""
+        """Do all work, as many at a time as there are places; the first error is raised once all have ended."""
         futures = [self._pool.submit(one) for one in work]
         wait(futures)
         for future in futures:
             future.result()
 
     def call(self, trial: Trial, command: Command) -> bool:
-        """Run one command in a process of its own; whether it did all that it should."""
+        """Run one command in a process of its own; returns whether it succeeded."""
         opened = safe_open.opened(_log(trial), os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # a folder may be anybody's
         with os.fdopen(opened, "ab") as output, self._place() as place:
             with self._starting:
