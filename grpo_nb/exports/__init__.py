@@ -158,7 +158,7 @@ def _lasting(folder: Path) -> Iterator[Path]:
 
 
 def _fitting(policy: Policy, format: str | None) -> str:
-    """The format to write.
+    """The export format.
 
     Raises:
         ExportError, ModelError: the model has no such form.

@@ -25,7 +25,7 @@ logger = clean_logger(__name__)
 
 PICTURE = "curves.png"
 LONGEST_README = 1 << 20
-"""Bytes of a base model's README.md that is looked into for its licence."""
+"""Bytes of a base model's README.md that are searched for its licence."""
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")
 _MARKS = re.compile(r"[\\`*_\[\]<>|&$~#:/@!]|(?<!\d)\.|\.(?!\d)")
 """Characters that begin or end markup in Markdown, its extensions, or HTML; a decimal point does not."""
@@ -190,7 +190,7 @@ def _digests(run: Run) -> dict[str, str]:
 
 
 def _evaluation(run: Run, stage: Stage) -> Iterator[str]:
-    """Held-out measures of base, SFT and what was exported, in the modes that they were measured in."""
+    """Held-out measures of base, SFT and the exported stage, in the modes that they were measured in."""
     stages: dict[str, Stage] = {"base": "base"}
     if run.config.sft.steps:
         stages["SFT"] = "sft"

@@ -4,6 +4,4 @@ from grpo_nb.printable import Clean
 
 
 class ExportError(Clean, ValueError):
-    """Raised when a run cannot be exported as requested; the message has what was found, what is needed, what to
-    change.
-    """
+    """Raised when a run cannot be exported; the message has what was found, what is needed and the remedy."""
