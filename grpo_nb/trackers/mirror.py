@@ -1,8 +1,8 @@
 """The mirror of a run in one tracker: a thread that follows the run's logs and notes how far it has come.
 
-The logs are the queue: nothing is kept in memory, nothing is handed over by the training, and what a tracker did not
-take while it failed is sent once it works again, or at the next start. How far it has come is in `trackers/NAME.json`
-of the run folder. Training waits for its mirrors once, when it ends, and no longer than `END_SECONDS`.
+The logs are the queue: nothing is kept in memory, the training passes nothing on, and rows that a failing tracker did
+not take are sent once it works again, or at the next start. How far it has come is in `trackers/NAME.json` of the run
+folder. Training waits for its mirrors once, when it ends, and no longer than `END_SECONDS`.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ logger = clean_logger(__name__)
 FOLDER = "trackers"
 """Folder of the mirrors in the run folder."""
 POLL_SECONDS, RETRY_SECONDS, END_SECONDS = 0.5, 60.0, 20.0
-"""Between two looks at the logs; after a failure; for what is left when the training ends, all trackers together."""
+"""Seconds between two looks at the logs; after a failure; for the remaining rows at the end, all trackers together."""
 MOST_ROWS = 100
-"""Rows that are handed over at a time."""
+"""Rows that are sent at a time."""
 QUICK = "quick"
 """Mode of evaluations whose numbers the step's row has, too."""
 MOST_EVALUATIONS = 10_000
@@ -44,12 +44,12 @@ LARGEST = 1 << 20
 """Bytes of the notes."""
 LONGEST_REASON = 300
 THREAD = "mirror "
-"""Begins the names of the threads."""
+"""Beginning of the threads' names."""
 
 
 @contextmanager
 def mirroring(run: Run) -> Iterator[None]:
-    """Mirror what the logs of `run` lack in its trackers, and what they get inside the block. Raises nothing itself."""
+    """Send the trackers of `run` the rows that they lack, and those logged inside the block. Raises nothing itself."""
     started = [mirror for name in run.config.run.trackers if (mirror := _started(run, name)) is not None]
     try:
         yield
@@ -78,7 +78,7 @@ def _started(run: Run, name: str) -> "Mirror | None":
 
 
 class _Quiet(logging.Filter):
-    """Keeps what other packages log while they try again to themselves: the mirror logs a failure once."""
+    """Filter that drops what other packages log while they retry: the mirror logs a failure once."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.threadName or "").startswith(THREAD)
@@ -166,7 +166,7 @@ class Mirror:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Yields whether no other mirror writes to this tracker of this run; waits for one, and checks once more at the
+        """Yields whether no other mirror writes to this tracker of this run; waits for one, with a last check at the
         end.
         """
         safe_open.refuse_linked(self._folder)

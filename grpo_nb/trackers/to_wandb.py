@@ -47,7 +47,7 @@ class WandB:
 
 
 def _settings() -> dict[str, Any]:
-    """Only what is mirrored leaves this machine: no console, no code, no names of machine, user or repository."""
+    """Settings that send mirrored rows only: no console, no code, no names of machine, user or repository."""
     server = PACKAGES["wandb"].server()
     return {
         "mode": wandb_mode(),

@@ -49,13 +49,13 @@ class Tracker(Protocol):
 
     @property
     def newest(self) -> Mapping[str, int] | None:
-        """The newest step of `sft` and `metrics` that it has, where it can say; None: what was noted counts."""
+        """The newest step of `sft` and `metrics` that it has, where it can report it; None: the notes count."""
 
     def log(self, points: Sequence[Point]) -> None:
-        """Write these."""
+        """Write these points."""
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest and close."""
 
 
 def point(log: Log, row: Row) -> Point:
