@@ -1,4 +1,4 @@
-"""The end of a log, as its writer finds it and leaves it: complete lines only."""
+"""Writes the end of a log so that it has complete lines only."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ logger = clean_logger(__name__)
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The JSON object that a line holds; None where it holds none."""
+    """The JSON object in a line; None without one."""
     try:
         row = from_json(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Content digests of what a run reads from outside: files, examples, tokenizers, weights in memory.
+"""Content digests of a run's inputs: files, examples, tokenizers, weights in memory.
 
 Files are hashed in one pass (SHA-256). The digest of a large file is kept in the user's cache by path, size, times and
 inode, so that a model of many gigabytes is read once and not at every start.
@@ -73,7 +73,7 @@ class Entry(BaseModel):
 
 
 class Changed(RunError):
-    """A file changed between being stamped and being hashed."""
+    """Raised when a file changed between being stamped and being hashed."""
 
 
 def entry(parts: Iterable[Part], source: str = "", revision: str = "") -> Entry:
@@ -163,7 +163,7 @@ def _marks(each: Sequence[bytes]) -> str:
 
 
 def _hashed(path: Path, found: Stamp) -> Part:
-    """Read it once."""
+    """Hash a file by reading it once."""
     began = time.time_ns()
     with path.open("rb") as file:
         if path.suffix.lower() in LINES:

@@ -112,7 +112,7 @@ def manifest(data: bytes) -> Manifest:
     """A checkpoint's manifest, whose files all lie in its own folder.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     found = _MANIFEST.validate_python(loads(data))
     for name in found["files"]:

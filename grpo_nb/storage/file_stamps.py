@@ -77,7 +77,7 @@ def note(file: Path) -> None:
 
 
 def add(found: Sequence[Read]) -> None:
-    """Record what was read earlier and is in memory."""
+    """Record content that was read earlier and is in memory."""
     if (record := _RECORD.get()) is not None:
         record += found
 
@@ -92,7 +92,7 @@ def note_rows(name: str, revision: str, rows: Sequence[Any]) -> None:
 
 
 def canonical(value: Any) -> bytes:
-    """JSON of a value, the same for equal values whatever the order of keys; what is no JSON goes by type and text."""
+    """JSON of a value, equal for equal values in any order of keys; other values count by type and text."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True, default=_plain, separators=(",", ":")).encode()
 
 

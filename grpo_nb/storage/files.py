@@ -97,7 +97,7 @@ def _sweep(path: Path, older_than: float = 60.0) -> None:
 
 @contextmanager
 def _vanishing() -> Iterator[None]:
-    """Another process may remove the same file first, which is as good."""
+    """Context in which another process may remove the same file first, which is harmless."""
     try:
         yield
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def _vanishing() -> Iterator[None]:
 def sync(path: Path) -> None:
     """fsync a file, or a folder's list of names, so that it outlives a power cut too.
 
-    Kills need none of this: what was written is the kernel's. File systems that cannot sync a folder say
+    Kills need none of this: written data belongs to the kernel. File systems that cannot sync a folder say
     EINVAL, and have nothing better to offer.
     """
     fd = os.open(path, os.O_RDONLY)

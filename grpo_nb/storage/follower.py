@@ -1,4 +1,4 @@
-"""Rows of a log as they come."""
+"""Follower of a log: yields its rows as they come."""
 
 from collections.abc import Callable, Iterator
 

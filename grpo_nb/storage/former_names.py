@@ -35,7 +35,7 @@ METRICS: Mapping[str, str] = {
     "weight/mean": keys.IMPORTANCE_WEIGHT_MEAN,
     "weight/zero": keys.IMPORTANCE_WEIGHT_ZERO,
 }
-"""Former key -> today's, with the same fields."""
+"""Former key -> current key, with the same fields."""
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "batch": {"train_batch": "mini_batch", "inner_epochs": "num_iterations"},
@@ -48,7 +48,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
         "entropy_top_share": "top_entropy_quantile",
     },
 }
-"""Former setting -> today's, by group."""
+"""Former setting -> current setting, by group."""
 
 _FIELD = re.compile(r"\\{\w+\\}")
 
@@ -70,7 +70,7 @@ LONGEST_NAMES = 20_000
 
 @lru_cache(maxsize=20_000)
 def metric(key: str) -> str:
-    """Today's name of a metric; other keys as they are.
+    """Current name of a metric; other keys unchanged.
 
     >>> metric("reward/fairness"), metric("reward/fairness/mean")
     ('reward/fairness/mean', 'reward/fairness/mean')
@@ -84,7 +84,7 @@ def metric(key: str) -> str:
 
 
 def metrics(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of metrics.jsonl under today's keys; one without former keys, or with more than a row has, is returned."""
+    """A row of metrics.jsonl under current keys; a row without former keys, or with too many, is returned unchanged."""
     if len(row) > schema.MOST_KEYS or max(map(len, row), default=0) > schema.LONGEST_KEY:
         return row
     former = tuple(row)
@@ -97,13 +97,13 @@ def metrics(row: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=128)
 def _metrics(former: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Today's names of a row's keys; None where none has another. Rows of one run share their keys."""
+    """Current names of a row's keys; None where none has another. Rows of one run share their keys."""
     names = tuple(map(metric, former))
     return None if names == former else names
 
 
 def settings(tree: Any) -> Any:
-    """The settings in a run's own file under today's names; a file that has both names of one keeps both."""
+    """The settings in a run's own file under current names; a file that has both names of one keeps both."""
     if not isinstance(tree, dict):
         return tree
     return tree | {group: _renamed(tree[group], names) for group, names in SETTINGS.items() if group in tree}
@@ -117,7 +117,7 @@ def _renamed(group: Any, names: Mapping[str, str]) -> Any:
 
 
 def setting(dotted: str) -> str | None:
-    """Today's name of a setting that has another one.
+    """Current name of a setting that was renamed.
 
     >>> setting("batch.train_batch"), setting("batch.prompts")
     ('batch.mini_batch', None)

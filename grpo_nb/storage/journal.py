@@ -34,7 +34,7 @@ _COLUMNS: Mapping[str, Collection[str] | None] = {
 }
 """Keys that get columns, by log; None: all that its rows have."""
 MOST_PASSED = 100_000
-"""Lines in a row that a reader from the end of a log passes over, where it looks for a row and they are none."""
+"""Lines in a row that a reader from the end of a log passes over, where it looks for a row and these are invalid."""
 
 
 class Journal:
@@ -148,7 +148,7 @@ class Journal:
                 torn = False
 
     def forwards(self) -> Iterator[Row]:
-        """Rows, oldest first, in bounded memory; what is no row is left out."""
+        """Rows, oldest first, in bounded memory; invalid lines are left out."""
         with self.unread(Place()) as part:
             if part is not None:
                 yield from part.forwards()
@@ -199,7 +199,7 @@ class Journal:
             logger.warning("%s: a line is left out: it %s", self.path, why)
 
     def _row(self, line: bytes, end: int) -> tuple[Row | None, str | None]:
-        """The row that a line holds, or why it holds none; neither for an empty line."""
+        """The row in a line, or why it has none; neither for an empty line."""
         if not line.strip():
             return None, None
         if len(line) > schema.LONGEST_LINE:
@@ -231,7 +231,7 @@ class Journal:
         return count
 
     def sync(self) -> None:
-        """fsync what was appended so far."""
+        """fsync the appended rows."""
         if os.path.lexists(self.path):
             with clear_errors("sync", self.path):
                 refuse_irregular(self.path)
@@ -309,7 +309,7 @@ class Unread:
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """Size and times of the file: what was edited in place has the size that it had, and other times."""
+        """Size and times of the file: a file edited in place has its old size, and other times."""
         found = os.fstat(self._file.fileno())
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -333,7 +333,7 @@ class Unread:
                 raise self._journal._endless()
 
     def read_anew(self) -> None:
-        """Take all of the file for unread."""
+        """Treat all of the file as unread."""
         self.anew, self._start = True, 0
 
 

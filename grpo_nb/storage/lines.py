@@ -28,7 +28,7 @@ SETTLED_NS = 3_000_000_000
 
 
 class Endless(Clean, ValueError):
-    """A file has more bytes in lines too long to be rows than are passed over."""
+    """Raised when a file has more bytes in lines too long to be rows than a reader passes over."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def forwards(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int]
 def backwards(file: BinaryIO, end: int, floor: int = 0, sought: Sought | None = None) -> Iterator[tuple[bytes, int]]:
     """Lines between bytes `floor` (where a line begins) and `end`, newest first, each with the byte that it ends at.
 
-    With `sought`, which is true of bytes that hold what is looked for, other lines may be passed over a block at a
-    time. Of a line too long to be a row only the beginning is given.
+    With `sought`, a test of the bytes that may hold a wanted row, other lines may be passed over a block at a time. Of
+    a line too long to be a row only the beginning is given.
 
     Raises:
         Endless: such lines have more than ENDLESS times the bytes of the longest row: a sparse file has any number.

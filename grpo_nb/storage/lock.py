@@ -77,7 +77,7 @@ class Owner:
 
     @property
     def age(self) -> float:
-        """Seconds since its last sign of life."""
+        """Seconds since its last heartbeat."""
         return time.time() - self.heartbeat
 
     def on_this_machine(self) -> bool:
@@ -166,7 +166,7 @@ class Lock:
             return False
 
     def refuse_if_taken(self) -> None:
-        """Say at once what `acquire` would say, and take nothing.
+        """Raise at once what `acquire` would raise, without taking the lock.
 
         Raises:
             RunLocked: a living process has the lock.
@@ -244,9 +244,7 @@ class Lock:
             return fd, True
 
     def _kept_for_the_dead(self, owner: Owner | None, patience: float) -> bool:
-        """Whether a file lock has no living owner, because a server keeps it for a dead machine, or a forked child has
-        it.
-        """
+        """Whether a file lock has no living owner: a server keeps it for a dead machine, or a forked child has it."""
         if owner is not None and owner.alive(self._stale):
             raise self._refusal(owner)
         if time.monotonic() < patience:  # it soon gets a name, or goes with the memory of a process that dies

@@ -85,7 +85,7 @@ def refuse_irregular(path: Path, *, writes: bool = False) -> None:
 
 
 def refuse_for_writing(path: Path) -> None:
-    """Refuse to write where something other than a regular file with one name lies; nothing there is fine."""
+    """Refuse to write where something other than a regular file with one name lies; a missing path is allowed."""
     if os.path.lexists(path):
         refuse_irregular(path, writes=True)
 

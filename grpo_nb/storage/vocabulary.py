@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Word(StrEnum):
-    """A member is its word, in files as in a notebook."""
+    """A word whose value is itself, in files as in a notebook."""
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -19,7 +19,7 @@ class RunState(Word):
 
     NEW = "new"
     STARTING = "starting"
-    """A worker of this kernel loads what it needs; of a session only."""
+    """A worker of this kernel loads the model and data; of a session only."""
     RUNNING = "running"
     PAUSED = "paused"
     STOPPING = "stopping"

@@ -200,7 +200,7 @@ class Index:
             return store
 
     def _drop(self, for_good: bool = False) -> None:
-        """Remove what is kept; `for_good`: keep chunks in memory from here on."""
+        """Remove the stored chunks; `for_good`: keep chunks in memory from here on."""
         if isinstance(self._store, Kept):
             self._store.remove()
         self._store = InMemory() if for_good else None
@@ -217,12 +217,12 @@ def _state(fd: int) -> tuple[int, ...]:
 
 
 def _stamp(seen: tuple[int, ...], heads: Sequence[Head]) -> str:
-    """A state of the log and the chunks that were seen to be of it."""
+    """Store a state of the log and the chunks that were checked against it."""
     return f"{seen} {len(heads)} {hashlib.sha256(b''.join(head.digest for head in heads)).hexdigest()}"
 
 
 def _valid(fd: int, heads: Sequence[Head], start: int, size: int) -> list[Head]:
-    """The first of the chunks, as far as they follow each other from `start` on and are what the file has there."""
+    """The first of the chunks, as far as they follow each other from `start` on and match the file."""
     valid: list[Head] = []
     for head in heads:
         if head.start != start or head.stop > size or _digest(fd, start, head.stop) != head.digest:

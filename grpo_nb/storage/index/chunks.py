@@ -13,7 +13,7 @@ from grpo_nb.storage.index.packing import MOST_ROWS, Numbers, Places, Texts
 
 Row = dict[str, Any]
 Parse = Callable[[bytes, int], tuple[Row | None, str | None]]
-"""The row that a line holds which ends at a byte of the log, or why it holds none; neither for an empty line."""
+"""The row in a line that ends at a byte of the log, or why it has none; neither for an empty line."""
 Kind = Literal["begins", "lengths", "numbers", "texts"]
 """Kind of a part of a chunk."""
 _NUMBERS = {int, float, bool}

@@ -1,4 +1,4 @@
-"""The rows of a long log, of which only those that are looked at are parsed, and its columns."""
+"""The rows of a long log, parsed on demand, and its columns."""
 
 import os
 import weakref
@@ -103,7 +103,7 @@ class Log:
         return begins, lengths
 
     def _columns(self, kind: Kind, key: str, span: range) -> Iterator[tuple[int, Any]]:
-        """The column of each of these chunks that has the key; of the JSON lines where what is kept cannot be used."""
+        """Column of each of these chunks that has the key; from the JSON lines where the stored one is unusable."""
         done = span.start
         for _ in range(2):
             try:
@@ -142,7 +142,7 @@ class Log:
 class LogRows(Sequence[Row]):
     """Rows of a log, oldest first, as a list of them would be; a long slice is again of this kind.
 
-    What is long is read by column: `numbers` and `texts`.
+    Long logs are read by column: `numbers` and `texts`.
     """
 
     def __init__(self, log: Log, first: int = 0, last: int | None = None) -> None:

@@ -36,7 +36,7 @@ RULES = (
     "storage/index/chunks.py",
     "storage/index/packing.py",
 )
-"""Sources that decide what a line's row is and what of it is kept: an index is of these alone."""
+"""Sources that decide how a line becomes a row and its columns; an index depends on these alone."""
 KEPT_DAYS = 30
 WAIT_SECONDS = 60.0
 """Seconds to wait for another process that writes a chunk."""
@@ -78,7 +78,7 @@ def store_of(log: Path) -> "Kept | InMemory":
 
 
 def _sweep(place: Path) -> None:
-    """Remove what was not used for `KEPT_DAYS`, of earlier versions too."""
+    """Remove files that were not used for `KEPT_DAYS`, of earlier versions too."""
     for file in place.parent.glob("index-*/*.sqlite"):
         with contextlib.suppress(OSError):
             if time.time() - file.lstat().st_mtime > KEPT_DAYS * 86400:
@@ -124,7 +124,7 @@ class Kept:
             return state if isinstance(state, str) and seal == self._seal(state.encode(), "state") else ""
 
     def keep_state(self, state: str) -> None:
-        """Note in what state the log was when all chunks were seen to be of it."""
+        """Store the state of the log when all chunks were checked against it."""
         with self._opened() as file, _alone(file):
             file.execute("INSERT OR REPLACE INTO log VALUES (1, ?, ?)", (self._seal(state.encode(), "state"), state))
 
@@ -149,7 +149,7 @@ class Kept:
             file.execute("DELETE FROM part WHERE chunk >= ?", (count,))
 
     def parts(self, kind: Kind, key: str, first: int, last: int) -> Iterator[tuple[bytes, bytes | None]]:
-        """Digests of chunks `first` to before `last`, each with what it has packed under a key."""
+        """Digests of chunks `first` to before `last`, each with its packed column of a key."""
         query = (
             "SELECT c.n, c.digest, p.seal, p.data FROM chunk c LEFT JOIN part p "
             "ON p.chunk = c.n AND p.kind = ? AND p.key = ? WHERE c.n >= ? AND c.n < ? ORDER BY c.n"
@@ -162,7 +162,7 @@ class Kept:
                 yield digest, data
 
     def remove(self) -> None:
-        """Take the file away; what is no file of its own, e.g. a link, is taken away as such."""
+        """Remove the file; an entry that is no file of its own, e.g. a link, is removed as such."""
         for name in (
             self._path,
             *(self._path.with_name(self._path.name + end) for end in ("-journal", "-wal", "-shm")),
