@@ -1,4 +1,4 @@
-"""The kernels of a first step, compiled several at a time before it.
+"""Compiles the kernels of a first step, several at a time, before it.
 
 Triton compiles a kernel where it is first launched, one after the other, and a C compiler builds the launcher of each:
 12 of the 20 seconds of a first step on a fresh machine. Most of that is the work of compilers that hold no lock.
@@ -32,8 +32,7 @@ ROOM = 64
 
 
 def compile_kernels(policy: Policy, config: Config, devices: tuple[str, ...] = ("cuda",)) -> int:
-    """Launch each kernel of rollouts and passes once, on a few zeros of the policy's widths; returns the number of
-    launches.
+    """Launch each kernel of rollouts and passes once, on a few zeros of the policy's widths; returns the launches.
 
     It is 0 where no kernel of ours serves the policy. The error of a kernel that fails here is left to its first use.
     """

@@ -40,7 +40,7 @@ class Tree:
     prompts: Spans | None = None
     """Spans of shared prompts, the first of the line; None where each span has its own prompt."""
     answers: Spans | None = None
-    """The rest of the line by prompt: all completions of one prompt are one of these."""
+    """Rest of the line by prompt: all completions of one prompt are one span."""
     shared: int = 0
     """Tokens of the shared prompts."""
 

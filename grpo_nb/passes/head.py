@@ -24,12 +24,12 @@ LEAST = 128
 
 @dataclass(frozen=True)
 class Scored:
-    """Numbers of each target, in float32, and how they pull at the sums that they come from."""
+    """Numbers of each target, in float32, and their gradients by the sums that they come from."""
 
     logprobs: Float[Tensor, "target"]
     entropies: Float[Tensor, "target"]
     pulls: list[Float[Tensor, "target width"]]
-    """The gradients of the log-prob and of the entropy, as far as they were wanted."""
+    """The gradients of the log-prob and of the entropy, as far as requested."""
 
 
 @dataclass(frozen=True)

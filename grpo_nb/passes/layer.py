@@ -17,7 +17,7 @@ from grpo_nb.passes.linear import Joint
 from grpo_nb.rollout import layer_ops
 
 Sums = tuple[Float[Tensor, "token width"], Float[Tensor, "token width"]]
-"""The residual sum, and what is to be added to it."""
+"""The residual sum, and the term to be added to it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Layer:
     """Joints of queries, keys and values; of the attention's output; of gate and up; of down."""
 
     def forward(self, x: Tensor, y: Tensor | None, line: Line) -> tuple[Sums, Kept]:
-        """The sums after the layer, given those before it, and what its backward pass needs."""
+        """The sums after the layer, given those before it, and the tensors of its backward pass."""
         of_qkv, of_out, of_gate, of_down = self.joints
         h, before = layer_ops.add_norm(y, x, self.norms[0].weight, self.norms[0].eps)
         qkv, low_qkv = of_qkv(h)
