@@ -1,4 +1,4 @@
-"""Rank 0 at the head of a training: work goes out, replies come back, and a rank that fails is named."""
+"""Rank 0 as leader of a training: it sends work, collects replies, and names a rank that fails."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,14 +30,14 @@ FAILED, MEMORY_FULL = "failed", "memory full"
 
 
 class Ranks:
-    """The ranks of a training that has one: nothing is dealt, and nothing is sent."""
+    """Ranks of a training with one rank: nothing is dealt, and nothing is sent."""
 
     size = 1
     lockstep: Lockstep | None = None
     """Synchronises the ranks' forward passes, where weights are spread over them."""
 
     def weights_changed(self) -> None:
-        """The weights moved: the other ranks need them before their next work."""
+        """Note that the weights moved: the other ranks need them before their next work."""
 
     def seconds(self) -> dict[int, float]:
         """Seconds that each rank has worked since the last call; empty with one rank."""
@@ -93,7 +93,7 @@ class Leader(Ranks):
             self._send(rank, Message(LOAD))
 
     def begin(self, message: Message, weights: Sequence[Tensor]) -> None:
-        """Give every replica what rank 0 has decided; from here on they have its `weights`."""
+        """Send every replica rank 0's choices; from here on they have its `weights`."""
         self._weights = list(weights)
         self.ask([message] * (self.size - 1), lambda: None)
         self._stale = bool(self._weights)

@@ -40,7 +40,7 @@ _c10d: Any = dist
 
 
 class RankError(Clean, RuntimeError):
-    """A rank died, raised, is silent or never came; `rank` is which, None where that is unknown."""
+    """Raised when a rank died, raised, is silent or never came; `rank` is its number, None where it is unknown."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class RankError(Clean, RuntimeError):
 
 
 Arrival = tuple[int, "Message | Exception"]
-"""The rank, and its message or what became of the connection to it."""
+"""Rank, and its message or the error of its connection."""
 
 
 class Link:
@@ -72,7 +72,7 @@ class Link:
         """Hand a message to a rank, whose reader takes it at once, whatever else it does.
 
         Raises:
-            RankError: the connection is broken, or nothing is taken for SEND_SECONDS: the process is stopped.
+            RankError: the connection is broken, or the process takes nothing for SEND_SECONDS.
         """
         content = message.encoded()
         try:
@@ -98,7 +98,7 @@ class Link:
         return rank, arrived
 
     def leave(self) -> None:
-        """Say that nothing more comes, and wait for the others to hear it; as this process ends.
+        """Send the last message to the others and wait until they have it, as this process ends.
 
         A reader that still waits for a rank that hangs would crash it: then it ends here, as failed.
         """
@@ -113,7 +113,7 @@ class Link:
             os._exit(1)
 
     def _say_bye(self, peer: int) -> None:
-        """Once: after it, the other side reads no more."""
+        """Send the last message, once; after it, the other side reads no more."""
         with self._parting:
             said = peer in self._said
             self._said.add(peer)

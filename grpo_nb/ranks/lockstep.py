@@ -59,8 +59,7 @@ class Lockstep:
     # ------------------------------------------------------------------ of a stage
 
     def present(self, well: bool = True) -> None:
-        """Meet the other ranks before each takes its part of the weights, or report that this one cannot; once per
-        policy.
+        """Meet the other ranks before all take their parts of the weights, or report a failure; once per policy.
 
         Raises:
             LockstepError: on the ranks that are well, where another is not.
@@ -84,7 +83,7 @@ class Lockstep:
         self._alone, self._lost = alone, lost
 
     def rest(self) -> None:
-        """The stage has ended: the policy is let go."""
+        """End the stage: release the policy."""
         self._fill = self._alone = self._owed = None
         self._referring = bool
         self._depth, self._present = 0, False
@@ -92,7 +91,7 @@ class Lockstep:
     # ------------------------------------------------------------------ of an update
 
     def total(self, value: float) -> float:
-        """The sum over all ranks, the same bits on each; they all are in a section."""
+        """The sum over all ranks, the same bits on each; all ranks are in a section."""
         said = self._meet(_SUM, value)
         if any(kind != _SUM for kind, _ in said):
             raise LockstepError("a rank has failed in the update")
@@ -126,7 +125,7 @@ class Lockstep:
             raise
 
     def end(self, scores: Tensor) -> None:
-        """Right after a forward pass, with what it gave."""
+        """Handle the end of a forward pass, with its result."""
         if not self._filling and scores.requires_grad:
             self._owed = scores
             scores.register_hook(self._begun)
@@ -204,7 +203,7 @@ class Lockstep:
         self._owed = None
 
     def _pay(self) -> None:
-        """The backward pass that an error has left out."""
+        """Run the backward pass that an error has left out."""
         owed, self._owed = self._owed, None
         if owed is not None:
             owed.backward(zeros_like(owed))

@@ -19,7 +19,7 @@ def send(tensors: Sequence[Tensor], group: "dist.ProcessGroup") -> None:
 
 
 def add_up(tensors: Sequence[Tensor], group: "dist.ProcessGroup") -> None:
-    """Make rank 0's tensors the sums over all ranks, in place; those of the others hold anything afterwards."""
+    """Make rank 0's tensors the sums over all ranks, in place; those of the others are undefined afterwards."""
     for bucket in buckets(tensors):
         flat = _flat(bucket)
         dist.reduce(flat, dst=0, group=group)
