@@ -116,7 +116,7 @@ def of_training(
 def of_evaluation(
     tasks: Mapping[str, Task], given: Collection[str], split: Split, examples: Mapping[str, Sequence[Example]]
 ) -> dict[str, Entry]:
-    """The examples of one split. A task given by hand may be another one than is trained on, so it stands by itself."""
+    """The examples of one split. A task given by hand may differ from the trained one, so it is independent."""
     found: dict[str, Entry] = {}
     for name, task in tasks.items():
         if name in given:
@@ -142,7 +142,7 @@ def question(example: Example) -> str:
 
 
 def inherit(run: Run, other: Run) -> None:
-    """Hold `run` to the content that the SFT of `other` was made with, which it takes over.
+    """Record for `run` the content that the SFT of `other` was made with, which it takes over.
 
     Raises:
         DependencyChanged: work of `run` was made with other content.
@@ -257,7 +257,7 @@ def _differs(before: Entry | None, now: Entry) -> bool:
 
 
 def _heard(key: str, compared: Collection[str]) -> bool:
-    """Examples of a task count by themselves only where no files of it can be compared."""
+    """Whether a change counts: examples of a task count only where no files of it can be compared."""
     parts = key.split("/")
     return not (parts[0] == "data" and len(parts) == 3 and "/".join(parts[:2]) in compared)
 

@@ -101,7 +101,7 @@ def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], co
 
 
 def check_ids(examples: Mapping[str, Sequence[Example]]) -> None:
-    """Ids name an example in the log, in evaluations and in the prompt cache, so they must be its own.
+    """Check that ids are unique: they name an example in the log, in evaluations and in the prompt cache.
 
     Raises:
         DataError: one is used twice.
