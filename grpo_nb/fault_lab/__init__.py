@@ -1,4 +1,5 @@
-"""The fault lab: historic bugs of GRPO trainings, each put into a short real run, and what catches it.
+"""The fault lab: historic bugs of GRPO trainings, each put into a short real run, and the rules and guards that catch
+it.
 
     lab = Lab.of(run)                       # a run with an SFT result
     trial = lab.trial(FAULTS["frozen_adapter"])

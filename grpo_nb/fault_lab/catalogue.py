@@ -1,4 +1,4 @@
-"""The table of faults: a row each, with what claims it, and by which step."""
+"""The table of faults: a row each, with the rules that claim it, and the latest step."""
 
 from collections.abc import Iterator, Mapping
 

@@ -48,7 +48,7 @@ class Course:
     kls: list[float]
     """KL to the reference, mean over the objectives, before the round's update, by the run's estimator."""
     rolled_back: list[int]
-    """Rounds that were undone."""
+    """Rounds that were rolled back."""
     finite: bool
     """Whether every weight is finite at the end."""
     rounds: int

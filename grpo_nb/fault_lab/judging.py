@@ -12,7 +12,7 @@ from typing import Any
 from grpo_nb.fault_lab.records import Patient
 
 Answers = Callable[[int, Mapping[str, str]], tuple[int, str]]
-"""Number of the request and the parts of its material -> status and what the judge writes."""
+"""Number of the request and the parts of its material -> status and the judge's text."""
 
 _PART = re.compile(
     r"^(?P<title>[A-Z ]+) begins (?P<code>\w{16})\n(?P<text>.*?)\n(?P=title) ends (?P=code)$", re.M | re.S
@@ -57,7 +57,7 @@ class _Server(ThreadingHTTPServer):
         self.answers, self.numbers = answers, count(1)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that did not wait is no news."""
+        """Ignore a client that did not wait."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -81,7 +81,7 @@ class Trial:
         self.error: Exception | None = None
 
     def train(self, steps: int | None = None) -> None:
-        """Train up to `steps` in total, by default to the run's own number; what ends it is raised."""
+        """Train up to `steps` in total, by default to the run's own number; an error that ends it is raised."""
         for _ in self._steps(steps):
             pass
 
@@ -98,7 +98,7 @@ class Trial:
             yield
 
     def execute(self) -> Outcome:
-        """Train with the fault in place; what was found."""
+        """Train with the fault in place; returns the outcome."""
         try:
             with self.injected():
                 self.train()

@@ -50,7 +50,7 @@ def recorded() -> list[Outcome]:
 
 
 def caught(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """A row a fault: what claims it, the bound, and the steps that it took with each seed."""
+    """Table with one row per fault: the rules that claim it, the bound, and the steps that it took with each seed."""
     rows = []
     for fault in (FAULTS[name] for name in _ids(outcomes) if name in FAULTS):
         own = [outcome for outcome in outcomes if outcome.fault == fault.id]
@@ -67,7 +67,7 @@ def caught(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def confusion(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Fault x rule: in how many of its runs the rule gave a warning or an error, and nothing where in none."""
+    """Fault x rule: in how many of its runs the rule gave a warning or an error, empty where in none."""
     names = dict.fromkeys(name for fault in FAULTS.values() for name in fault.caught_by)
     names |= dict.fromkeys(name for o in outcomes for name in o.alarms if name not in ENDS)
     counts = {
@@ -79,7 +79,7 @@ def confusion(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 ENDS = ("failed",)
-"""Findings that say that a training ended with an error, and not which."""
+"""Findings that a training ended with an error, without naming it."""
 
 
 def _counts(outcome: Outcome, name: str) -> bool:

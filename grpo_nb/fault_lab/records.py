@@ -43,7 +43,7 @@ class Fault:
     caught_by: tuple[str, ...]
     """Names of rules, or of an exception's class; one of them is enough."""
     within: int
-    """Steps after which it is caught at the latest; what is refused before a step counts as 0."""
+    """Steps after which it is caught at the latest; a refusal before any step counts as 0."""
     inject: Inject
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of its run, by dotted names; `run.steps` is `within` unless it is set."""
@@ -62,7 +62,7 @@ class Outcome:
     fault: str
     seed: int
     found: Mapping[str, int]
-    """Rule or exception -> steps done when it was seen first."""
+    """Rule or exception -> steps done when it first occurred."""
     severities: Mapping[str, str]
     """Rule or exception -> info, warning or error."""
     steps: int
@@ -71,7 +71,7 @@ class Outcome:
     """Error that ended the training, if any."""
 
     def caught(self, fault: Fault) -> int | None:
-        """The steps to the first of the fault's own findings; None: none came."""
+        """Steps to the first of the fault's own findings; None without one."""
         return min((self.found[name] for name in fault.caught_by if name in self.found), default=None)
 
     @property

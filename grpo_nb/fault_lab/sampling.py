@@ -79,7 +79,7 @@ def stale_weights(patient: Patient) -> Iterator[None]:
 
 @contextmanager
 def one_stop_token_of_two(patient: Patient) -> Iterator[None]:
-    """Of the model's terminator and that of the chat template only the first ends a completion."""
+    """Only the model's own stop token ends a completion, not the chat template's."""
     settle = TokenizerAdapter._settle
 
     def halved(adapter: TokenizerAdapter) -> None:
@@ -93,7 +93,7 @@ def one_stop_token_of_two(patient: Patient) -> Iterator[None]:
 
 @contextmanager
 def pad_is_eos(patient: Patient) -> Iterator[None]:
-    """Padding is the end-of-sequence token, and the loss leaves out padding by id: the terminator is never trained."""
+    """Padding is the end-of-sequence token, and the loss leaves out padding by id: the stop token is never trained."""
     mask = Experience.mask
 
     def by_id(batch: Experience) -> Tensor:

@@ -1,4 +1,4 @@
-"""Faults of files, clocks and processes: what a run stands on."""
+"""Faults of files, clocks and processes, which a run depends on."""
 
 import errno
 import time
