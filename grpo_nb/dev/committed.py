@@ -107,7 +107,7 @@ def _in_few_colours(picture: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all written; 1: a cell failed, or a notebook is too large."""
+    """Exit status 0: all written; 1: a cell failed, or a notebook is too large."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("notebooks", nargs="+", type=Path)
     console = Console(stderr=True)

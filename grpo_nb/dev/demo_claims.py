@@ -118,7 +118,7 @@ def summary(measured: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """The summary as the README has it."""
+    """The summary in the form of README's table."""
     head = "| " + " | ".join(table.columns) + " |\n|" + " --- |" * len(table.columns)
     cells = table.assign(holds=table["holds"].map({True: "yes", False: "NO"})).astype(str)
     return "\n".join([head, *("| " + " | ".join(row) + " |" for row in cells.to_numpy().tolist())])

@@ -76,7 +76,7 @@ def _title(path: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all written; 1: a cell failed; 2: usage."""
+    """Exit status 0: all written; 1: a cell failed; 2: usage."""
     parser = argparse.ArgumentParser(prog="python -m grpo_nb.dev.docs", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("build/docs"))
     parser.add_argument("notebooks", nargs="*", type=Path, help="notebooks to execute (default: none)")

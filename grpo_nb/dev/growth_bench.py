@@ -52,7 +52,7 @@ print(json.dumps([time.perf_counter() - began, taken / unit]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: measured."""
+    """Exit status 0: measured."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo_nb.dev.growth_bench", description=(__doc__ or "").splitlines()[0]
     )
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measured(folder: Path, lengths: Sequence[int], samples: Sequence[int], limit: float) -> Iterator[str]:
-    """The table, a line for each thing that is done with a run of each length."""
+    """Table with one line for each action on a run of each length."""
     yield f"{'log':>24}  {'what is done':<18} {'seconds':>9} {'MiB':>7}"
     for steps in lengths:
         run = long_run(folder / f"steps-{steps}" / "run", steps)

@@ -50,7 +50,7 @@ SERVERS = (Server("0 s", 0), Server("1 s", 1), Server("3 s", 3), Server("0 s, 20
 
 
 def judged(config: Config, url: str) -> Config:
-    """The settings with a judge of every objective; what they say of a judge stays."""
+    """The settings with a judge of every objective; existing settings of a judge stay."""
     given = {"providers": [{"model": "checksum", "base_url": url, "api_key_env": None}], "budget_tokens": None}
     judges = {name: objective.judge for name, objective in config.objectives.items()}
     return config.replace(

@@ -38,7 +38,7 @@ class JudgeServer(ThreadingHTTPServer):
             return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that did not wait is no news."""
+        """Ignore a client that did not wait."""
 
 
 class _Handler(BaseHTTPRequestHandler):

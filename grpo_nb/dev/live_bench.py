@@ -48,7 +48,7 @@ STATE = "application/vnd.jupyter.widget-state+json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: measured."""
+    """Exit status 0: measured."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo_nb.dev.live_bench", description=(__doc__ or "").splitlines()[0]
     )
@@ -93,7 +93,7 @@ def _cpu_seconds(board: Any) -> float:
 
 
 async def _train(session: Session, step: int) -> None:
-    """Until it has done `step`, and holds."""
+    """Train until step `step` is done and held."""
     session.resume()
     await session.wait(step=step - 1)  # the hold is requested within the last step
     session.pause()

@@ -34,7 +34,7 @@ FILLED = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: measured."""
+    """Exit status 0: measured."""
     parser = argparse.ArgumentParser(
         prog="python -m grpo_nb.dev.live_growth", description=(__doc__ or "").splitlines()[0]
     )

@@ -1,7 +1,8 @@
 """Seconds and peak memory of a step's phases on random weights: `python -m grpo_nb.dev.passes_bench --size 8b`.
 
-Runs the work of `grpo_nb.dev.peer`, this trainer alone, once by the model's own passes and once as it comes. Nothing is
-downloaded. The first steps are left out of the medians; the first one's seconds are shown by themselves.
+Runs the work of `grpo_nb.dev.peer`, this trainer alone, once with the model's own passes and once with the default
+ones. Nothing is downloaded. The first steps are left out of the medians; the first one's seconds are shown by
+themselves.
 """
 
 import argparse

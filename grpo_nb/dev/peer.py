@@ -42,9 +42,9 @@ class Side:
     tokens: list[int] = field(default_factory=list)
     """Completion tokens of each measured step."""
     peak: int = 0
-    """Bytes on the device at most, without what the other holds; 0 on the CPU."""
+    """Peak bytes on the device, without the other trainer's; 0 on the CPU."""
     first: float = 0.0
-    """Seconds of the first step, with what is compiled and captured for it."""
+    """Seconds of the first step, with its compilation and capture."""
 
     def add(self, seconds: float, parts: Mapping[str, float], tokens: int) -> None:
         """Add one measured step."""

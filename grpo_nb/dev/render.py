@@ -67,7 +67,7 @@ def render(
     parameters: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Cost:
-    """Execute one notebook in its own folder, write `out/<name>.html`, return what that took.
+    """Execute one notebook in its own folder, write `out/<name>.html`, return its time and memory.
 
     The page is written also when a cell fails, so that the failure can be read in its place.
 
@@ -103,7 +103,7 @@ def scratch_copies(notebooks: Sequence[Path]) -> Iterator[list[Path]]:
 def execute(
     notebook: Any, folder: Path, progress: Callable[[int, int], None] | None = None, cost: Cost | None = None
 ) -> None:
-    """Run the cells in a kernel that is reached by sockets in a private folder: nothing of it goes over TCP.
+    """Run the cells in a kernel on sockets in a private folder, without TCP.
 
     Raises:
         CellExecutionError, DeadKernelError: as `render`.
@@ -207,7 +207,7 @@ def mathml(tex: str, display: str) -> str:
 
 
 def without_widgets(notebook: Any) -> Any:
-    """A copy where every widget is replaced by what it showed last: its texts, then its picture."""
+    """A copy where every widget is replaced by its last output: its texts, then its picture."""
     still = copy.deepcopy(notebook)
     models = still.metadata.pop("widgets", {}).get(STATE, {}).get("state", {})
     for cell in still.cells:
@@ -251,7 +251,7 @@ def _still(model_id: str, models: Mapping[str, Any]) -> Markup:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all rendered; 1: a cell failed; 2: usage."""
+    """Exit status 0: all rendered; 1: a cell failed; 2: usage."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s")
     logger.setLevel(logging.INFO)

@@ -67,7 +67,7 @@ def ends(study: Study) -> Iterator[tuple[Trial, Stage]]:
 
 
 def answer(study: Study, sources: Sources, jobs: int, devices: Sequence[int]) -> list[str]:
-    """Have every end answer what it has not yet, each in a process of its own; the commands that failed."""
+    """Let every end answer its remaining questions, each in a process of its own; returns the commands that failed."""
     left = [
         [sys.executable, "-m", "grpo_nb.dev.result_answers", str(trial.path), str(stage), sources.unseen, sources.qa]
         for trial, stage in ends(study)
@@ -117,7 +117,7 @@ def _curves(trial: Trial) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Do what is left, and show the table."""
+    """Do the remaining work, and show the table."""
     usual = presets.gpu_result()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="STUDY")

@@ -84,7 +84,7 @@ def front(seed: int) -> pd.DataFrame:
 
 
 def examples() -> Table:
-    """The first held-out items of each objective, with what the model answered before and after."""
+    """The first held-out items of each objective, with the model's answers before and after."""
     return Table(_read("examples.csv").fillna(""), "the first of each objective in the seeded order, seed 0")
 
 
