@@ -77,7 +77,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Python binds every submodule to its package when it is loaded: the moment to note what was loaded."""
+    """Package module that notes each submodule when it is loaded: Python binds it to its package then."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

@@ -33,15 +33,15 @@ class SurrogateRow:
     high: Bound | None = Bound.OFFSET
     """Upper clip; None: no clip on that side. Raising an upper clip keeps the entropy from falling."""
     clips_completion: bool = False
-    """The clip acts on the completion's mean log-ratio instead of each token's own."""
+    """Whether the clip acts on the completion's mean log-ratio instead of each token's own."""
     sequence_level: bool = False
     """One ratio per completion, so its tokens cannot differ in advantage or weight."""
     clips_weight: bool = False
-    """The clip bounds a token's weight whatever its advantage's sign; False: it ends the pull where that is gained."""
+    """Whether the clip bounds a token's weight whatever its advantage's sign; False: it ends the gain."""
     dual: bool = False
-    """Takes `dual_clip`, a third bound above 1 + clip_high where the advantage is negative."""
+    """Whether it takes `dual_clip`, a third bound above 1 + clip_high where the advantage is negative."""
     settings: tuple[str, ...] = ()
-    """Settings of `algorithm` that this surrogate alone reads; like every clip they rest while the ratio is 1."""
+    """Settings of `algorithm` that this surrogate alone reads; without effect while the ratio is 1."""
 
     @property
     def tokenwise(self) -> bool:
@@ -49,7 +49,7 @@ class SurrogateRow:
         return not (self.clips_completion or self.sequence_level)
 
     def log_bounds(self, low: float, high: float) -> tuple[float, float]:
-        """The log-ratios between which the clip rests; infinite on a side without one."""
+        """The log-ratios between which the clip does not act; infinite on a side without one."""
         lowest, highest = -math.inf, math.inf
         if self.low is not None:
             lowest = math.log1p(-low) if self.low is Bound.OFFSET else -low
@@ -75,10 +75,10 @@ class AdvantageRow:
     """Properties of an advantage estimator; its formula is in `losses.advantages`."""
 
     scale_free: bool = False
-    """Divided by a spread, so multiplying every reward by one number changes nothing but the eps; else the advantage
-    is in units of the reward."""
+    """Whether advantages are divided by a spread, so multiplying every reward by one number changes nothing but the
+    eps; else the advantage is in units of the reward."""
     per_token: bool = False
-    """Takes each token's own return, so a KL in the reward gives the tokens of a completion different advantages."""
+    """Whether it takes each token's own return, so that a KL in the reward gives tokens different advantages."""
 
 
 ADVANTAGE_ROWS: Mapping[str, AdvantageRow] = {
@@ -102,7 +102,7 @@ class KLRow:
     reported: str
     """The estimator that the log, the controllers and the plots read: the loss's own, or k3's unbiased value."""
     in_reward: bool = False
-    """A cost in the reward and no term of the loss; old log-probs then come before advantages."""
+    """Whether it is a cost in the reward and no term of the loss; old log-probs then come before advantages."""
     needs_ratio: bool = False
     """The gradient is that of KL(policy || reference) only if it flows through the ratio as well (`ratio_through`)."""
 
@@ -128,7 +128,7 @@ class Algorithm:
     reduction: str
     kl: str
     clip: tuple[float, float]
-    """(low, high) as the surrogate's row counts them."""
+    """(low, high) in the units of the surrogate's row."""
     paper: str
     """arXiv number of the paper; `bnpo` is TRL's name of GRPO with a token mean."""
 
@@ -149,7 +149,7 @@ class Algorithm:
 
     @property
     def surrogate_row(self) -> SurrogateRow:
-        """The facts of its surrogate."""
+        """Row of its surrogate."""
         return SURROGATE_ROWS[self.surrogate]
 
     @property
@@ -159,7 +159,7 @@ class Algorithm:
 
     @property
     def log_bounds(self) -> tuple[float, float]:
-        """The log-ratios between which its clip rests."""
+        """Log-ratios between which its clip does not act."""
         return self.surrogate_row.log_bounds(*self.clip)
 
 
@@ -191,7 +191,7 @@ CHOICES: Mapping[str, Collection[str]] = {
     "reduction": REDUCTION_NAMES,
     "kl": KL_ROWS,
 }
-"""The names that exist of each kind."""
+"""Names of each kind of choice."""
 
 
 def algorithm(
@@ -225,7 +225,7 @@ def algorithm(
 
 
 def refuse_k1(kl: str) -> str:
-    """The name as it is.
+    """Return the name unless it is `k1`.
 
     Raises:
         ValueError: it is `k1`, which is no loss.

@@ -14,12 +14,12 @@ from typing import Any, Literal
 Bound = Literal["floor", "ceiling"]
 
 ERROR_CLIP = 0.2
-"""`proportional` never sees a relative error of KL beyond ± this (Ziegler et al. 2019, section 2.2)."""
+"""Bound of the relative error of KL in `proportional`, ± (Ziegler et al. 2019, section 2.2)."""
 
 
 @dataclass(frozen=True)
 class BetaState:
-    """Beta of one objective and what its controller remembers.
+    """Beta of one objective and the memory of its controller.
 
     >>> BetaState.from_dict(BetaState(0.04, window=(0.02, 0.03)).to_dict())
     BetaState(value=0.04, window=(0.02, 0.03), mode='auto', pinned=None)
@@ -28,9 +28,9 @@ class BetaState:
     value: float
     """Active beta: the weight of the KL penalty."""
     window: tuple[float, ...] = ()
-    """The newest KLs seen since beta last moved, nats per token, oldest first; only `band` keeps them."""
+    """KLs since beta last moved, nats per token, oldest first; only `band` keeps them."""
     mode: Literal["auto", "manual"] = "auto"
-    """`manual`: a person holds beta, the controller rests."""
+    """`manual`: a person holds beta, and the controller is inactive."""
     pinned: Bound | None = None
     """Bound at which the controller is saturated; an alarm, because the KL is out of its band."""
     automatic: float | None = field(default=None, compare=False, repr=False)
@@ -50,17 +50,17 @@ class KLTarget:
     """Inputs of a controller; each one uses what it needs."""
 
     band: tuple[float, float]
-    """KLs, nats per token, between which beta rests, ends included."""
+    """KLs, nats per token, between which beta does not move, ends included."""
     bounds: tuple[float, float]
     """Floor and ceiling of beta."""
     target: float
-    """The KL wanted, inside the band; > 0 for `proportional`."""
+    """Target KL, inside the band; > 0 for `proportional`."""
     gain: float = 0.1
     """`proportional`: K_β, without unit; `dual_ascent`: beta per nat per step."""
     limit: float = 0.2
     """The largest relative change of beta in one move."""
     window: int = 5
-    """KLs whose median `band` judges."""
+    """Number of KLs whose median `band` compares."""
     up: float = 1.15
     """`band`: the factor where KL is above."""
     down: float = 0.85
@@ -128,7 +128,7 @@ CONTROLLERS: Mapping[str, Controller] = {
 
 
 def set_manual(state: BetaState, value: float) -> BetaState:
-    """A person takes beta: it stays at `value`, bounds or not, until `set_auto`.
+    """Hold beta at `value`, bounds or not, until `set_auto`.
 
     Raises:
         ValueError: the value is negative or not finite.
@@ -139,9 +139,10 @@ def set_manual(state: BetaState, value: float) -> BetaState:
 
 
 def set_auto(state: BetaState, configured: float | None = None) -> BetaState:
-    """The controller takes beta back, with fresh KLs, from its own last value, else from the configured one.
+    """Give beta back to the controller, with fresh KLs, from its own last value, else from the configured one.
 
-    Not from the hand's: a controller moves by shares, and from 0 or nearly 0 it would need hundreds of steps.
+    It does not start from the person's value: a controller moves by shares, and from 0 or nearly 0 it would need
+    hundreds of steps.
     """
     if state.mode == "auto":
         return state
@@ -150,7 +151,7 @@ def set_auto(state: BetaState, configured: float | None = None) -> BetaState:
 
 
 def reset_window(state: BetaState) -> BetaState:
-    """The KLs seen so far were measured otherwise than those to come; beta stays."""
+    """Forget the KLs so far, which were measured differently from those to come; beta stays."""
     return replace(state, window=())
 
 

@@ -21,13 +21,13 @@ CHUNK = 2**22
 """Elements widened to float64 at a time (32 MiB), however large the parameter."""
 MGDA_ITERATIONS = 1000
 MGDA_STEP = 1e-6
-"""Frank-Wolfe stops at a step shorter than this."""
+"""Step length of Frank-Wolfe below which it stops."""
 CAGRAD_ZERO = 1e-7
 """Length of a combination, against that of all gradients together, that is 0; the solver is exact to about 1e-8."""
 UPGRAD_RIDGE = 1e-10
-"""Added to the squared length 1, so that gradients that depend on each other leave one solution."""
+"""Number added to the squared length 1, so that dependent gradients leave one solution."""
 NEGLIGIBLE = 1e-6
-"""A gradient shorter than this, against the longest, is zero."""
+"""Length of a gradient, relative to the longest, below which it counts as zero."""
 
 
 def gram(grads: Sequence[Gradient]) -> Gram:

@@ -20,7 +20,7 @@ NAMED = 4
 @dataclass(frozen=True)
 class _Loaded:
     spec: ModuleSpec
-    """Another one once the module was loaded again."""
+    """Module spec; another one once the module was loaded again."""
     stamp: tuple[int, int]
     digest: bytes
 
@@ -50,7 +50,7 @@ def sentence(files: list[str]) -> str:
 
 
 def fingerprint() -> str:
-    """Hash of the package's sources: of what is loaded as it was loaded, of the rest as it is on disk."""
+    """Hash of the package's sources: loaded modules as loaded, the rest as on disk."""
     loaded = {path: noted.digest for path, noted in _noted()}
     total = hashlib.sha256()
     for name in sorted(_sources(), key=lambda name: name.split("/")):

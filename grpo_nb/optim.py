@@ -27,7 +27,7 @@ class Update:
 
 
 class BrokenUpdate(Clean, FloatingPointError):
-    """A parameter is not finite after an update; the message names it, `update` has the update's numbers."""
+    """Raised when a parameter is not finite after an update; the message names it, `update` has the numbers."""
 
     def __init__(self, message: str, update: Update) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ def apply(
 ) -> Update:
     """Guard, clip and step once on what `.grad` has accumulated, then clear it.
 
-    The first update of an optimizer undoes itself where it is broken off: that is where the moments need memory.
+    The first update of an optimizer undoes itself if it is interrupted, since it allocates the moments.
 
     A gradient that is not finite, or whose norm is above `skip_above`, changes nothing but the status. Nor does one
     of exactly 0 (every answer masked, or all groups alike and no penalty): AdamW's momentum alone would move the
@@ -118,7 +118,7 @@ def warmup(step: int, steps: int) -> float:
 
 
 def state_tensors(parameters: Parameters, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's memory as flat tensors, `parameter.name/exp_avg` and so on."""
+    """The optimizer's moments as flat tensors, `parameter.name/exp_avg` and so on."""
     return {key: value.detach().cpu().contiguous() for key, value in moments(parameters, optimizer).items()}
 
 

@@ -82,7 +82,7 @@ class Clean(Exception):
 
 
 class _Cleaning(logging.Filter):
-    """Takes the control characters out of log records, so that any handler may write them anywhere."""
+    """Filter that removes control characters from log records, so that any handler may write them anywhere."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg = printable(record.msg)
@@ -94,7 +94,7 @@ class _Cleaning(logging.Filter):
 
 
 def clean_logger(name: str) -> logging.Logger:
-    """The logger of a module of this package: what it logs has no control characters."""
+    """Logger of a module of this package, whose records have no control characters."""
     logger = logging.getLogger(name)
     if not any(isinstance(known, _Cleaning) for known in logger.filters):
         logger.addFilter(_Cleaning())

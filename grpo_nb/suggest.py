@@ -16,7 +16,7 @@ def close_matches(name: str, known: Iterable[str], count: int = 3, cutoff: float
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name, empty where nothing is like it.
+    """The end of a sentence about an unknown name, empty where no name is similar.
 
     >>> did_you_mean("fairnes", ["fairness", "hallucination"])
     "; did you mean 'fairness'?"

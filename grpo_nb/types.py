@@ -1,4 +1,4 @@
-"""The records that pass between floors: what each stage hands to the next.
+"""Records that pass between the layers: the result of each stage for the next.
 
 Data goes one way: task -> Example -> Rollouts -> Score -> Experience -> StepStats -> a row of metrics.jsonl.
 Ragged things are plain Python lists, one entry a prompt (P) or a completion (B = P * K, prompt-major:
@@ -65,7 +65,7 @@ class Score:
     cause: str = ""
     """Reason why `value` is None."""
     scale: float = field(default=0.0, compare=False, repr=False)
-    """Size of what `value` was summed from, which its rounding is relative to; below |value|: the value's own."""
+    """Size of the terms that `value` was summed from, the base of its rounding error; below |value|: |value|."""
 
     @property
     def scored(self) -> bool:
@@ -108,7 +108,7 @@ class Rollouts:
 
     @property
     def scored_texts(self) -> Sequence[str]:
-        """[B] what tasks and the judge read: where thinking ends can be seen in them."""
+        """[B] what tasks and the judge read: they show where thinking ends."""
         return self.marked or self.texts
 
     @property
@@ -246,7 +246,7 @@ class Experience:
     measured: Bool[Tensor, "batch"]
     """Rows that a forward pass of the old policy has seen. On-policy that is the pass which trains."""
     logprobs_reference: Float[Tensor, "batch token"] | None
-    """log pi_ref, or None where no objective looks at the KL."""
+    """log pi_ref, or None where no objective needs the KL."""
     token_weights: Float[Tensor, "batch token"] | None = None
     """Weight of a token's policy loss (importance-sampling correction, entropy mask); None: 1."""
     bad: frozenset[int] = frozenset()
