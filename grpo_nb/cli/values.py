@@ -8,6 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.config.base import ConfigError
+from grpo_nb.config.setting_keys import read_value
+from grpo_nb.printable import cut
 from grpo_nb.storage import safe_open
 from grpo_nb.storage.vocabulary import Command
 
@@ -24,13 +27,11 @@ def setting(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"'{text}' is no setting; needs KEY=VALUE, e.g. batch.group_size=4")
     try:
-        return key, json.loads(value)
-    except json.JSONDecodeError as error:
-        if value.startswith(("{", "[", '"')):
-            raise argparse.ArgumentTypeError(
-                f"'{text}' begins like JSON and is none: {error}; quote it for the shell, e.g. 'KEY={{\"a\": 1}}'"
-            ) from None
-        return key, value
+        return key, read_value(value)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(
+            f"'{cut(text)}' {error}; quote it for the shell, e.g. 'KEY={{\"a\": 1}}'"
+        ) from None
 
 
 def settings_file(name: str) -> dict[str, Any]:

@@ -270,7 +270,8 @@ def parse(tree: Any) -> Config:
         wrong: dict[tuple[str, ...], list[Any]] = {}
         for item in error.errors():
             wrong.setdefault(_path(item), []).append(item)
-        raise ConfigError("\n".join(_explain(".".join(path), items) for path, items in wrong.items())) from None
+        lines = {".".join(path): _explain(".".join(path), items) for path, items in wrong.items()}
+        raise ConfigError("\n".join(lines.values()), lines) from None
 
 
 def check_data_size(config: Config, examples: dict[str, int]) -> None:

@@ -1,10 +1,11 @@
 """Base class of every settings group."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 from grpo_nb.printable import Clean
 
@@ -14,20 +15,41 @@ MOST_STEPS = 10**9
 Steps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 
 
-def one_of(names: Collection[str], *more: str) -> AfterValidator:
+@dataclass(frozen=True, eq=False)
+class OneOf:
     """Validator: a text must be a name in a table, as the table is when it is checked, or one of `more`."""
 
-    def check(value: str) -> str:
-        known = [f"'{name}'" for name in (*names, *more)]
-        if f"'{value}'" not in known:
+    names: Collection[str]
+    more: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All texts that are valid now."""
+        return (*self.names, *self.more)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: str) -> str:
+        if value not in self.choices:
+            known = [f"'{name}'" for name in self.choices]
             raise PydanticKnownError("literal_error", {"expected": f"{', '.join(known[:-1])} or {known[-1]}"})
         return value
 
-    return AfterValidator(check)
+
+def one_of(names: Collection[str], *more: str) -> OneOf:
+    """For the annotation of a setting: a name of a table, or one of `more`."""
+    return OneOf(names, more)
 
 
 class ConfigError(Clean, ValueError):
     """Raised for a wrong setting; the message names the value found, the value needed and the change to make."""
+
+    def __init__(self, message: str = "", at: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.at: Mapping[str, str] = dict(at or {})
+        """The message of each wrong setting by dotted name, where they are known. Of settings that contradict each
+        other, the name of their group; of settings of several groups, the empty name."""
 
 
 class Settings(BaseModel):

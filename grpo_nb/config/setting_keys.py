@@ -1,13 +1,14 @@
 """Keys that `--set` and `Config.replace` take, each with its value and the sentence under its field."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from grpo_nb.config.base import Settings
+from grpo_nb.config.base import ConfigError, OneOf, Settings
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,18 @@ class Setting:
     """Whether the configuration has this value; False for defaults of a group that is null or of a list's item."""
     default: Any = None
     """The default; None too where a value has to be given."""
+    choices: tuple[Any, ...] = ()
+    """All values that it may have; empty where they cannot be listed."""
 
     @property
     def text(self) -> str:
         """The value as `--set` takes it; in brackets where it is such a default."""
-        return _text(self.value) if self.active else f"({_text(self.value)})"
+        return value_text(self.value) if self.active else f"({value_text(self.value)})"
 
     @property
     def default_text(self) -> str:
         """The default as `--set` takes it."""
-        return _text(self.default)
+        return value_text(self.default)
 
     @property
     def changed(self) -> bool:
@@ -56,7 +59,8 @@ def _of_group(kind: type[Settings], group: Settings | None, prefix: str) -> Iter
         else:
             meaning = " ".join((field.description or "").split())
             default = _default(field)
-            yield Setting(f"{prefix}{name}", value, meaning, group is not None, default)
+            choices = _choices(field.annotation, field.metadata)
+            yield Setting(f"{prefix}{name}", value, meaning, group is not None, default, choices)
             for key, member in members.items():
                 usual = default.get(key) if isinstance(default, dict) else None
                 yield Setting(f"{prefix}{name}.{key}", member, meaning, group is not None, usual)
@@ -76,8 +80,51 @@ def _default(field: FieldInfo) -> Any:
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=_plain)
+def _choices(kind: Any, rules: Sequence[Any] = ()) -> tuple[Any, ...]:
+    """All values of a type, where they can be listed."""
+    if rule := next((rule for rule in rules if isinstance(rule, OneOf)), None):
+        return rule.choices
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _choices(parts[0], parts[1:])
+    if origin is Literal:
+        return parts
+    if origin in (Union, UnionType):
+        listed = [_choices(part) for part in parts]
+        return tuple(value for values in listed for value in values) if all(listed) else ()
+    return {bool: (False, True), NoneType: (None,)}.get(kind, ())
+
+
+def read_value(text: str) -> Any:
+    """The value that a text stands for, on the command line and in a form: JSON, else the text itself.
+
+    >>> read_value("4"), read_value("null"), read_value("cpu")
+    (4, None, 'cpu')
+
+    Raises:
+        ConfigError: it begins like JSON and is not, or JSON cannot hold it.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if text.startswith(("{", "[", '"')):
+            raise ConfigError(f"begins like JSON and is not: {error}") from None
+        return text
+    except (ValueError, RecursionError) as error:  # too many digits, too deep
+        raise ConfigError(f"is too large: {error}") from None
+
+
+def value_text(value: Any) -> str:
+    """The text that `read_value` reads as `value`."""
+    plain = isinstance(value, str) and not _means_another(value)
+    return value if plain else json.dumps(value, default=_plain)
+
+
+def _means_another(text: str) -> bool:
+    try:
+        return bool(read_value(text) != text)
+    except ConfigError:
+        return True
 
 
 def _plain(value: Settings) -> dict[str, Any]:
