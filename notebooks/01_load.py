@@ -40,7 +40,7 @@
 import grpo_nb as g
 from grpo_nb import doctor
 from grpo_nb.doctor import reward_check
-from grpo_nb.jupyter import kernel, project
+from grpo_nb.jupyter import kernel, project, settings_form
 from grpo_nb.report import report, tables
 from grpo_nb.tasks import load_tasks
 
@@ -69,6 +69,13 @@ run = project.open_run(RUN, preset=PRESET, changes=CHANGES, tasks=TASKS, rewards
 config, own = run.config, project.own(run)
 print(run.path)
 tables.settings(config)
+
+# %% [markdown]
+# The form searches and edits the settings. It checks each value, plans the memory, and gives the line of `CHANGES` to
+# copy into the settings cell above; it changes no run.
+
+# %%
+settings_form.SettingsForm(PRESET, CHANGES)
 
 # %% [markdown]
 # The table lists every run of this project. If a run's kernel died, the line under *next* resumes it from its newest

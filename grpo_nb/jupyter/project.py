@@ -67,7 +67,7 @@ def open_run(
     if preset is not None and name is not None:
         paths = None if tasks is None and rewards is None else OwnPaths.of(tasks or {}, rewards or {})
         imported(paths or OwnPaths())  # before anything is made
-        run = Run.open_or_create(run_path(name), _preset(preset), changes=changes)
+        run = Run.open_or_create(run_path(name), preset_of(preset), changes=changes)
         project_file.remember(run.path, f"{datetime.now():%Y-%m-%d %H:%M}", paths)
         return run
     path = current() if name is None else run_path(name)
@@ -325,7 +325,12 @@ _NEXT = {
 }
 
 
-def _preset(name: str) -> Config:
+def preset_of(name: str) -> Config:
+    """The settings of a preset.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
     if name not in presets.PRESETS:
         raise ConfigError(f"there is no preset {name!r}; there are {', '.join(sorted(presets.PRESETS))}")
     return presets.PRESETS[name]()
