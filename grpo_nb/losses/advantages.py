@@ -72,7 +72,7 @@ class GroupRewards:
         return self.rewards[..., None] - self.kl_cost.flip(-1).cumsum(-1).flip(-1)
 
     def has_signal(self) -> Bool[Tensor, "prompt 1"]:
-        """Whether each group's returns differ by more than rounding, [P, 1]."""
+        """Whether each group's totals differ by more than rounding, [P, 1]."""
         return group_std(self.totals())[:, None] > self.noise()
 
     def weights(self) -> TokenGroups:
