@@ -72,7 +72,7 @@ class Replica:
 
 
 def follows(given: Given) -> bool:
-    """Whether this process is not rank 0; if so, it has worked for rank 0 through one stage when this returns.
+    """Whether this process is a rank other than rank 0; if so, it has worked for rank 0 through one stage on return.
 
     Raises:
         RankError: as `follow`.
