@@ -66,7 +66,7 @@ class GraphEngine:
             with full_memory():
                 return self._generate(policy, request)
         except torch.cuda.OutOfMemoryError:
-            self.release()  # whoever tries again with less needs this memory too
+            self.release()  # a retry with fewer rows needs this memory too
             raise
 
     def unserved(self, policy: Policy) -> str | None:
@@ -111,7 +111,7 @@ class GraphEngine:
             raise
         except Unserved as error:
             return str(error)
-        except Exception as error:  # whatever a model does that cannot be captured or is called in another way
+        except Exception as error:  # any operation of a model that cannot be captured, or another call convention
             return f"{type(error).__name__}: {error}"
 
     def _generate(self, policy: Policy, request: Request) -> Rollouts:
