@@ -37,7 +37,7 @@ class Ownership:
             PolicyTaken: it belongs to another training, which is still open.
         """
         if self._other(lock) is not None:
-            gc.collect()  # a generator in a cycle that nobody can reach closes here
+            gc.collect()  # a generator in an unreachable cycle closes here
         with _claiming:
             if (other := self._other(lock)) is not None:
                 raise PolicyTaken(

@@ -14,7 +14,7 @@ def method(settings: Any) -> str | None:
     stated = stated if isinstance(stated, dict) else getattr(stated, "__dict__", {})
     name = stated.get("quant_method")
     if name is None and (stated.get("load_in_4bit") or stated.get("load_in_8bit")):
-        return BITSANDBYTES  # older files of its do not say it
+        return BITSANDBYTES  # its older files lack the method
     return None if name is None else str(getattr(name, "value", name))
 
 
