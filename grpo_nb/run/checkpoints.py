@@ -26,7 +26,7 @@ from grpo_nb.storage.safe_open import Irregular
 
 if TYPE_CHECKING:
     from torch import Tensor
-else:  # torch takes a second to import, and whoever lists or watches runs loads no tensor
+else:  # torch takes a second to import, and listing or watching runs loads no tensor
     Tensor = Any
 
 logger = clean_logger(__name__)

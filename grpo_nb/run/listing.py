@@ -28,7 +28,7 @@ def _summary(path: Path) -> RunSummary:
         run = Run.open(path)
         status = run.status()
         problem = _problem(run, status)
-    except Exception as error:  # whatever lies in one folder, the others are listed
+    except Exception as error:  # whatever one folder contains, the others are listed
         if not isinstance(error, RunError):
             logger.info("%s cannot be read", path, exc_info=True)
         problem = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
