@@ -58,7 +58,7 @@ def check_loss(loss: Loss, clip: ClipConfig | None = None) -> list[Finding]:
         return [wrong]
     try:
         return worst_first([*_passes(loss, bounds)] or [*_far(loss, bounds), *_masked(loss, bounds)])
-    except Exception as error:  # whatever the function of somebody else raises is what is wrong with it
+    except Exception as error:  # any exception of a user's function is its error
         return [_raised(error)]
 
 
