@@ -115,7 +115,7 @@ class Scoring:
         self._background.close()
         for unwanted in (result for part in self._parts for result in part.results.values()):
             if inspect.iscoroutine(unwanted):
-                unwanted.close()  # else Python warns that nobody awaited it, above the error that counts
+                unwanted.close()  # else Python warns that it was never awaited, above the error that counts
 
     def expect(self, rubric: Rubric, examples: Sequence[Example]) -> bool:
         """Start the functions that take completions as they end, by the examples alone; return whether any exist."""
