@@ -38,7 +38,7 @@ OVER = {
     "bias_disambiguated": "disambig_named",
     "unknown_rate_disambiguated": "disambig",
 }
-"""Count in COUNTED that each measure of a part of the answers is over; 0 where a bias score is undefined."""
+"""Count in COUNTED of the answers that each measure of a part is over; a bias score over 0 of them is 0."""
 
 
 def counts(answers: Iterable[Answer]) -> Counts:
