@@ -63,7 +63,7 @@ class RunsView:
         """Read and draw the checked runs."""
         try:
             self._draw()
-        except Exception as error:  # whatever lies in one run, the view stays
+        except Exception as error:  # whatever one run contains, the view stays
             logger.exception("the checked runs could not be drawn")
             self._say(f"the checked runs could not be drawn: {type(error).__name__}: {error}")
 

@@ -63,7 +63,7 @@ def _standing(copy: Path) -> tuple[str, str] | None:
     For a notebook that is no copy, or that cannot be read, the first is empty: it belongs to the user.
     """
     try:
-        if copy.exists() and not copy.is_file():  # whoever opened a FIFO would wait for a writer
+        if copy.exists() and not copy.is_file():  # opening a FIFO would wait for a writer
             return "", "unreadable"
         with open(copy, "rb") as file:
             book = json.loads(file.read(LARGEST))

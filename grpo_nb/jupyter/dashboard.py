@@ -219,7 +219,7 @@ class Dashboard:
         try:
             for words in self._words:
                 words.say(self._standing_words())
-        except Exception:  # of no weight for whoever watches
+        except Exception:  # without weight for the viewer
             logger.exception("the words below the dashboard of %s could not be changed", self.session.run.name)
 
     def _standing_words(self) -> str:

@@ -48,7 +48,7 @@ def outlast_script() -> None:
     if _waits:
         return
     # `atexit` comes too late: no thread may be started by then. These are called last come, first served, and that of
-    # the thread pools, which closes them to whoever trains, comes when their module is loaded.
+    # the thread pools, which closes them to trainings, is registered when their module is loaded.
     importlib.import_module("concurrent.futures.thread")
     threading._register_atexit(_at_the_end)  # type: ignore[attr-defined]
     _waits.append(True)

@@ -205,7 +205,7 @@ class ThreadWorker(Worker):
                 for _ in steps:
                     if self.asked_to_stop.is_set() and not self._passed_on():
                         break
-        except BaseException as error:  # whatever it is, the cell that waits raises it
+        except BaseException as error:  # the waiting cell raises it, whatever it is
             self._failed(error)
         process_exit.return_memory()
 
