@@ -127,7 +127,7 @@ def _section(make: Callable[[], list[Any]]) -> list[Markup]:
     """Content of a part of the page; an error message where the files of the run do not allow it."""
     try:
         return [*map(shown_as_html, make())]
-    except Exception as error:  # whatever lies in one file, the rest is shown
+    except Exception as error:  # whatever one file contains, the rest is shown
         logger.warning("a part of the page is left out", exc_info=True)
         return [Table(pd.DataFrame(), f"cannot be shown: {type(error).__name__}: {cell(error)}")._repr_html_()]
 

@@ -126,7 +126,7 @@ def read_or(make: Callable[[], Any], otherwise: Any) -> Any:
     """The value that `make` reads from a run; `otherwise`, with a warning, where the run's files are damaged."""
     try:
         return make()
-    except Exception:  # whatever lies in one file, the rest is compared
+    except Exception:  # whatever one file contains, the rest is compared
         logger.warning("a part of the comparison is left out", exc_info=True)
         return otherwise
 
