@@ -95,7 +95,7 @@ def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collecti
     runs += [run for trial in study if trial.arm not in arms and (run := trial.run())]  # their SFT may serve
     shared = [next(i for i, one in enumerate(trials) if same_sft(trial.config, one.config)) for trial in trials]
     turns = {first: threading.Lock() for first in shared}
-    order = sorted(range(len(trials)), key=lambda i: shared[:i].count(shared[i]))  # nobody waits while one could train
+    order = sorted(range(len(trials)), key=lambda i: shared[:i].count(shared[i]))  # no trial waits while it could train
     total = sum(len(left(trial)) for trial in trials)
     with tqdm(total=total, desc="parts of runs", disable=None if total else True) as bar, slots:
         slots.every([_work(trials[i], runs, slots, turns[shared[i]], bar.update) for i in order])
