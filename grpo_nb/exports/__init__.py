@@ -225,7 +225,7 @@ def _appearing(folder: Path) -> Iterator[Path]:
             held = os.open(draft, os.O_RDONLY)
             flock(held)
             with suppress(FileNotFoundError):
-                folder.lstat()  # fails for a name that the disk does not take, e.g. one that is too long
+                folder.lstat()  # fails for a name that the disk does not accept, e.g. a name that is too long
         yield draft
         with _clearly(folder):
             _refuse_full(folder)
