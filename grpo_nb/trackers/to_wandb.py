@@ -51,7 +51,7 @@ def _settings() -> dict[str, Any]:
     server = PACKAGES["wandb"].server()
     return {
         "mode": wandb_mode(),
-        **({"base_url": server.url} if server is not None else {}),  # the confirmed one, whatever a file has
+        **({"base_url": server.url} if server is not None else {}),  # the confirmed one, whatever a file contains
         "silent": True,
         "console": "off",
         "disable_git": True,
