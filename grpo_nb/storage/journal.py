@@ -135,7 +135,7 @@ class Journal:
         with self._open() as file:
             if file is None:
                 return
-            torn, passed = True, 0  # the last line may be one that is being written
+            torn, passed = True, 0  # the last line may still be being written
             for line, end in lines.backwards(file, file.seek(0, os.SEEK_END)):
                 row, why = self._row(line, end)
                 passed = 0 if row is not None else passed + 1
@@ -271,7 +271,7 @@ class Journal:
                 os.close(fd)
 
     def _report(self, bad: int) -> None:
-        # a dashboard reads every second, and several readers read one log: say it once
+        # a dashboard reads every second, and several readers read one log: warn once
         if bad > self.bad_lines and bad != _reported.get(self.path):
             logger.warning("%s: %d line(s) are left out; the first %s", self.path, bad, self.bad_because)
             _reported[self.path] = bad

@@ -143,7 +143,7 @@ def _hole(fd: int, start: int, end: int) -> bool:
     """Whether the file has no data there: a sparse file takes no space for it, and no newline is in it."""
     try:
         return os.lseek(fd, start, os.SEEK_DATA) >= end
-    except OSError as error:  # none from there to the file's end; or this file system cannot say
+    except OSError as error:  # none from there to the file's end; or this file system does not support it
         return error.errno == errno.ENXIO
     except AttributeError:  # nor can this operating system
         return False

@@ -182,7 +182,7 @@ class Lock:
         fd, self._fd = self._fd, None
         try:
             self._give_back(fd)
-        except OSError as error:  # the file names this owner still, and is not locked: whoever comes next sees both
+        except OSError as error:  # the file names this owner still, and is not locked: the next owner sees both
             logger.warning("%s is released, but still names its owner: %s", self.path, error)
 
     def _give_back(self, fd: int) -> None:
@@ -220,7 +220,7 @@ class Lock:
                 if answer == "busy" and not watched and self._kept_for_the_dead(previous, patience):
                     return self._replaced(fd), previous
                 if answer != "busy" and same_file(fd, self.path):
-                    # a free lock proves that nobody here has it, but another machine may not see our locks
+                    # a free lock proves that no process here has it, but another machine may not see our locks
                     if answer == "unsupported" or (previous and not previous.on_this_machine()):
                         self.refuse_if_taken()
                     # a living owner holds the file that this one is a copy of
