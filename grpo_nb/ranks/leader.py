@@ -250,7 +250,7 @@ class Leader(Ranks):
             yield
         except BaseException as error:
             self._broken = True
-            if transferred and type(error) is RuntimeError:  # it does not say whose connection broke
+            if transferred and type(error) is RuntimeError:  # the error does not name the broken connection
                 rank = self._first_gone()
                 self._lost(rank, transferred, f"{'failed' if rank is None else 'died'} ({link.first_line(error)})")
             raise

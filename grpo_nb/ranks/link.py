@@ -199,7 +199,7 @@ def _store(place: launch.Place) -> Any:
             int(port),
             is_master=place.leads and os.environ.get(_AGENTS_STORE) != "True",
             timeout=timedelta(seconds=JOIN_SECONDS),
-            wait_for_workers=False,  # it would not say for whom
+            wait_for_workers=False,  # its error would not name the rank
         )
     except RuntimeError as error:
         raise RankError(
