@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, term by term: policy + KL + entropy, each reduced with the whole update's denominators."""
+"""The loss of a micro-batch, term by term: policy + KL + entropy, reduced with the complete update's denominators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
