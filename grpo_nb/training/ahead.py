@@ -88,7 +88,7 @@ class Ahead:
 
     def __init__(self) -> None:
         self.loop = Loop()
-        """Where their judges are waited for."""
+        """Event loop in which their judges are waited for."""
         self._by_step: dict[int, Sampled] = {}
 
     def keep(self, sampled: Sampled) -> None:

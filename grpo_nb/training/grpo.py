@@ -141,7 +141,7 @@ def grpo_step(state: TrainState, knobs: KnobSnapshot) -> StepStats:
 
 
 class Grpo(loop.Stage):
-    """GRPO as a stage: its whole state is a `TrainState`."""
+    """GRPO as a stage: its complete state is a `TrainState`."""
 
     prefix = ""
 

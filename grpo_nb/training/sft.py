@@ -169,7 +169,7 @@ class Sft(loop.Stage):
         self.progress = Warm(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS_TO_STOP)
         self.ranks: Ranks = ALONE
-        """Who computes the steps."""
+        """Ranks that compute the steps."""
 
     def share_among(self, ranks: Ranks) -> None:
         """Let these ranks compute the steps."""
