@@ -49,7 +49,7 @@ class GraphEngine:
         self.max_rows, self.adapters, self.compiled, self.devices = max_rows, adapters, compiled, devices
         self.eager = EagerEngine(max_rows)
         self._verdicts: WeakKeyDictionary[Policy, str | None] = WeakKeyDictionary()
-        """Why a policy is drawn from by the eager engine; None where it is not."""
+        """Reason why the eager engine samples from a policy; None where this engine does."""
         self._held: _Held | None = None
 
     def generate(self, policy: Policy, request: Request) -> Rollouts:

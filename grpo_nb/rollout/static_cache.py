@@ -64,13 +64,13 @@ class StaticCache:
             return torch.zeros(count, dtype=dtype, device=device)
 
         self.group = numbers(size.rows, torch.long)
-        """[row] its prompt."""
+        """Prompt of each row, [row]."""
         self.first = numbers(size.prompts + 1)
         """Rows first[p] to first[p + 1] belong to prompt p."""
         self.start = numbers(size.prompts)
         """The first filled slot of each prompt."""
         self.step = numbers(1, torch.long)
-        """The slot that the rows' next token goes to: how many each has."""
+        """Slot of the rows' next token, which is the number of tokens that each has."""
         self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def load(self, prompts: Cache, lengths: Sequence[int], group: Sequence[int]) -> None:

@@ -61,11 +61,11 @@ class VLLMEngine:
     def __init__(self, rollout: RolloutConfig) -> None:
         self._server = Server(rollout)
         self._background = Background()
-        """Where what has begun is drawn."""
+        """Event loop in which begun requests run."""
         self._home: finalize[..., VLLMEngine] | None = None
         """Removes the folder of the adapters, at the latest with the engine."""
         self._loaded = ""
-        """Name of the adapter that the server was given last."""
+        """Name of the adapter that the server got last."""
         self._checked: WeakSet[Policy] = WeakSet()
         self.about: dict[str, Any] = {}
         """What the server reported about itself when it was checked, for the log."""

@@ -117,7 +117,7 @@ class Session:
         self._key, self._patience_s = limits
         self._errors = http_library().TransportError
         self._silent = False
-        """Whether its failure was logged; several requests meet the same."""
+        """Whether its failure was logged; several requests meet the same failure."""
 
     async def about(self) -> tuple[str, Card]:
         """The server's version, and the model that it serves.
