@@ -115,7 +115,7 @@ class _Switch(ABC):
 
     def __init__(self) -> None:
         self._open: object | None = None
-        """Stands for the outermost block."""
+        """Token of the outermost block."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -161,7 +161,8 @@ class AdapterReference(_Switch):
         settings.inference_mode, settings.lora_dropout = True, 0.0
         settings.init_lora_weights = True  # other ways (PiSSA, OLoRA) would change the base weights once more
         self._flags = self._requires_grad()
-        """What requires a gradient, while the reference acts: peft freezes one adapter and unfreezes the other."""
+        """Flags of the weights that require a gradient, while the reference acts: peft freezes one adapter and
+        unfreezes the other."""
         try:
             with seeding.seeded(0, 0, "lora"), quietly():
                 model.add_adapter(REFERENCE, settings)
@@ -233,7 +234,7 @@ class ExchangedReference(_Switch):
         self.trainable = trainable
         self.weights = {name: parameter.detach().clone() for name, parameter in trainable.items()}
         self._left: list[str] = []
-        """Names whose content is exchanged."""
+        """Names whose content is still exchanged."""
 
     @property
     def acts(self) -> bool:

@@ -105,7 +105,7 @@ class Policy(PolicyText):
         self.tokenizer = tokenizer
         self.name = name
         self.origin = origin or Origin()
-        """The files that it was loaded from, and what is known of its content."""
+        """Files that it was loaded from, and the digests of its content."""
         self.full = not isinstance(model, PeftModel)
         self._trainable = adapters.trainable_names(model)
         present = dict(model.named_parameters())
@@ -113,20 +113,20 @@ class Policy(PolicyText):
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._silenced = silence(model)
         self.checked: set[str] = set()
-        """What `rollout.selfcheck` has asked of its weights."""
+        """Checks of `rollout.selfcheck` that were made on its weights."""
         self.agrees: set[str] = set()
-        """What it has found to agree; policies that it loads from the same files share this."""
+        """Checks that agreed; policies that it loads from the same files share them."""
         self._reference: adapters.Reference | None = None
         self.torn = ""
-        """The update that was broken off and left the weights between two steps; empty where they are whole."""
+        """Update that was interrupted and left the weights between two steps; empty for weights of a step."""
         self.moved_in: Path | None = None
         """The run in which SFT has moved the weights since they were loaded."""
         self.sharding: Sharding | None = None
-        """Which ranks hold the base's weights together; None: this process has them all."""
+        """Ranks that hold the base's weights together; None: this process has them all."""
         self.parts: Parts | None = None
         """This rank's rows of the weights that train, where these are spread."""
         self._adapter: str | None = None
-        """What grouped batches are scored with in place of the adapter that acts."""
+        """Adapter that scores grouped batches in place of the active one."""
         self.tokenization = TokenizerAdapter(
             tokenizer, anatomy.stop_ids(model), anatomy.embedding(model).shape[0], chat_template_kwargs
         )

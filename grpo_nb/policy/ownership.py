@@ -26,9 +26,9 @@ class Ownership:
     def __init__(self) -> None:
         self._lock: weakref.ref[RunLock] | None = None
         self._thread: int | None = None
-        """Where the training works; None between two steps."""
+        """Thread in which the training works; None between two steps."""
         self._begun = 0
-        """Steps that began since the model was known."""
+        """Steps that began since the model was registered."""
 
     def claim(self, lock: RunLock) -> None:
         """Claim the model for the training with this lock, which works in this thread.
