@@ -143,7 +143,7 @@ class Checkpoints:
     ) -> None:
         self.folder = folder
         self._before_save = before_save
-        """Brings to disk what a checkpoint stands on (the logs up to its step), before it exists itself."""
+        """Syncs the rows of a checkpoint (the logs up to its step) to disk, before it exists itself."""
         self._fence = fence
         """Raises where the lock of the run has another owner; called before every change of the folder."""
         self._told_too_large = False

@@ -103,9 +103,10 @@ class Knobs(Mapping[str, Knob]):
         self.path = path
         self._config = config
         self._good = snapshot_of(_initial(config))
-        """The newest readable content seen: stands in when the file is broken by hand."""
+        """Newest valid content, used while the file is broken."""
         self._done: dict[str, float] = {}
-        """Orders that were carried out, and when they were given: a file that is broken cannot be rid of them."""
+        """Orders that were carried out, by the time they were given, since they cannot be removed from a broken file.
+        """
 
     def __getitem__(self, name: str) -> Knob:
         """The knob of that name.
@@ -187,7 +188,7 @@ class Knobs(Mapping[str, Knob]):
             logger.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
 
     def last_turn(self) -> Turn | None:
-        """The change that `undo` takes back; None where there is none, or knobs.json is broken."""
+        """The change that `undo` takes back; None without one, or knobs.json is broken."""
         try:
             turns = self._read().turns
         except RunError:

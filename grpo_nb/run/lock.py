@@ -43,10 +43,10 @@ class RunLock(Lock):
         """`taken` is called with this lock each time that it is acquired."""
         super().__init__(path, heartbeat=heartbeat, stale=stale)
         self.fences = False
-        """Whether a training that acquired it has not come to its end: everything it writes must `check` first."""
+        """Whether a training that acquired it still runs: everything that it writes must `check` first."""
         self._taken = taken
         self._writing = threading.Lock()
-        """Around each change of what the file says of this owner."""
+        """Held around each change of the owner's entry in the file."""
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
 

@@ -98,7 +98,7 @@ class Tail(ABC, Generic[Known]):
         self._lock = threading.Lock()
         self._place, self._state, self._problem = Place(), (0, 0, 0), ""
         self._settled = False
-        """Whether nothing can have been written since in that state."""
+        """Whether no write can have happened since in that state."""
         self._known = self._found = self.nothing()
 
     def read(self) -> Known:
