@@ -138,12 +138,12 @@ class Curve:
         self._newest: deque[Point] = deque(maxlen=LATEST + 1)
         self._values: deque[float] = deque(maxlen=2 * MEDIAN_OF)
         self._young: deque[Point] = deque()
-        """Points whose rows around are not all there yet."""
+        """Points whose following rows have not all come yet."""
         self._count = 0
         self._best = -math.inf
         self._jumps = Window(NOISE_ROWS)
         self._highs: list[tuple[float, Point]] = []
-        """Values that no later one reaches, each with the point after it: those that may have been the last high."""
+        """Values that no later one reaches, each with the point after it: candidates for the last high."""
 
     def add(self, point: Point) -> None:
         newest, values = self._newest, self._values
@@ -225,7 +225,7 @@ class Past:
     def __init__(self, objective: str, band: tuple[float, float] | None) -> None:
         self.reward, self.correct = Curve(), Curve()
         self.spread = Window(NOISE_ROWS)
-        """Of the rewards inside groups."""
+        """Spread of the rewards inside groups."""
         self.kls: deque[float] = deque(maxlen=ABOVE_ROWS)
         self.kl_count = self.kl_above = 0
         """KLs that were measured, and those above the band."""
@@ -237,7 +237,7 @@ class Past:
         self._recent: list[Row] = []
         """The newest rows with `_keys` alone."""
         self._place = -1
-        """Of the newest row."""
+        """Index of the newest row."""
         self._stored: LogRows | None = None
 
     def fill(self, rows: LogRows) -> None:
@@ -319,12 +319,12 @@ class History:
         self._newest: list[Row] = []
         self._count = 0
         self.cosines: deque[float] = deque(maxlen=CONFLICT_ROWS)
-        """Between the objectives' gradients, of the newest rows that have one."""
+        """Cosines between the objectives' gradients, of the newest rows that have one."""
         self.objectives = {name: Past(name, objective.kl_band) for name, objective in config.objectives.items()}
         self.paces = {phase: Window(NOISE_ROWS) for phase in PHASES}
         """Seconds a completion token, by phase."""
         self.reported: tuple[int, frozenset[tuple[str, str]]] = (0, frozenset())
-        """The keys of what the rules found, and as of which number of rows."""
+        """Keys of the rules' findings, and the number of rows at that time."""
         for row in rows:
             self.append(row)
 
