@@ -31,7 +31,7 @@ class StagedPolicy:
         self._policy: Policy | None = None
         self._base: dict[str, Tensor] | None = None
         self._now: Checkpoint | None = None
-        """What the policy's weights are of; None: of the base model."""
+        """Checkpoint of the policy's present weights; None: of the base model."""
 
     @property
     def loaded(self) -> bool:
