@@ -83,7 +83,7 @@ class Background:
         """`loop`: a shared loop that stays open; None: create one."""
         self._loop, self._own = loop or Loop(), loop is None
         self._running: set[asyncio.Task[Any]] = set()
-        """What was started and has not ended."""
+        """Tasks that were started and have not ended."""
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Begin a coroutine; its result is waited for with `Future.result`."""

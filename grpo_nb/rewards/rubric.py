@@ -4,7 +4,7 @@ score.
     def short(completions, **columns) -> list[float | None]: ...
     rubric = Rubric(task, [(short, 0.1)])
 
-A function gets whole lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
+A function gets complete lists, one entry a completion, and only the arguments it names: `prompts`, `completions`,
 `completion_ids`, `after_thinking`, the columns of the examples and what `reward_notes` has (all of it where it takes
 `**kwargs`). Where prompts are chats, each completion is a list of one assistant message, as in TRL. `None` means
 "cannot be scored": never 0 instead; `Score(value=None, cause=...)` gives the reason, too.
