@@ -73,7 +73,7 @@ class Judge:
         self._ledger = Ledger(objective, config, store)
         self._ledger.check()
         self.tally = self._blank()
-        """Of the newest step that began."""
+        """Tally of the newest step that began."""
 
     def check(self, examples: Sequence[Example]) -> None:
         """Check that every example has its evidence.

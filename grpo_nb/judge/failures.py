@@ -50,7 +50,7 @@ class RateLimited(AskFailed):
     def __init__(self, cause: str, retry_after: float | None) -> None:
         super().__init__("limit", cause)
         self.retry_after = retry_after
-        """Seconds that the server asks for; None: it says nothing."""
+        """Pause in seconds that the server requests; None without one."""
 
 
 ADVICE: Mapping[Kind, str] = {

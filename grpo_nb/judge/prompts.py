@@ -1,6 +1,6 @@
 """Prompts of the judge: a rubric per task, the evidence it needs, and the text under judgement fenced off as data.
 
-One declared scale for every task: whole numbers 0 to 4, and the reward is score / 4.
+One declared scale for every task: integers 0 to 4, and the reward is score / 4.
 """
 
 import hashlib

@@ -34,7 +34,7 @@ class Throttle:
         self.pace = pace
         self._free = asyncio.Semaphore(int(pace.allowed))
         self._owed = 0
-        """Turns that are taken back as soon as they are given up."""
+        """Turns that are withdrawn as soon as they are released."""
         self._resume = self._halved = 0.0
         self._refusals = 0
 
