@@ -351,7 +351,7 @@ def _accompanies(heard: Heard, first: int) -> str:
 
 
 def _titled(heard: Heard, end: int) -> bool:
-    """Whether an answer begins with a name that goes on up to a place: `A Lamp for Cormac and X`."""
+    """Whether an answer begins with a name that continues up to a place: `A Lamp for Cormac and X`."""
     claims = [place for place in range(end) if heard.tokens[place].claims]
     begins = next((token.word for token in heard.tokens if token.kind != "mark" and token.word not in ARTICLES), "")
     return (
