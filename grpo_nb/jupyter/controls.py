@@ -52,7 +52,7 @@ class KnobControl:
     def __init__(self, knob: Knob, name: str, slider: Slider, arrow: float, notify: Notify) -> None:
         """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""
         self.turned: Callable[[], None] = lambda: None
-        """Called when the knob was turned here."""
+        """Called when the knob was changed here."""
         self.knob, self.name, self.slider, self._notify = knob, name, slider, notify
         low, high = knob.bounds
         self.entry = Box(
@@ -179,7 +179,7 @@ class Controls:
         self._session, self._notify, self._turned = session, notify, turned
         self._problem: str | None = None
         self._requested: dict[Command, float] = {}
-        """Commands without an answer so far, and when they were requested here."""
+        """Commands without an answer so far, by the time at which they were requested here."""
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
         self._starts = {keys.BETA.of(name): objective.beta for name, objective in config.objectives.items()}

@@ -76,11 +76,11 @@ class Dashboard:
         self._closed = threading.Event()
         self._wake = threading.Event()
         self.resting = threading.Event()
-        """Set while there is nothing to follow."""
+        """Set while no run has to be followed."""
         self._words: list[Any] = []
         """Outputs for notebooks that are opened without their kernel."""
         self._wanted = threading.Event()
-        """Somebody asked for the report."""
+        """Set when somebody has requested the report."""
         self._read: object = None
         self._lay_out()
         self._try_refresh()

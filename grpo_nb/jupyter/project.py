@@ -329,7 +329,7 @@ def preset_of(name: str) -> Config:
     """The settings of a preset.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no preset has that name.
     """
     if name not in presets.PRESETS:
         raise ConfigError(f"there is no preset {name!r}; there are {', '.join(sorted(presets.PRESETS))}")

@@ -56,12 +56,12 @@ class Session:
         self._worker: Worker | None = None
         self._dashboard: Dashboard | None = None
         self._held_from = 0
-        """The step that the newest `step_once` asked for."""
+        """Step that the newest `step_once` requested."""
         self._phase = "", 0.0
-        """What the training was seen to do before its next step, and since when."""
+        """Work of the training before its next step, and the time at which it was first seen."""
         self._pause_noted = False
         self._guard: asyncio.Task[None] | None = None
-        """Waits for the interrupt that stops the training, after one that ended a wait."""
+        """Task that waits for the interrupt which stops the training, after an interrupt that ended a wait."""
 
     # ------------------------------------------------------------------ what it is doing
 

@@ -66,7 +66,7 @@ class Rows:
         self._even: list[Row] = []
         self._undone: list[Row] = []
         self._kept: list[Row] = []
-        """Both, by step; rows are only added to it while the generation is the same."""
+        """Both kinds of rows, by step; rows are only appended while the generation is the same."""
         self._generation = next(_generations)
 
     def add(self, row: Row) -> None:
@@ -114,9 +114,9 @@ class Events:
         self._found: dict[str, deque[Row]] = {name: deque(maxlen=most_findings) for name in ("error", "warning")}
         self._marks: dict[str, deque[Row]] = {name: deque(maxlen=MOST_MARKS) for name in ("resume", "knob")}
         self._goals: dict[str, Row] = {}
-        """The newest event of each stage that says at which step it ends."""
+        """Newest event of each stage that has the step at which it ends."""
         self.findings = 0
-        """Those that are more than a remark."""
+        """Number of findings that are more than a remark."""
         self.answers: dict[str, Row] = {}
         """The newest event of each kind that ends a command."""
 

@@ -135,12 +135,12 @@ class Worker(threading.Thread):
         self.job = job
         self.error: BaseException | None = None
         self.failure: process_exit.Failure | None = None
-        """How `error` is logged at the end of a script."""
+        """Failure as which `error` is logged at the end of a script."""
         self.asked_to_stop = threading.Event()
         self.overdue = threading.Event()
-        """A requested stop has taken longer than HANG_SECONDS; the next request breaks the step off."""
+        """Set when a requested stop has taken longer than HANG_SECONDS; the next request interrupts the step."""
         self._delayed: threading.Timer | None = None
-        """Reports a stop that takes too long."""
+        """Timer that reports a stop that takes too long."""
 
     def run(self) -> None:
         try:
