@@ -144,7 +144,7 @@ class Slots:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
         self._starting = threading.Lock()
-        """A process is either known to who stops, or not started."""
+        """Held while a process starts, so that it is either registered for a stop or not started."""
 
     def __enter__(self) -> "Slots":
         return self
