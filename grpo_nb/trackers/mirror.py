@@ -132,7 +132,7 @@ class Mirror:
         # now, and not when the thread comes to it: a log that was set back may be as long as before by then
         self._begins = {"sft": run.last_step("sft") or 0, "metrics": run.last_step() or 0}
         self._set_back = name not in TAKES_BACK
-        """Whether what a resume set aside is no longer noted."""
+        """Whether rows that a resume set aside are no longer noted."""
 
     def report(self) -> None:
         """Log that the thread has not ended, where it has not."""
