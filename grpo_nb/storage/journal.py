@@ -51,9 +51,10 @@ class Journal:
         """
         self.path = path
         self.bad_lines = 0
-        """Lines that the newest reader of all rows left out: no row of this log (a torn last one not counted)."""
+        """Lines that the newest reader of all rows left out: invalid in this log (an incomplete last one not counted).
+        """
         self.bad_because = ""
-        """Why, for the first of them."""
+        """Reason for the first of them."""
         self._warned = False
         self._remember, self._trains = remember, trains
         self.separated = False
@@ -63,7 +64,7 @@ class Journal:
         self._seen = _Seen()
         self._stepwise = path.name.partition(".")[0] in schema.STEPWISE
         self._ends: tuple[tuple[int, ...], int] = ((), 0)
-        """A state of the file, and where its last complete line ends: what follows that may be long."""
+        """A state of the file, and the end of its last complete line: a long line may follow."""
 
     def append(self, *rows: Mapping[str, Any]) -> None:
         """Write the rows, one line each, with one system call: all of them or none.
@@ -287,7 +288,7 @@ class Unread:
 
     def __init__(self, journal: Journal, file: BinaryIO, known: Place) -> None:
         self.anew = not known.of(file)
-        """Whether it is the whole file: it was never read, was replaced, or was cut."""
+        """Whether it is the complete file: it was never read, was replaced, or was cut."""
         self._start = 0 if self.anew else known.end
         self._size, end = journal._complete(file.fileno())
         self.place = Place.at(file, end)

@@ -41,7 +41,7 @@ class Index:
         self._store: Store | None = None
         self._seen: tuple[int, ...] = ()
         self._settled = False
-        """Whether that state can have no other bytes."""
+        """Whether the file cannot have changed in that state."""
         self._heads: list[Head] = []
         self._tail: Head | None = None
         self._rows: LogRows | None = None

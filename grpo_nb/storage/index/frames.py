@@ -29,9 +29,9 @@ rows would be a table of any size."""
 def frame(rows: Sequence[Row], *columns: str) -> pd.DataFrame:
     """Table with one row per row, one column per key; without rows a table of these columns.
 
-    In a long table numbers other than the step are floats, also where they are whole. Keys beyond `schema.MOST_KEYS`,
-    and those that almost no row has in a table that would be empty for the most part, are left out; a warning and
-    `attrs["metrics_dropped"]` give their number.
+    In a long table numbers other than the step are floats, also where they are integers. Keys beyond
+    `schema.MOST_KEYS`, and those that almost no row has in a table that would be empty for the most part, are left out;
+    a warning and `attrs["metrics_dropped"]` give their number.
     """
     if not len(rows):
         return pd.DataFrame(columns=list(columns))
