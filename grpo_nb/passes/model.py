@@ -122,7 +122,7 @@ class FlatPass:
         self.head = Head(Norm(norm.weight, norm.variance_epsilon), out.weight, out.bias)
         self._place = out.weight.data_ptr()
         self._acting: dict[str, tuple[Adapters, list[Layer]]] = {}
-        """By adapter."""
+        """Cast adapters and their layers, by adapter."""
 
     def moved(self) -> bool:
         """Whether the model's weights have moved to another device or type."""
