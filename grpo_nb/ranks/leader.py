@@ -65,9 +65,9 @@ class Leader(Ranks):
         self._group: dist.ProcessGroup | None = None
         self._weights: list[Tensor] = []
         self._stale = False
-        """The other ranks' weights are not rank 0's."""
+        """Whether the other ranks' weights differ from rank 0's."""
         self._broken = False
-        """Messages and replies no longer match: nothing more can be asked."""
+        """Whether messages and replies no longer match, so that no more can be sent."""
         self._seconds, self._waited, self._peaks = dict[int, float](), 0.0, dict[int, float]()
 
     # ------------------------------------------------------------------ of a stage

@@ -57,13 +57,13 @@ class Link:
     def __init__(self, place: launch.Place) -> None:
         self.place = place
         self.inbox: queue.Queue[Arrival] = queue.Queue()
-        """What arrives, in each rank's own order."""
+        """Arrivals, in each rank's own order."""
         self.gone: dict[int, str] = {}
-        """Ranks whose connection broke or that are silent, and how."""
+        """Ranks whose connection broke or that are silent, with the reason."""
         peers = range(1, place.size) if place.leads else (0,)
         self._sending, self._parting = threading.Lock(), threading.Lock()
         self._said: set[int] = set()
-        """Ranks that were sent the last message."""
+        """Ranks that got the last message."""
         self._readers = {peer: threading.Thread(target=self._read, args=(peer,), daemon=True) for peer in peers}
         for reader in self._readers.values():
             reader.start()

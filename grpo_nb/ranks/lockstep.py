@@ -45,7 +45,7 @@ class Lockstep:
         """`seconds`: how long one rank waits for another."""
         limit = timedelta(seconds=seconds)
         self.weights: dist.ProcessGroup = dist.new_group(backend=backend, timeout=limit)
-        """Gathers weights."""
+        """Process group that gathers weights."""
         self._rounds: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
         self._fill: Fill | None = None
         self._referring: Callable[[], bool] = lambda: False
