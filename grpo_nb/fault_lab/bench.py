@@ -31,7 +31,7 @@ class Bench:
         self.trial: Trial | None = None
         self.session: Session | None = None
         self._cleaner: threading.Thread | None = None
-        """Takes the fault out once the training has ended."""
+        """Thread that removes the fault once the training has ended."""
         options = [(f"{fault.id}: {fault.what}", fault.id) for fault in ALL.values()]
         self.menu = w.Dropdown(options=options, value=chosen, description="fault", layout=w.Layout(width="640px"))
         self.button = w.Button(description="Train with it", tooltip="A few steps with the chosen fault")
