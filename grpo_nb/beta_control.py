@@ -80,7 +80,7 @@ def band(state: BetaState, kl: float | None, aim: KLTarget) -> tuple[BetaState, 
 
     After a move the window starts empty, so that the next decision sees only KLs that the new beta made: at most
     one move every `window` steps. 1.15 and 0.85 do not cancel: one up and one down leave 0.9775 β, so a KL that
-    keeps jumping over the whole band lets beta fall by 2 % a pair. The median makes that rare.
+    keeps jumping over the band lets beta fall by 2 % a pair. The median makes that rare.
     """
     if kl is None or _rests(state, kl):
         return state, None
