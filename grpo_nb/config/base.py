@@ -38,7 +38,7 @@ class OneOf:
 
 
 def one_of(names: Collection[str], *more: str) -> OneOf:
-    """For the annotation of a setting: a name of a table, or one of `more`."""
+    """Annotation of a setting whose value is a name of a table, or one of `more`."""
     return OneOf(names, more)
 
 

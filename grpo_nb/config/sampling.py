@@ -10,7 +10,7 @@ from grpo_nb.storage import former_names
 
 
 class SamplingConfig(Settings):
-    """How completions are sampled. With temperature 1 and the other defaults, sampler and policy are equal."""
+    """Settings of the sampler. With temperature 1 and the other defaults, sampler and policy are equal."""
 
     former = former_names.SETTINGS["sampling"]
 
