@@ -93,7 +93,7 @@ def terms(config: Config, shape: ModelShape, on_gpu: bool) -> tuple[Term, ...]:
 
 
 def is_full(config: Config, shape: ModelShape) -> bool:
-    """Whether all weights learn."""
+    """Whether all weights train."""
     return config.model.train == "full" or (config.model.train == "auto" and shape.parameters < FULL_BELOW)
 
 

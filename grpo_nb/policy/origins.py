@@ -50,7 +50,7 @@ Files = Mapping[str, tuple[FileRead, ...]]
 
 
 class Origin:
-    """Where a model came from, with the digests of its files.
+    """Origin of a model, with the digests of its files.
 
     Args:
         source: the result of `source.locate`; a hub id has files only once it is loaded. None: made in memory.

@@ -135,7 +135,7 @@ class Parts:
         return slice(first, min(first + rows, whole))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """On rank 0 the complete tensors that all ranks have rows of, on the CPU; a scalar is already complete.
+        """Gather the complete tensors that all ranks have rows of, on rank 0's CPU; a scalar is already complete.
 
         All ranks call it at once, with the same keys in the same order. One tensor at a time is on the device.
         """
