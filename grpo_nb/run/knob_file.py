@@ -85,7 +85,7 @@ class KnobFile(BaseModel):
 
 @dataclass(frozen=True)
 class KnobSnapshot:
-    """All knobs at one moment, as plain JSON values; what one step of training uses."""
+    """All knobs at one moment, as plain JSON values, for one step of training."""
 
     values: dict[str, float]
     """Values by knob name. A beta in mode `auto` has its last manual or configured value, not the controller's."""
