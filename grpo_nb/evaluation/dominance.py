@@ -98,7 +98,7 @@ class Comparison:
 
 
 def dominators(comparisons: Sequence[Comparison]) -> list[list[int]]:
-    """For each row a few that dominate it: surely better in each of the comparisons, which have the same rows.
+    """Dominators of each row, a few at most: surely better in each of the comparisons, which have the same rows.
 
     Rows that nothing dominates are the front. The others name rows of the front, MOST_NAMED at most, where one
     dominates them. Rows are met from the best on, and of those before them the front is tried first, AT_ONCE at a time:
