@@ -47,7 +47,7 @@ class Setting:
 
 
 class KnobControl:
-    """One knob as a row: a box to be exact, a slider, a toggle for the controller, and the active value."""
+    """One knob as a row: a box for exact values, a slider, a toggle for the controller, and the active value."""
 
     def __init__(self, knob: Knob, name: str, slider: Slider, arrow: float, notify: Notify) -> None:
         """`arrow` is what an arrow key in the box adds; typed numbers need not be multiples of it."""

@@ -1,6 +1,6 @@
-"""Settings while they are edited: a text for each, what the texts come to, and which of them are wrong.
+"""Settings while they are edited: a text for each, the resulting configuration, and the invalid texts.
 
-No widget is made here. A text is read as `--set` reads it, and what is wrong is what the configuration itself says.
+No widget is made here. A text is read as `--set` reads it, and the messages are the configuration's own.
 """
 
 import json
@@ -23,7 +23,7 @@ class Field:
     """One setting that can be edited."""
 
     setting: Setting
-    """As it is before any edit."""
+    """The setting before any edit."""
     inside: tuple[Setting, ...] = ()
     """Settings of the group, or of the items, that its value may be."""
 
@@ -33,7 +33,7 @@ class Field:
 
     @property
     def words(self) -> str:
-        """What a search looks through: names and sentences, also the names that other trainers use."""
+        """Text that a search looks through: names and sentences, also the names that other trainers use."""
         parts = [f"{one.key} {one.meaning}" for one in (self.setting, *self.inside)]
         return " ".join([*parts, *_elsewhere(self.key)]).casefold()
 
@@ -55,18 +55,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the texts come to."""
+    """Result of the texts."""
 
     config: Config | None
     """The configuration; None where something is wrong."""
     changes: Mapping[str, Any]
-    """What differs from the start, by dotted name as JSON values; empty where something is wrong."""
+    """Differences from the start, by dotted name as JSON values; empty where a text is invalid."""
     problems: Mapping[str, str]
     """Each message, by the name that the configuration gives for it."""
     notes: tuple[str, ...] = ()
-    """Changed settings that do nothing beside the others."""
+    """Changed settings that have no effect with the other settings."""
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Keys of fields, with the messages and notes that belong beside them."""
+    """Keys of fields, with the messages and notes shown next to them."""
 
 
 class Edits:
@@ -89,7 +89,7 @@ class Edits:
         self.groups = tuple(_groups(self._base))
         self.fields = {field.key: field for group in self.groups for field in group.fields}
         self.texts: dict[str, str] = {}
-        """What was typed, by key, where it is not the text that the field began with."""
+        """Typed text by key, where it differs from the field's first text."""
         wanted = changed.model_dump(mode="json")
         before = self._base.model_dump(mode="json")
         for key in changes.keys() & self.fields.keys():
@@ -97,7 +97,7 @@ class Edits:
                 self.write(key, value_text(changes[key]))
 
     def text(self, key: str) -> str:
-        """What stands in the field."""
+        """Text of the field."""
         return self.texts.get(key, self.fields[key].setting.text)
 
     def write(self, key: str, text: str) -> None:
@@ -194,7 +194,7 @@ def _fields(found: list[Setting], prefix: str) -> Iterator[Field]:
 
 
 def _elsewhere(key: str) -> list[str]:
-    """What other trainers call the setting."""
+    """Names of the setting in other trainers."""
     parts = key.split(".")
     if parts[0] == OBJECTIVES:
         parts[1:-1] = [NAME]

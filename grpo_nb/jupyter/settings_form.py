@@ -19,7 +19,7 @@ from grpo_nb.report.markup import Markup, html
 from grpo_nb.suggest import did_you_mean
 
 CLASS = "grpo-nb-settings"
-"""Of the widget in the page."""
+"""CSS class of the widget."""
 MOST_FOUND = 30
 """Settings that a search shows."""
 LOOKED_UP = "model.name"
@@ -31,17 +31,17 @@ LABEL, ENTRY = "300px", "520px"
 
 @dataclass(frozen=True)
 class Mark:
-    """How a setting stands."""
+    """State of a setting in the form."""
 
     edited: bool = False
-    """Whether its text is another one than at first."""
+    """Whether its text differs from the first one."""
     changed: bool = False
-    """Whether its value is."""
+    """Whether its value differs from the first one."""
     notices: Sequence[Notice] = ()
 
 
 class Row:
-    """One setting: its box, the button that takes the edit back, and its sentence with what is wrong."""
+    """One setting: its box, the button that takes the edit back, and its sentence with any error."""
 
     def __init__(self, field: Field, text: str, edited: Callable[[str, str], None]) -> None:
         """`edited` is called with the key and each new text."""
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def text(self) -> str:
-        """What stands in the box, as `--set` takes it."""
+        """Text of the box, as `--set` takes it."""
         return SWITCH[self.box.value] if isinstance(self.box, w.Checkbox) else str(self.box.value)
 
     def put(self, text: str) -> None:
@@ -103,10 +103,10 @@ class Row:
 
 
 class SettingsForm:
-    """Search and edit the settings of a preset; `changes` is what to give to `open_run` or `config.replace(**changes)`.
+    """Search and edit the settings of a preset; pass `changes` to `open_run` or `config.replace(**changes)`.
 
-    The form changes nothing but itself: it shows each setting with its sentence, marks what differs, says what is wrong
-    in the configuration's own words, and plans the memory of what was typed.
+    The form changes nothing but itself: it shows each setting with its sentence, marks differences, shows errors in
+    the configuration's own words, and plans the memory of the edited settings.
     """
 
     def __init__(self, start: Config | str = "demo", changes: Mapping[str, Any] | None = None) -> None:
@@ -163,19 +163,19 @@ class SettingsForm:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What differs from the start, by dotted name: CHANGES of 01_load.
+        """Differences from the start, by dotted name: CHANGES of 01_load.
 
         Raises:
-            ConfigError: something typed does not validate.
+            ConfigError: a text does not validate.
         """
         _ = self.config
         return dict(self._outcome.changes)
 
     def row(self, key: str) -> Row:
-        """The row of a setting, made when it is first asked for.
+        """The row of a setting, made on first use.
 
         Raises:
-            ConfigError: there is no such setting.
+            ConfigError: the form has no such setting.
         """
         with self._lock:
             if key not in self._edits.fields:

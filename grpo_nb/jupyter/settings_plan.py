@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # slow to import, so the form leaves it to its thread
 logger = clean_logger(__name__)
 
 DELAY_SECONDS = 0.4
-"""After the last edit."""
+"""Seconds from the last edit to the plan."""
 
 
 class PlanView:
