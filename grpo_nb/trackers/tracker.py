@@ -45,7 +45,7 @@ class Tracker(Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Whether it had nothing of this run, whatever was noted."""
+        """Whether it had no data of this run, whatever the notes say."""
 
     @property
     def newest(self) -> Mapping[str, int] | None:
