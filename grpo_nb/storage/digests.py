@@ -38,7 +38,7 @@ SHORT = 12
 
 
 class Part(BaseModel):
-    """One file, or one set of examples."""
+    """A file, or a set of examples."""
 
     model_config = ConfigDict(frozen=True)
     name: str = Field(max_length=4096)
@@ -55,7 +55,7 @@ class Part(BaseModel):
 
 
 class Entry(BaseModel):
-    """One thing that a run depends on, by content."""
+    """A dependency of a run, by content."""
 
     model_config = ConfigDict(frozen=True)
     digest: str = Field(max_length=128)

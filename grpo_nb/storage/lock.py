@@ -84,7 +84,8 @@ class Owner:
         return (self.host, self.boot) == (socket.gethostname(), _boot())
 
     def alive(self, stale: float = STALE_SECONDS) -> bool:
-        """Whether it still exists: here its process does; elsewhere its heartbeat is within `stale` s of now.
+        """Whether the owner is alive: on this machine its process exists; elsewhere its heartbeat is within `stale` s
+        of now.
 
         One further ahead is by a clock that was wrong: it is alive if it moves (`Lock._moves`), as one far behind.
         """
