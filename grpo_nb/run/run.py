@@ -54,6 +54,8 @@ phases = clean_logger(f"{__name__}.phases")
 """Logger of the work of a training before its first step."""
 
 Log = Literal["metrics", "samples", "events", "sft", "evaluations"]
+QUOTING = ("error", "traceback", "reason")
+"""Fields of events that quote an error."""
 
 
 class Run:
@@ -240,8 +242,16 @@ class Run:
         self._log("samples", *rows)
 
     def log_event(self, kind: str, **data: Any) -> None:
-        """Append an event, with the time in seconds since 1970."""
-        self._log("events", {"time": time.time(), "kind": kind, **data})
+        """Append an event, with the time in seconds since 1970.
+
+        Keys are struck out of errors, which may quote anything that the failing code had.
+        """
+        quoted = {name: text for name in QUOTING if isinstance(text := data.get(name), str)}
+        if quoted:
+            from grpo_nb.judge.redaction import known_secrets, strike  # slow to import, and few events are errors
+
+            quoted = {name: strike(text, known_secrets()) for name, text in quoted.items()}
+        self._log("events", {"time": time.time(), "kind": kind, **data, **quoted})
 
     def log_sft(self, row: Mapping[str, Any]) -> None:
         """Append one SFT step's row, as `log_metrics`."""

@@ -223,6 +223,19 @@ def test_a_failure_is_one_clear_error(
     assert status == 1 and shown in err and "Traceback" not in err
 
 
+def test_a_key_in_a_failure_stays_out_of_standard_error(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(run: Run, *, steps: int) -> Iterator[StepStats]:
+        raise RunError("the key is hf_4711abcdefghijklmn")
+        yield
+
+    monkeypatch.setenv("HF_TOKEN", "hf_4711abcdefghijklmn")
+    monkeypatch.setattr(verbs, "grpo", failing)
+    status, _, err = says(capsys, "train", run.path)
+    assert status == 1 and "error: the key is ***" in err
+
+
 def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def buggy(run: Run, *, steps: int) -> Iterator[StepStats]:
         raise KeyError("loss")

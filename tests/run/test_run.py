@@ -219,6 +219,14 @@ def test_rows_become_tables(run: Run) -> None:
     assert run.last_step() == 2 and [row["step"] for row in run.metric_rows()] == [1, 2]
 
 
+def test_a_key_in_an_error_stays_out_of_the_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_4711abcdefghijklmn")
+    for field in ("error", "traceback", "reason"):
+        run.log_event("failed", goal=1, **{field: "it raised ValueError: key hf_4711abcdefghijklmn of /tmp/x"})
+    assert b"4711" not in (run.path / "events.jsonl").read_bytes()
+    assert run.events()["error"][0] == "it raised ValueError: key *** of /tmp/x"
+
+
 def test_a_torn_row_is_not_the_last_step(run: Run) -> None:
     log(run, 1, 2)
     with open(run.path / "metrics.jsonl", "ab") as file:
