@@ -61,10 +61,12 @@ def check_arguments(arguments: Namespace) -> None:
     """Refuse what can be refused without the model: a missing run, unknown settings, settings that contradict.
 
     Raises:
-        UsageError: as `_refuse_missing`, or two totals of steps, or settings that the run does not have.
+        UsageError: as `_refuse_missing`, or two tasks of one objective, two totals of steps, or settings that the run
+            does not have.
         ConfigError: a setting is unknown or does not validate.
     """
     _refuse_missing(arguments)
+    _refuse_two_tasks(arguments)
     path, given, steps = path_of(arguments.run), changes(arguments), getattr(arguments, "steps", None)
     start = preset(arguments.preset) if arguments.preset else None
     if not (path / CONFIG).exists():
@@ -78,6 +80,12 @@ def check_arguments(arguments: Namespace) -> None:
             settings.refuse_contradiction(path, differences)
         except RunError as error:
             raise UsageError(str(error)) from error
+
+
+def _refuse_two_tasks(arguments: Namespace) -> None:
+    objectives = [objective for objective, _ in getattr(arguments, "task", None) or []]
+    if twice := [name for name in objectives if objectives.count(name) > 1]:
+        raise UsageError(f"--task names {twice[0]} {objectives.count(twice[0])} times; an objective has one task")
 
 
 def _refuse_two_totals(name: str, given: Mapping[str, Any], total: int, steps: int | None) -> None:
@@ -178,13 +186,13 @@ def own_code(run: Run, arguments: Namespace | None = None, *, trains: bool = Fal
     """
     from grpo_nb.jupyter import project
 
-    tasks, rewards = getattr(arguments, "task", None), getattr(arguments, "reward", None)
+    tasks, rewards, named = getattr(arguments, "task", None), getattr(arguments, "reward", None), None
     if tasks or rewards:
         listed: dict[str, list[tuple[str, float]]] = {}
         for objective, entry in rewards or []:
             listed.setdefault(objective, []).append(entry)
-        project.name_own(run, dict(tasks) if tasks else None, listed if rewards else None)
-    return project.own_apart(run) if trains else project.imported(project.own_paths(run))
+        named = project.name_own(run, dict(tasks) if tasks else None, listed if rewards else None)
+    return project.own_apart(run, named) if trains else project.imported(project.own_paths(run, named))
 
 
 def newest_stage(run: Run) -> Stage:

@@ -16,8 +16,10 @@ from grpo_nb.evaluation.evaluate import evaluate
 from grpo_nb.evaluation.forgetting import probe
 from grpo_nb.evaluation.intervals import FEWEST, TOO_FEW
 from grpo_nb.preflight.requirements import check_judges
+from grpo_nb.rewards.rubric import Rubric
+from grpo_nb.rewards.scoring import check_arguments
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.tasks import load_tasks
+from grpo_nb.tasks import load_tasks, read_examples
 from grpo_nb.training.grpo import grpo
 from grpo_nb.training.sft import finished, sft
 from grpo_nb.types import Steps
@@ -57,7 +59,9 @@ def _train(run: Run, arguments: Namespace) -> int:
     newest, _ = run.checkpoints.latest()
     if newest is None:
         # Data that cannot be used is reported before SFT, not after it; kept alive, it is not parsed again.
-        _in_use = load_tasks(run.config, run.path, own.tasks)
+        in_use = load_tasks(run.config, run.path, own.tasks)
+        for name, functions in own.rewards.items():
+            check_arguments(Rubric(in_use[name], functions), read_examples(in_use[name], "train"))
         check_judges(run.config)
     if newest is None and not arguments.no_sft and not finished(run):
         say("SFT comes first, since this run has not finished it (--set sft.steps=0 makes a run without)")

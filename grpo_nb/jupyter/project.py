@@ -137,16 +137,20 @@ def own(run: Run) -> Own:
     return found
 
 
-def own_apart(run: Run) -> Own:
+def own_apart(run: Run, named: OwnPaths | None = None) -> Own:
     """Tasks and rewards for a training in another process, unwatched: none of the run's rewards may be missing.
+
+    Args:
+        named: the paths, where they were just named, whether the project's file could be written or not.
 
     Raises:
         NotReady: as `own`; or reward functions that the run was trained with have no path, and nothing was named for
             this run.
         ConfigError: a path that cannot be imported.
     """
-    found = imported(own_paths(run))
-    if project_file.key(run.path) not in project_file.read().own and (lacking := _lacking(run, found)):
+    found = imported(own_paths(run, named))
+    known = named is not None or project_file.key(run.path) in project_file.read().own
+    if not known and (lacking := _lacking(run, found)):
         first = lacking[0].rpartition(" of ")[2]
         raise NotReady(
             f"{_unnamed(run, lacking)}, or on the command line (--reward {first}=own:name=0.1). "
@@ -159,8 +163,8 @@ def name_own(
     run: Run,
     tasks: Mapping[str, str] | None,
     rewards: Mapping[str, Sequence[str | tuple[str, float]]] | None,
-) -> None:
-    """Keep import paths of a run's own tasks and reward functions; None leaves those that are kept.
+) -> OwnPaths:
+    """Keep import paths of a run's own tasks and reward functions, and give them; None leaves those that are kept.
 
     Raises:
         ConfigError: a path that cannot be imported, or an objective that the run does not have.
@@ -172,8 +176,10 @@ def name_own(
             f"own code is named for {min(strangers)!r}; the objectives of {run.name} are "
             f"{', '.join(run.config.objectives)}{did_you_mean(min(strangers), run.config.objectives)}"
         )
-    imported(now.model_copy(update={"beside": os.getcwd()}))  # before anything is kept
+    now = now.model_copy(update={"beside": os.getcwd()})
+    imported(now)  # before anything is kept
     project_file.name(run.path, now)
+    return now
 
 
 def refuse_objects(run: Run, tasks: Mapping[str, Any], rewards: Mapping[str, Any]) -> None:
@@ -187,7 +193,11 @@ def refuse_objects(run: Run, tasks: Mapping[str, Any], rewards: Mapping[str, Any
     unknown = [f"tasks[{name!r}]" for name, task in tasks.items() if not _same(task, found.tasks.get(name))]
     for name, given in rewards.items():
         weighed = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in given]
-        if weighed != found.rewards.get(name, []):
+        known = found.rewards.get(name, [])
+        if len(weighed) != len(known) or not all(
+            _same(function, other) and weight == same
+            for (function, weight), (other, same) in zip(weighed, known, strict=True)
+        ):
             unknown.append(f"rewards[{name!r}]")
     if unknown:
         raise NotReady(
@@ -198,7 +208,7 @@ def refuse_objects(run: Run, tasks: Mapping[str, Any], rewards: Mapping[str, Any
 
 
 def _same(given: Any, found: Any) -> bool:
-    """Whether two task objects are identical, or equal and of one class."""
+    """Whether two tasks or reward functions are identical, or equal and of one class."""
     if given is found:
         return True
     try:
@@ -207,15 +217,15 @@ def _same(given: Any, found: Any) -> bool:
         return False
 
 
-def own_paths(run: Run) -> OwnPaths:
-    """The import paths of a run, one for each task that is not built in.
+def own_paths(run: Run, named: OwnPaths | None = None) -> OwnPaths:
+    """The import paths of a run, one for each task that is not built in; `named`, or as the project's file has them.
 
     Raises:
         NotReady: one is missing.
     """
     from grpo_nb.tasks import BUILT_IN
 
-    paths = project_file.read().own.get(project_file.key(run.path), OwnPaths())
+    paths = named or project_file.read().own.get(project_file.key(run.path), OwnPaths())
     for name, objective in run.config.objectives.items():
         if objective.task not in BUILT_IN and name not in paths.tasks:
             raise NotReady(
@@ -228,17 +238,17 @@ def own_paths(run: Run) -> OwnPaths:
 
 
 def imported(paths: OwnPaths) -> Own:
-    """The objects that import paths mean; of a task's class, an object.
+    """The objects that import paths mean; of a class, an object.
 
     Raises:
-        ConfigError: a path that cannot be imported.
+        ConfigError: a path that cannot be imported, or a class that cannot make an object by itself.
     """
-    tasks = {name: project_file.load(path, paths.beside) for name, path in paths.tasks.items()}
-    rewards = {
-        name: [(project_file.load(path, paths.beside), weight) for path, weight in listed]
-        for name, listed in paths.rewards.items()
-    }
-    return Own({name: task() if isinstance(task, type) else task for name, task in tasks.items()}, rewards)
+
+    def found(path: str) -> Any:
+        return project_file.made(path, project_file.load(path, paths.beside))
+
+    rewards = {name: [(found(path), weight) for path, weight in listed] for name, listed in paths.rewards.items()}
+    return Own({name: found(path) for name, path in paths.tasks.items()}, rewards)
 
 
 def _unnamed(run: Run, lacking: Sequence[str]) -> str:

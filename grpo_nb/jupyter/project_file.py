@@ -19,7 +19,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from grpo_nb.config import ConfigError
-from grpo_nb.printable import clean_logger
+from grpo_nb.printable import brief, clean_logger
+from grpo_nb.rewards.foreign_code import error_text
 from grpo_nb.run import places
 from grpo_nb.storage import safe_open, user_cache
 from grpo_nb.storage.files import RunError, write_atomically
@@ -56,7 +57,11 @@ class OwnPaths(BaseModel):
         weighed = {name: [_weighed(name, entry) for entry in _list(name, given)] for name, given in rewards.items()}
         for name, path in tasks.items():
             _check(f"TASKS[{name!r}]", path)
-        return cls(tasks=dict(tasks), rewards=weighed)
+        try:
+            return cls(tasks=dict(tasks), rewards=weighed)
+        except ValidationError as error:
+            found = error.errors()[0]
+            raise ConfigError(f"import paths of own code: {brief(found['input'])}: {found['msg']}") from None
 
 
 class Project(BaseModel):
@@ -169,12 +174,29 @@ def load(path: str, beside: str | None = None) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a module runs anything
+    except (Exception, SystemExit) as error:  # a module runs anything
         raise ConfigError(
-            f"{path!r} cannot be imported ({type(error).__name__}: {error}). It needs {module}.py in "
+            f"{path!r} cannot be imported ({error_text(error)}). It needs {module}.py in "
             f"the notebook's folder or in {places.root()}, with {name} in it; after an edit, restart the kernel"
         ) from error
     return found
+
+
+def made(path: str, kind: Any) -> Any:
+    """An object of the class that an import path means; what is no class, as it is.
+
+    Raises:
+        ConfigError: the class cannot make one by itself.
+    """
+    if not isinstance(kind, type):
+        return kind
+    try:
+        return kind()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{path!r} is a class, and {kind.__name__}() raised {error_text(error)}. Make it work without "
+            "arguments, or name an object of it, e.g. one that own.py assigns"
+        ) from error
 
 
 def _check(where: str, path: object) -> None:

@@ -52,7 +52,7 @@ class Rubric:
         functions: each alone (weight 1), or with its weight; sync, async, partials and callable objects.
 
     Raises:
-        RewardError: no list, something that cannot be called, a weight that is not finite, a name used twice.
+        RewardError: no list, something that cannot be called, a class, a weight that is not finite, a name used twice.
     """
 
     def __init__(self, task: Task, functions: Sequence[RewardFunction | tuple[RewardFunction, float]] = ()) -> None:
@@ -83,6 +83,8 @@ def _weighted(entry: Any) -> Weighted:
             "its weight in a list: [f], [(f, 0.1)]"
         )
     name = function_name(function)
+    if isinstance(function, type):
+        raise RewardError(f"reward function '{name}' is a class; give an object of it: [{name}()]")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST:
         raise RewardError(f"weight of reward function '{name}' is {kind(weight)}; {FINITE}")
     return Weighted(name, function, float(weight))

@@ -11,12 +11,15 @@ from typing import Any
 
 from grpo_nb.rewards.background import Arrivals, Background, Loop
 from grpo_nb.rewards.context import Notes
-from grpo_nb.rewards.foreign_code import RewardError, calling, error_text, kind
+from grpo_nb.rewards.foreign_code import LONGEST_ERROR, RewardError, calling, error_text, kind
 from grpo_nb.rewards.rubric import AFTER_THINKING, FINITE, LARGEST, TASK, Rubric, Weighted
 from grpo_nb.rewards.waiting import wait_for
 from grpo_nb.tasks import Task
 from grpo_nb.tasks.thinking import after_thinking
 from grpo_nb.types import Example, Score
+
+LONGEST_LABEL = 200
+"""Characters of a label, which is a key of the log."""
 
 
 @dataclass(frozen=True)
@@ -212,16 +215,24 @@ TaskScores = Callable[[Task, Sequence[Example], Sequence[str]], list[Score]]
 def _verdict(task: Task, example: Example, text: str) -> Score:
     with calling(f"task '{task.name}'", f" on example {example.id}"):
         verdict = task.score(example, text)
-    who = f"task '{task.name}'"
+    who, where = f"task '{task.name}'", f"example {example.id}"
     if not isinstance(verdict, Score):
-        raise RewardError(f"{who} gave {kind(verdict)} for example {example.id}; needs a Score")
+        raise RewardError(f"{who} gave {kind(verdict)} for {where}; needs a Score")
     if not isinstance(verdict.parts, Mapping):
+        raise RewardError(f"{who} gave parts={kind(verdict.parts)} for {where}; needs a mapping from name to number")
+    value = _number(who, where, verdict.value)
+    parts = {_key(who, where, k): _number(who, f"part '{k}' of {where}", v) for k, v in verdict.parts.items()}
+    label, cause = _key(who, where, verdict.label), str(verdict.cause)[:LONGEST_ERROR]
+    return replace(verdict, value=value, parts=parts, label=label, cause=cause)
+
+
+def _key(who: str, where: str, name: object) -> str:
+    """A label, or the name of a part: it becomes a part of keys of the log."""
+    if len(text := str(name)) > LONGEST_LABEL:
         raise RewardError(
-            f"{who} gave parts={kind(verdict.parts)} for example {example.id}; needs a mapping from name to number"
+            f"{who} gave the label {kind(text)} of {len(text):,} characters for {where}; needs at most {LONGEST_LABEL}"
         )
-    value = _number(who, f"example {example.id}", verdict.value)
-    parts = {str(k): _number(who, f"part '{k}' of example {example.id}", v) for k, v in verdict.parts.items()}
-    return replace(verdict, value=value, parts=parts, label=str(verdict.label), cause=str(verdict.cause))
+    return text
 
 
 def _arguments(
@@ -243,6 +254,19 @@ def _columns(examples_B: Sequence[Example]) -> dict[str, list[Any]]:
 
 def _completion(example: Example, text: str) -> str | list[dict[str, str]]:
     return text if isinstance(example.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def check_arguments(rubric: Rubric, examples: Sequence[Example]) -> None:
+    """Refuse functions that ask for what no example has, before any work.
+
+    Raises:
+        RewardError: names the function and what it asks for.
+    """
+    told = Notes(0).arguments() | {AFTER_THINKING: []}
+    known = dict.fromkeys([*_columns(examples), *_arguments([], [], []), *told])
+    for entry in rubric.functions:
+        if not hasattr(entry.function, "as_they_end"):
+            _named(entry, known)
 
 
 def _call(entry: Weighted, arguments: Mapping[str, Any]) -> Any:

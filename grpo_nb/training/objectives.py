@@ -11,6 +11,7 @@ from grpo_nb.losses import Moments
 from grpo_nb.preflight.requirements import check_ids
 from grpo_nb.rewards.context import Notes
 from grpo_nb.rewards.rubric import RewardFunction, Rubric
+from grpo_nb.rewards.scoring import check_arguments
 from grpo_nb.run.run import Run
 from grpo_nb.storage.journal import Journal
 from grpo_nb.suggest import did_you_mean
@@ -46,6 +47,7 @@ def load_objectives(run: Run, tasks: Mapping[str, Task], rewards: Rewards) -> di
     Raises:
         ConfigError: rewards for an objective that does not exist, or a judge without the means to send requests.
         DataError: an example id that is used twice, or an example without the evidence that the judge needs.
+        RewardError: a reward function that could not be called.
     """
     config = run.config
     if not isinstance(rewards, Mapping):
@@ -78,10 +80,12 @@ def _objective(
         judge = Judge(name, config.task, config.judge, Journal(run.path / JUDGE_FILE, trains=run.trains_here))
         judge.check(examples)
         functions = [*functions, (judge, config.judge.weight)]
+    rubric = Rubric(task, functions)
+    check_arguments(rubric, examples)
     return Objective(
         name=name,
         config=config,
-        rubric=Rubric(task, functions),
+        rubric=rubric,
         examples=examples,
         beta=BetaState(value=config.beta, mode="auto" if config.controlled else "manual"),
         judge=judge,

@@ -33,7 +33,8 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = list(sys.path)
     yield tmp_path
     sys.path[:] = path
-    sys.modules.pop("own_code_apart", None)
+    for name in ("own_code_apart", "bad_code_apart"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -106,6 +107,84 @@ def test_what_is_named_nowhere_is_refused_before_any_work(
     assert main(["train", str(run.path), *flags]) in (1, 2)
     out, err = capsys.readouterr()
     assert not given and not out and names(err, *said) and not project_file.read().own
+
+
+BAD = """
+import sys
+from own_code_apart import Capitals
+
+
+class Needs(Capitals):
+    def __init__(self, pairs):
+        pass
+
+
+class Ends(Capitals):
+    def __init__(self):
+        sys.exit(0)
+
+
+class Length:
+    def __init__(self, power=1):
+        self.power = power
+
+    def __call__(self, completions):
+        return [0.0 for _ in completions]
+
+
+class Weighs:
+    def __init__(self, weights):
+        pass
+
+
+def lacks(completions, nowhere):
+    return [0.0 for _ in completions]
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--task", "geography=bad_code_apart:Needs"], ("Needs", "TypeError")),
+        (["--task", "geography=bad_code_apart:Ends"], ("Ends", "SystemExit")),
+        (["--task", "geography=ends_code_apart:Capitals"], ("ends_code_apart", "SystemExit")),
+        (["--task", f"geography={'a' * 5000}:b"], ("4096",)),
+        (["--task", "geography=own_code_apart:Capitals"] * 2, ("--task", "geography")),
+        (["--reward", "geography=bad_code_apart:Weighs"], ("Weighs", "TypeError")),
+        (["--reward", "geography=bad_code_apart:lacks"], ("lacks", "nowhere")),
+    ],
+)
+def test_own_code_that_cannot_be_called_is_refused_before_any_work(
+    flags: list[str],
+    said: tuple[str, ...],
+    at: Path,
+    given: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run.create(at / "runs" / "capitals", demo().replace(**CHANGES))
+    (at / "lab" / "bad_code_apart.py").write_text(BAD)
+    (at / "lab" / "ends_code_apart.py").write_text("raise SystemExit(0)")
+    monkeypatch.chdir(at / "lab")
+    own = [] if "--task" in flags else ["--task", "geography=own_code_apart:Capitals"]
+    assert main(["train", str(run.path), *own, *flags]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert not given and not out and names(err, *said) and len(err) < 1000
+
+
+def test_own_code_that_is_named_needs_no_file_to_remember_it(
+    at: Path, given: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(at / "runs" / "capitals", demo().replace(**CHANGES))
+    (at / "lab" / "bad_code_apart.py").write_text(BAD)
+    (at / "file").write_text("")
+    monkeypatch.setenv(project_file.ELSEWHERE, str(at / "file" / "x"))
+    monkeypatch.chdir(at / "lab")
+    flags = ["--task", "geography=own_code_apart:Capitals", "--reward", "geography=bad_code_apart:Length=0.5"]
+    assert main(["train", str(run.path), *flags]) == 0
+    (own,) = given
+    ((function, weight),) = own["rewards"]["geography"]
+    assert own["tasks"]["geography"].name == "capitals" and (type(function).__name__, weight) == ("Length", 0.5)
 
 
 def test_a_run_brings_no_own_code_to_a_process(at: Path, given: list[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from grpo_nb.rewards.context import BESIDES, Notes, TrainerState
 from grpo_nb.rewards.rubric import RewardError, Rubric, _weighted, function_name
-from grpo_nb.rewards.scoring import Completions, Scoring, score, task_scores
+from grpo_nb.rewards.scoring import Completions, Scoring, check_arguments, score, task_scores
 from grpo_nb.types import Example, Score
 from tests.support.tokens import names, pattern
 
@@ -376,8 +376,27 @@ def test_numbers_of_any_kind_are_taken_from_a_task_and_texts_made_of_labels() ->
     assert own == Score(value=0.5, label="7", parts={"a": 1.0, "b": None}) and type(own.value) is float
 
 
+@pytest.mark.parametrize("given", [Score(value=0.5, label="x" * 201), Score(value=0.5, parts={"x" * 201: 1.0})])
+def test_a_label_that_no_log_would_take_is_refused(given: Score) -> None:
+    with pytest.raises(RewardError, match=pattern(201, 200)):
+        task_scores(Giving(given), EXAMPLES, TEXTS)
+
+
+def test_a_cause_is_cut_to_what_a_log_takes() -> None:
+    found = task_scores(Giving(Score(value=None, cause="x" * 1_000_000)), EXAMPLES, TEXTS)
+    assert len(found[0].cause) <= 2000
+
+
+def test_a_function_that_asks_for_what_no_example_has_is_refused_before_it_is_called() -> None:
+    check_arguments(Rubric(Fixed(), [lengths, Colour()]), EXAMPLES)
+    with pytest.raises(RewardError, match=pattern("scaled", "factor")):
+        check_arguments(Rubric(Fixed(), [scaled]), EXAMPLES)
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_a_wrong_rubric_is_refused_at_once() -> None:
+    with pytest.raises(RewardError, match="'Colour'"):
+        Rubric(Fixed(), [Colour])
     with pytest.raises(RewardError, match="'lengths'"):
         Rubric(Fixed(), [lengths, (lengths, 0.5)])
     with pytest.raises(RewardError, match=pattern("tuple", "'per token'")):
