@@ -1,6 +1,8 @@
 """MLflow: the run's numbers in the store of MLFLOW_TRACKING_URI, by default MLflow's own (`mlflow.db`)."""
 
+import hashlib
 import os
+import posixpath
 import re
 import time
 from collections.abc import Sequence
@@ -69,8 +71,19 @@ class MLflow:
 
 
 def _name(key: str) -> str:
-    """The key with characters that MLflow's names may have."""
-    return re.sub(r"[^\w\-. :/]", "_", key, flags=re.ASCII)[:LONGEST_KEY]
+    """The key as MLflow's names may be: it takes letters of any language, and refuses what a path would shorten.
+
+    One that was changed ends in a digest of what it was, so that no two keys become one.
+
+    >>> _name("reward/fairness/mean"), _name("a|b")
+    ('reward/fairness/mean', 'a_b.0eab8a')
+    """
+    plain = re.sub(r"[^\w\-. :/]", "_", key)[:LONGEST_KEY]
+    path = posixpath.normpath(plain).lstrip("/.") or "_"
+    if path == key:
+        return key
+    digest = hashlib.sha256(key.encode()).hexdigest()[:6]
+    return f"{path[: LONGEST_KEY - len(digest) - 1]}.{digest}"
 
 
 def opened(about: About) -> Tracker:

@@ -1,10 +1,12 @@
 """TensorBoard: event files in the run folder, `trackers/tensorboard/`; one of its runs for each log."""
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from grpo_nb.printable import one_line
 from grpo_nb.storage import safe_open
 from grpo_nb.trackers.tracker import About, Log, Point, Tracker
 
@@ -26,7 +28,7 @@ class TensorBoard:
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
         if not (about.folder / SETTINGS).exists():
             with _writer(about.folder / SETTINGS) as writer:
-                rows = "\n".join(f"| {name} | {value} |" for name, value in about.settings.items())
+                rows = "\n".join(f"| {_plain(name)} | {_plain(value)} |" for name, value in about.settings.items())
                 writer.add_text(SETTINGS, f"| setting | value |\n| --- | --- |\n{rows}", 0)
 
     def log(self, points: Sequence[Point]) -> None:
@@ -53,6 +55,15 @@ def _writer(folder: Path, purge: int | None = None) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(folder), purge_step=purge)
+
+
+def _plain(value: object) -> str:
+    """A value as text of Markdown, which TensorBoard renders: what somebody else's run says loads no picture there.
+
+    >>> _plain("a|![b](c)")
+    'a&#124;&#33;&#91;b&#93;&#40;c&#41;'
+    """
+    return re.sub(r"[^\w\s.,-]|_", lambda found: f"&#{ord(found[0])};", one_line(value))
 
 
 def opened(about: About) -> Tracker:
