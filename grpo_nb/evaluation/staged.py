@@ -37,6 +37,11 @@ class StagedPolicy:
     def loaded(self) -> bool:
         return self._policy is not None
 
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint that the weights are of; None: of no checkpoint."""
+        return None if self._now is None else self._now.step
+
     def release(self) -> None:
         """Give the memory back; the next answer loads it again."""
         self._policy = self._base = self._now = None

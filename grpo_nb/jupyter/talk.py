@@ -10,9 +10,9 @@ import ipywidgets as w
 
 from grpo_nb.evaluation.compare import Stage
 from grpo_nb.jupyter.workers import live_session
-from grpo_nb.printable import clean_logger, cut
+from grpo_nb.printable import brief, clean_logger, cut
 from grpo_nb.report.markup import html
-from grpo_nb.run.run import Run
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.types import Example, Prompt
 
 if TYPE_CHECKING:
@@ -48,8 +48,12 @@ class Talk:
             tasks: own tasks by objective, as in `train.grpo`.
             stage: the trained one of the three: `latest`, or the step of a checkpoint.
             limit: examples of each objective that can be chosen.
+
+        Raises:
+            RunError: the run has no checkpoint of that step, or `stage` is something else.
         """
         self.run = Run.of(run)
+        _check_stage(self.run, stage)
         self.stages: list[Stage] = ["base"]
         if self.run.sft_checkpoints.steps():
             self.stages.append("sft")
@@ -61,6 +65,8 @@ class Talk:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._asked = 0
+        self._newest: int | None = None
+        """The step that `latest` was when it answered: another one may be saved meanwhile, or the last be damaged."""
         self.message = w.HTML()
         self.example = w.Dropdown(options=[(OWN, None)], description="example", layout=w.Layout(width="420px"))
         self.question = w.Textarea(description="question", rows=4, layout=w.Layout(width="98%"))
@@ -184,6 +190,8 @@ class Talk:
         self._say("")
         text, drawn = "", 0.0
         for text in texts:
+            if stage == "latest":
+                self._newest = self._staged.step
             if time.monotonic() - drawn >= REDRAW_SECONDS:
                 drawn = time.monotonic()
                 self._show({stage: f"{text} …"})
@@ -206,8 +214,10 @@ class Talk:
             self.answers[stage].value = str(html("answer", title=self._title(stage), text=text, facts=facts))
 
     def _title(self, stage: Stage) -> str:
+        """Of the newest stage with the step whose weights answered; before that, with the newest that was saved."""
         if stage == "latest":
-            return f"trained, step {max(self.run.checkpoints.steps())}"
+            step = max(self.run.checkpoints.steps(), default=None) if self._newest is None else self._newest
+            return "trained" if step is None else f"trained, step {step}"
         return TITLES.get(stage, f"trained, step {stage}")
 
     def _say(self, text: str) -> None:
@@ -230,6 +240,15 @@ class Talk:
 
 CLASS = "grpo-nb-talk"
 """CSS class of the widget."""
+
+
+def _check_stage(run: Run, stage: object) -> None:
+    steps = run.checkpoints.steps()
+    if stage != "latest" and not (type(stage) is int and stage in steps):
+        raise RunError(
+            f"stage={brief(stage)} is not among the GRPO checkpoints of {run.name}, {steps or 'none'}; give one of "
+            "them, or 'latest'"
+        )
 
 
 def _text(prompt: Prompt) -> str:

@@ -1,5 +1,6 @@
 """The same question to three stages: one policy, token by token, scored where the question is an example's."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,11 @@ from grpo_nb.jupyter.start import start
 from grpo_nb.jupyter.talk import Talk
 from grpo_nb.rollout import EagerEngine, Request
 from grpo_nb.rollout.eager import stream
-from grpo_nb.run.run import Run
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.types import Example, Score
 from tests.support import exported
 from tests.support.stage import PATIENCE, Stage
-from tests.support.tokens import names
+from tests.support.tokens import names, pattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft's own
 EVIL = "<img src=x onerror=alert(1)> $x^2$ \x1b[31m"
@@ -136,6 +137,25 @@ def test_an_answer_is_shown_while_it_grows_and_can_be_stopped(open_talk: Talk, m
     assert ["a" * n + " …" in text for n, text in enumerate(seen[1:4], 1)] == [True] * 3
     assert "aaaa" in seen[-1] and "aaaaa" not in seen[-1]
     assert "aaa" not in open_talk.answers["sft"].value, "the others were not asked"
+
+
+def test_the_step_that_is_named_is_the_one_that_answered(run: Run) -> None:
+    weights = next((run.path / "checkpoints" / "000004").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    made = Talk(run, tasks={"quiz": Quiz()})
+    made.question.value = "who?"
+    assert names(made._title("latest"), 4)
+    assert names(asked(made)["latest"], 2) and names(repr(made), 2) and not names(repr(made), 4)
+    shutil.rmtree(run.path / "checkpoints")
+    assert names(repr(Talk(run)), "mine")
+    made.close()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("stage", ["newest", "sft", "base", "4", 3, -1, 2.0, True, None])
+def test_a_stage_that_the_run_does_not_have_is_refused_at_once(stage: Any, run: Run) -> None:
+    with pytest.raises(RunError, match=pattern("2, 4", "'latest'")):
+        Talk(run, stage=stage)
 
 
 def test_what_a_model_writes_is_text(open_talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
