@@ -90,6 +90,10 @@ def samples_command(arguments: Namespace) -> int:
 
 def compare_command(arguments: Namespace) -> int:
     """Show runs side by side: two metric by metric, more as a table; as a page with their curves."""
+    from grpo_nb.report.table_files import is_table
+
+    if is_table(arguments.out):
+        raise UsageError(f"--out {arguments.out}: compare writes a page (.html); --json has its tables")
     check_out(arguments.out, "report")
     runs = [existing_run(name) for name in (arguments.a, arguments.b, *arguments.more)]
     from grpo_nb.report import several_runs  # after the check of the paths: this import takes seconds

@@ -20,7 +20,7 @@ def is_table(file: str | Path | None) -> bool:
 def table(run: Run | str | Path, ending: str) -> bytes:
     """metrics.jsonl as a table, a row a step and a column a key, as `run.metrics()` has them.
 
-    In CSV, a text that a spreadsheet would compute begins with an apostrophe.
+    In CSV, a text or key that a spreadsheet would compute begins with an apostrophe.
 
     Args:
         ending: `.csv`, or `.parquet` (which needs pyarrow).
@@ -30,7 +30,7 @@ def table(run: Run | str | Path, ending: str) -> bytes:
     """
     frame = Run.of(run).metrics()
     if ending.lower() == ".csv":
-        text: str = frame.map(_plain).to_csv(index=False)
+        text: str = frame.map(_plain).rename(columns=_plain).to_csv(index=False)
         return text.encode()
     frame = frame.astype({name: "string" for name in frame if frame[name].dtype == object})
     buffer = io.BytesIO()

@@ -109,4 +109,5 @@ def test_the_command_line(runs: list[Run], tmp_path: Path, capsys: pytest.Captur
     assert "difference of means" in out.read_text()
     (tmp_path / "log.jsonl").write_text("{}\n")
     assert cli.main(["compare", *paths, "--out", str(tmp_path / "log.jsonl")]) == 2
+    assert cli.main(["compare", *paths, "--out", str(tmp_path / "t.csv")]) == 2 and not (tmp_path / "t.csv").exists()
     assert cli.main(["compare", *paths, "nowhere"]) == 2

@@ -31,6 +31,13 @@ def test_csv_has_the_numbers_of_the_log(run: Run) -> None:
     assert read["status"].iloc[-1] == "'=HYPERLINK(1)"
 
 
+def test_a_key_of_a_strangers_log_is_no_formula(run: Run) -> None:
+    with open(run.path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step":9,"=HYPERLINK(1)":1.0,"+cmd":2.0,"@x":3.0}\n')
+    head = pd.read_csv(io.BytesIO(table(Run.open(run.path), ".csv"))).columns
+    assert {"'=HYPERLINK(1)", "'+cmd", "'@x"} < {*head} and not any(name.startswith(("=", "+", "@")) for name in head)
+
+
 def test_parquet_has_them_with_their_types(run: Run) -> None:
     pytest.importorskip("pyarrow", reason="the extra `datasets` is not installed")
     read = pd.read_parquet(io.BytesIO(table(run, ".parquet")))
