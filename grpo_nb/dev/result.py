@@ -22,10 +22,12 @@ from rich.console import Console
 
 from grpo_nb import presets
 from grpo_nb.cli import values
-from grpo_nb.dev.result_answers import OBJECTIVES, Sources, answer_file, answered, examples, measures
+from grpo_nb.dev.result_answers import LARGEST, OBJECTIVES, Sources, answer_file, answered, examples, measures
 from grpo_nb.evaluation.compare import Stage
 from grpo_nb.evaluation.pareto import pareto
 from grpo_nb.metrics import keys
+from grpo_nb.storage import safe_open
+from grpo_nb.storage.files import write_atomically
 from grpo_nb.sweeps import Arm, Study, sweep
 from grpo_nb.sweeps.plan import Trial
 from grpo_nb.sweeps.results import Key, Value, compared, curves
@@ -62,7 +64,7 @@ def study(folder: Path, model: str, bbq: str, halueval: str, seeds: Sequence[int
 def ends(study: Study) -> Iterator[tuple[Trial, Stage]]:
     """The trials and stages that were evaluated."""
     for trial in study.trials:
-        if run := trial.run():
+        if run := trial.readable():
             yield from ((trial, stage) for stage in stages(trial) if measured(run, trial, stage))
 
 
@@ -84,26 +86,36 @@ def answer(study: Study, sources: Sources, jobs: int, devices: Sequence[int]) ->
 
 
 def take(study: Study, sources: Sources, out: Path) -> None:
-    """Write the data of notebook 07, of the runs that have answered; one that stopped early counts as it is."""
-    (out / "predictions").mkdir(parents=True, exist_ok=True)
+    """Write the data of notebook 07, of the runs that have answered; one that stopped early counts as it is.
+
+    Raises:
+        RunError: the runs whose answers are shown have not answered yet, or a file of answers is damaged; nothing is
+            written.
+    """
     found: dict[Key, dict[int, Value]] = {}
+    predictions: dict[str, bytes] = {}
     for trial in study.trials:
-        for stage in stages(trial) if trial.run() else ():
+        for stage in stages(trial) if trial.readable() else ():
             if not answered(trial.path, stage):
                 continue
             for place, metric, value in measures(trial, stage, sources):
                 found.setdefault(Key(trial.arm, str(stage), place, metric), {})[trial.seed] = value
             for kind in OBJECTIVES.values():
                 made = answer_file(trial.path, str(stage), kind)
-                (out / "predictions" / made.name).write_bytes(made.read_bytes())
-    compared(found, REFERENCE).round(6).to_csv(out / "results.csv", index=False)
+                predictions[made.name] = safe_open.read(made, LARGEST)
     drawn = pd.DataFrame([row for trial in study.trials for row in _curves(trial)])
-    drawn.to_csv(out / "curves.csv", index=False)
-    fronts = [(trial.seed, trial.run()) for trial in study.trials if trial.arm == REFERENCE]
-    pd.concat([pareto(run).assign(seed=seed) for seed, run in fronts if run]).round(5).to_csv(
-        out / "front.csv", index=False
-    )
-    pd.DataFrame(examples(study, EXAMPLES)).to_csv(out / "examples.csv", index=False)
+    fronts = [(trial.seed, trial.readable()) for trial in study.trials if trial.arm == REFERENCE]
+    tables = {
+        "examples": pd.DataFrame(examples(study, EXAMPLES)),  # refused where a run that it shows has not answered
+        "results": compared(found, REFERENCE).round(6),
+        "curves": drawn,
+        "front": pd.concat([pareto(run).assign(seed=seed) for seed, run in fronts if run]).round(5),
+    }
+    (out / "predictions").mkdir(parents=True, exist_ok=True)
+    for name, data in predictions.items():
+        write_atomically(out / "predictions" / name, data)
+    for name, table in tables.items():
+        write_atomically(out / f"{name}.csv", table.to_csv(index=False).encode())
 
 
 def _curves(trial: Trial) -> Iterator[dict[str, Any]]:

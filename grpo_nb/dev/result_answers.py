@@ -11,7 +11,8 @@ from grpo_nb.evaluation.compare import Stage, is_of, logged
 from grpo_nb.evaluation.evaluate import measured, ordered
 from grpo_nb.evaluation.forgetting import MODE, probe
 from grpo_nb.evaluation.predictions import score_bbq, score_halueval
-from grpo_nb.run.run import Run
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.storage import safe_open
 from grpo_nb.storage.files import to_json, write_atomically
 from grpo_nb.sweeps import Study
 from grpo_nb.sweeps.plan import Trial
@@ -19,6 +20,8 @@ from grpo_nb.sweeps.results import Value
 from grpo_nb.tasks import HaluEvalRecognition, load_tasks
 
 FIELD = "answer"
+LARGEST = 1 << 30
+"""Bytes of a file of answers."""
 KINDS = ("bbq", "qa", "unseen", "recognition")
 OBJECTIVES = {"fairness": "bbq", "hallucination": "qa"}
 """Objectives of the preset, and the kind of answers to their held-out data."""
@@ -54,6 +57,7 @@ def answer(path: Path, stage: Stage, unseen: str, qa: str) -> None:
         file = answer_file(path, str(stage), kind)
         if file.exists():
             continue
+        safe_open.refuse_linked(file.parent)
         file.parent.mkdir(exist_ok=True)
         rows = answers(run, objective, data, stage=stage, tasks=tasks)
         write_atomically(file, [to_json(row) + b"\n" for row in (_pairs(rows) if tasks else rows)])
@@ -85,10 +89,17 @@ def measures(trial: Trial, stage: Stage, sources: Sources) -> Iterator[tuple[str
 
 
 def examples(study: Study, count: int) -> Iterator[dict[str, str]]:
-    """The first held-out items of each objective, in the seeded order of evaluations, with the first seed's answers."""
+    """The first held-out items of each objective, in the seeded order of evaluations, with the first seed's answers.
+
+    Raises:
+        RunError: one of the runs has not answered yet.
+    """
     seed = study.plan.seeds[0]
     own = {trial.arm: trial for trial in study.trials if trial.seed == seed}
     columns = {"before": (own["sft"], "base"), "after SFT": (own["sft"], "sft"), "after GRPO": (own["grpo"], "latest")}
+    for trial, stage in columns.values():
+        if not answered(trial.path, stage):  # type: ignore[arg-type]
+            raise RunError(f"{trial.name} has not answered as {stage} yet; its answers are shown: let it end first")
     run = Run.open(own["grpo"].path)
     tasks = load_tasks(run.config, run.path)
     for objective, kind in OBJECTIVES.items():
@@ -101,18 +112,33 @@ def examples(study: Study, count: int) -> Iterator[dict[str, str]]:
 
 
 def _texts(path: Path, stage: Stage, kind: str) -> dict[str, str]:
-    """The answers by id."""
-    lines = answer_file(path, str(stage), kind).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return {
-        f"{row['category']}/{row['example_id']}" if "category" in row else row["example_id"]: row[FIELD] for row in rows
-    }
+    """The answers by id.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    file = answer_file(path, str(stage), kind)
+    try:
+        rows = [json.loads(line) for line in safe_open.read(file, LARGEST).decode().split("\n") if line]
+        return {
+            f"{row['category']}/{row['example_id']}" if "category" in row else row["example_id"]: row[FIELD]
+            for row in rows
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(f"{file} is damaged ({type(error).__name__}: {error}); remove it, and ask again") from None
 
 
 def _evaluated(run: Run, objective: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Row of an evaluation of all held-out items, whatever pool the run's own is."""
     task = load_tasks(run.config, run.path, None, [objective])[objective]
     asked = ordered(run, objective, task, "test")
+    if lacking := [example.id for example in asked if example.id not in texts]:
+        raise RunError(
+            f"the answers of {run.name} to {objective} lack {len(lacking)} of {len(asked)} items, e.g. {lacking[0]}; "
+            "remove their file in predictions/, and ask again"
+        )
     return measured(run, objective, task, asked, [texts[example.id] for example in asked])
 
 
