@@ -44,7 +44,7 @@ class StudyLines:
 
     def __init__(self, trials: Sequence[Trial]) -> None:
         self._trials, self._began = trials, time.monotonic()
-        self._total = self._left = sum(len(left(trial)) for trial in trials)
+        self._total = self._left = sum(map(_left, trials))
         self._due: dict[tuple[str, str], Due] = {}
 
     def write(self) -> None:
@@ -73,11 +73,19 @@ class StudyLines:
 
     def _parts(self) -> None:
         try:
-            now = sum(len(left(trial)) for trial in self._trials)
-        except (RunError, OSError):
+            now = sum(map(_left, self._trials))
+        except OSError:
             return
         if now < self._left:
             done, passed = self._total - now, time.monotonic() - self._began
             rest = f", about {duration(passed / done * now)} left" if now else ""
             line(f"sweep: {done} of {self._total} parts done{rest}")
         self._left = now
+
+
+def _left(trial: Trial) -> int:
+    """Parts that are left of a run; of one that cannot be read, which hides no other, none."""
+    try:
+        return len(left(trial))
+    except RunError:
+        return 0

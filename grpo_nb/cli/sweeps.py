@@ -18,6 +18,7 @@ DONE, FAILED, INTERRUPTED = 0, 1, 130
 def sweep_command(arguments: Namespace) -> int:
     """Make or open a study, do the remaining work, and show the results."""
     study = _study(arguments)
+    study.check_arms(arguments.only)
     if arguments.yes:
         study.confirm()
     try:

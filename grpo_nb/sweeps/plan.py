@@ -7,10 +7,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from grpo_nb.config import Config, ConfigError
+from grpo_nb.printable import clean_logger
 from grpo_nb.run.places import CONFIG
-from grpo_nb.run.run import Run
-from grpo_nb.run.settings import restored
+from grpo_nb.run.run import Run, RunError
+from grpo_nb.run.settings import contradictions, refuse_contradiction, restored
 from grpo_nb.sweeps.shared_sft import same_sft
+
+logger = clean_logger(__name__)
 
 MOST_ARMS, MOST_SEEDS = 100, 100
 
@@ -66,8 +69,24 @@ class Trial:
         return self.path.name
 
     def run(self) -> Run | None:
-        """The run, where it was begun."""
-        return Run.open(self.path) if (self.path / CONFIG).exists() else None
+        """The run, where it was begun.
+
+        Raises:
+            RunError: it cannot be read, or has other settings than this trial: its numbers are not this arm's.
+        """
+        if not (self.path / CONFIG).exists():
+            return None
+        run = Run.open(self.path)
+        refuse_contradiction(self.path, contradictions(run.config, self.config, {}))
+        return run
+
+    def readable(self) -> Run | None:
+        """The same, and None with a warning where it cannot be read: one such run hides no other."""
+        try:
+            return self.run()
+        except RunError as error:
+            logger.warning("%s is left out: %s", self.name, error)
+            return None
 
     def made(self) -> Run:
         """The run, made where it is missing.

@@ -120,7 +120,7 @@ def _measures(trials: Sequence[Trial]) -> dict[Key, dict[int, Value]]:
     """The values of each line by seed."""
     found: dict[Key, dict[int, Value]] = {}
     for trial in trials:
-        if (run := trial.run()) is None:
+        if (run := trial.readable()) is None:
             continue
         rows = logged(run, "test", "greedy")
         for stage in stages(trial):
@@ -170,7 +170,7 @@ def curves(trials: Sequence[Trial], wanted: Sequence[str]) -> Curves:
     names = wanted or [keys.REWARD.of(name) for name in dict.fromkeys(n for t in trials for n in t.config.objectives)]
     found: dict[str, dict[str, list[tuple[Any, Any]]]] = {name: {} for name in names}
     for trial in trials:
-        if (run := trial.run()) is None or not len(rows := run.stored("metrics")):
+        if (run := trial.readable()) is None or not len(rows := run.stored("metrics")):
             continue
         steps = dense(rows, keys.STEP)
         for name in names:

@@ -72,13 +72,21 @@ class Study:
         Raises:
             ConfigError: no arm has that name.
         """
-        if unknown := [name for name in arms if name not in self.plan.arms]:
+        self.check_arms(arms)
+        work.train(self.trials, jobs, gpus, arms or self.plan.arms)
+        return self.status()
+
+    def check_arms(self, names: Collection[str]) -> None:
+        """Refuse names of arms that the study does not have.
+
+        Raises:
+            ConfigError: the first of them.
+        """
+        if unknown := [name for name in names if name not in self.plan.arms]:
             raise ConfigError(
                 f"the study has no arm {unknown[0]!r}{did_you_mean(unknown[0], self.plan.arms)}; it has "
                 f"{', '.join(self.plan.arms)}"
             )
-        work.train(self.trials, jobs, gpus, arms or self.plan.arms)
-        return self.status()
 
     def status(self) -> Table:
         """Table with one row per run: arm, seed, state, step, of, and the work left."""

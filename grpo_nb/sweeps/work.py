@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -18,9 +19,10 @@ from grpo_nb import trackers
 from grpo_nb.config import ConfigError
 from grpo_nb.evaluation.compare import Stage, is_of, logged
 from grpo_nb.judge import host_trust
-from grpo_nb.printable import clean_logger
-from grpo_nb.run.run import Run
+from grpo_nb.printable import clean_logger, one_line
+from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage import safe_open
+from grpo_nb.storage.vocabulary import RunState
 from grpo_nb.sweeps.plan import Trial
 from grpo_nb.sweeps.shared_sft import adopt, same_sft
 from grpo_nb.training.sft import finished
@@ -30,6 +32,8 @@ logger = clean_logger(__name__)
 STOP_SECONDS = 300.0
 """Seconds that a run has to end its step and save after a requested stop."""
 TAIL_BYTES = 4000
+LONGEST_REASON = 160
+"""Characters that say why a run cannot be read."""
 Command = list[str]
 """Arguments of `python -m grpo_nb`."""
 
@@ -69,15 +73,20 @@ def measured(run: Run, trial: Trial, stage: Stage) -> bool:
 
 
 def standing(trial: Trial) -> dict[str, Any]:
-    """One row of `Study.status`."""
-    run, goal = trial.run(), trial.config.run.steps if trial.grpo else 0
+    """One row of `Study.status`; of a run that cannot be read, why."""
+    goal, fixed = trial.config.run.steps if trial.grpo else 0, {"arm": trial.arm, "seed": trial.seed}
+    try:
+        run = trial.run()
+    except RunError as error:
+        found = {"state": RunState.UNREADABLE.value, "step": 0, "of": goal}
+        return {**fixed, **found, "left": one_line(textwrap.shorten(str(error), LONGEST_REASON, placeholder=" ..."))}
     words = [command[0] if command[0] != "eval" else f"eval {command[3]}" for command in left(trial)]
     known = (
         {"state": "not begun", "step": 0}
         if run is None
         else {"state": run.status().state.value, "step": run.last_step() or 0}
     )
-    return {"arm": trial.arm, "seed": trial.seed, **known, "of": goal, "left": ", ".join(words)}
+    return {**fixed, **known, "of": goal, "left": ", ".join(words)}
 
 
 def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collection[str]) -> None:
@@ -92,7 +101,7 @@ def train(study: Sequence[Trial], jobs: int, gpus: Sequence[int], arms: Collecti
         host_trust.check(f"arm {trial.arm}", host_trust.servers_of(trial.config))
         trackers.check(trial.config)
     runs = [trial.made() for trial in trials]
-    runs += [run for trial in study if trial.arm not in arms and (run := trial.run())]  # their SFT may serve
+    runs += [run for trial in study if trial.arm not in arms and (run := trial.readable())]  # their SFT may serve
     shared = [next(i for i, one in enumerate(trials) if same_sft(trial.config, one.config)) for trial in trials]
     turns = {first: threading.Lock() for first in shared}
     order = sorted(range(len(trials)), key=lambda i: shared[:i].count(shared[i]))  # no trial waits while it could train
