@@ -68,7 +68,8 @@ def _explain(error: Exception) -> int | None:
 def _say(text: str, status: int) -> int:
     """Standard error may be a file that others see: keys are struck out of what failed, which may quote anything."""
     if status == FAILED:
-        from grpo_nb.judge.redaction import known_secrets, strike  # slow to import; wrong usage is refused at once
+        from grpo_nb.judge.redaction import known_secrets  # slow to import; wrong usage is refused at once
+        from grpo_nb.judge.secrets import strike
 
         text = strike(text, known_secrets())
     sys.stderr.write(f"{printable(text)}\n")

@@ -248,7 +248,8 @@ class Run:
         """
         quoted = {name: text for name in QUOTING if isinstance(text := data.get(name), str)}
         if quoted:
-            from grpo_nb.judge.redaction import known_secrets, strike  # slow to import, and few events are errors
+            from grpo_nb.judge.redaction import known_secrets  # slow to import, and few events are errors
+            from grpo_nb.judge.secrets import strike
 
             quoted = {name: strike(text, known_secrets()) for name, text in quoted.items()}
         self._log("events", {"time": time.time(), "kind": kind, **data, **quoted})
