@@ -373,6 +373,26 @@ def test_a_turned_knob_acts_at_the_next_step_is_logged_and_survives(tmp_path: Pa
     assert set(turns["step"]) == {3}
 
 
+def test_an_undone_knob_acts_at_the_next_step_and_is_logged_as_a_turn(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, sft__steps=0, run__steps=4)
+    run.knobs["beta/fairness"].set(0.5)
+    used = []
+    for step in grpo(run):
+        used.append((step["temperature"], step["beta/fairness"]))
+        if step.step == 1:
+            run.knobs["temperature"].set(0.7)
+        if step.step in (2, 3):
+            run.knobs.undo(by="dashboard")
+    start = run.config.objectives["fairness"].start
+    assert used == [(1.0, 0.5), (0.7, 0.5), (1.0, 0.5), (1.0, start)], "beta is its controller's again"
+    turns = run.events().query("kind == 'knob'")
+    turns = turns[turns["key"] != "command"]
+    assert [*zip(turns["step"], turns["key"], turns["new"], turns["by"], strict=True)][-2:] == [
+        (3, "temperature", 1.0, "dashboard"),
+        (4, "beta/fairness", "auto", "dashboard"),
+    ]
+
+
 DUAL = {"controller": "dual_ascent", "kl_band": [0.05, 0.5], "controller_gain": 0.01}
 """A first KL of about 0 is below such a band: beta falls in every step."""
 
