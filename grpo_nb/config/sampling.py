@@ -44,14 +44,15 @@ class RolloutConfig(Settings):
     engine: Literal["auto", "eager", "graph", "grouped", "vllm"] = "auto"
     """`eager` runs anywhere; `graph`, on CUDA, captures the decoding loop and is many times faster; `grouped`, on the
     CPU, is faster for models of a few million parameters; `auto`: one of these where it serves the model. They sample
-    the same distribution with different bits. `vllm`: a server at `url` samples for LoRA; a resumed run then repeats
-    its numbers only up to rounding."""
+    the same distribution with different bits. `vllm`: a server samples for LoRA; a resumed run then repeats its
+    numbers only up to rounding."""
     steps_off_policy: Literal[0, 1] = 0
     """1: the next step's completions are sampled before this step's update, so that judges answer while it trains. They
     are one update older than the policy that learns from them; `algorithm.importance_correction` weighs for that. A
     change of the temperature acts at once: completions sampled ahead are discarded."""
     url: Address | None = None
-    """Address of the running vLLM server, e.g. http://127.0.0.1:8000; the variable GRPO_NB_VLLM_URL replaces it."""
+    """Address of the running vLLM server, e.g. http://127.0.0.1:8000; the variable GRPO_NB_VLLM_URL replaces it. Null:
+    the trainer starts a server with the `vllm` command that the variable GRPO_NB_VLLM names."""
     api_key_env: Variable | None = None
     """NAME of the environment variable that holds the server's key, never the key; null for a server without one."""
     timeout_s: Positive = 600

@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -36,7 +37,8 @@ from grpo_nb.rewards.waiting import wait_for
 from grpo_nb.rollout import eager
 from grpo_nb.rollout.request import Request
 from grpo_nb.rollout.selfcheck import sampler_gaps
-from grpo_nb.rollout.vllm_server import RELOADS, Choice, Server, ServerError, Session, command
+from grpo_nb.rollout.vllm_process import START_SECONDS, OwnServer, own_server
+from grpo_nb.rollout.vllm_server import RELOADS, Choice, Server, ServerError, Session, arguments, command
 from grpo_nb.types import Rollouts
 
 logger = clean_logger(__name__)
@@ -52,14 +54,17 @@ CHECKED_AT = 0.5
 
 
 class VLLMEngine:
-    """Samples from a LoRA policy through a running vLLM server.
+    """Samples from a LoRA policy through a vLLM server: a running one, or one that the engine starts and ends.
 
     Raises:
-        ConfigError: no address is set.
+        ConfigError: no address is set, nor a program that starts a server.
     """
 
     def __init__(self, rollout: RolloutConfig) -> None:
-        self._server = Server(rollout)
+        self._own = own_server(rollout)
+        self._server = Server(rollout, self._own.url if self._own else "")
+        if self._own:
+            self._server.revive = self._own.revive
         self._background = Background()
         """Event loop in which begun requests run."""
         self._home: finalize[..., VLLMEngine] | None = None
@@ -105,9 +110,10 @@ class VLLMEngine:
 
         Raises:
             ConfigError: the host, or a key for it, was never confirmed on this machine.
-            ModelError: the policy is no LoRA policy.
+            ModelError: the policy is no LoRA policy, or the server to start cannot read its model.
             ServerError: no runtime LoRA, another model or vocabulary, no token ids, too short a context, log-probs from
-                before the temperature, or no answer; says how to start a server that has it.
+                before the temperature, or no answer; says how to start a server that has it. Or the server that was
+                to be started ended at once; with the end of its log.
         """
         if not isinstance(policy.model, PeftModel):
             raise ModelError(
@@ -116,26 +122,57 @@ class VLLMEngine:
             )
         self._server.check_ready()
         try:
+            if self._own:
+                self._own.start(arguments(_servable(policy), anatomy.rank(policy.model), longest))
+                wait_for(self._started(self._own))
             self.about = wait_for(self._ask_about(longest))
             self._check_model(policy)
             self._checked.add(policy)
         except ServerError as error:
             self.close()
+            if self._own:
+                raise
             advice = command(policy.name, anatomy.rank(policy.model), longest)
             raise ServerError(f"{error}. This command starts a suitable server: {advice}") from None
+        except BaseException:  # an interrupt, too: a server that was started does not stay
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Unload the adapter, remove its files and cancel unfinished requests; the next rollout loads it again."""
+        """Unload the adapter, remove its files and cancel unfinished requests; the next rollout loads it again.
+
+        A server that the engine started ends.
+        """
         self._background.close()
         name, self._loaded = self._loaded, ""
         if self._home is not None:
             self._home()
             self._home = None
-        if name:
+        if self._own:
+            self._own.stop()
+            self._checked.clear()
+        elif name:
             try:
                 wait_for(self._unload(name))
             except ServerError as error:
                 logger.warning("%s", error)
+
+    async def _started(self, own: OwnServer) -> None:
+        """Wait until the server that was started answers.
+
+        Raises:
+            ServerError: it ended, or did not answer in START_SECONDS.
+        """
+        end = time.monotonic() + START_SECONDS
+        while not own.ready:
+            own.check_alive()
+            try:
+                await self._ask_about(0)
+                own.ready = True
+            except ServerError:
+                if time.monotonic() > end:
+                    raise
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _ask_about(self, needed: int) -> dict[str, Any]:
         async with self._server.open(patience_s=0) as session:
@@ -245,6 +282,22 @@ class VLLMEngine:
     async def _unload(self, name: str) -> None:
         async with self._server.open(patience_s=0) as session:
             await session.unload(name)
+
+
+def _servable(policy: Policy) -> str:
+    """The folder or hub id of the policy's base model, which vLLM reads.
+
+    Raises:
+        ModelError: it has neither.
+    """
+    source = policy.origin.source
+    source = source.base if source is not None and source.base is not None else source
+    if source is None or source.kind not in ("folder", "hub"):
+        raise ModelError(
+            f"vLLM reads a folder or a hub id, and the base of '{policy.name}' is {source.kind if source else 'none'}. "
+            "Write it as a folder first (transformers' save_pretrained, with the tokenizer) and set model.name to that"
+        )
+    return source.name
 
 
 def bodies(policy: Policy, request: Request, model: str) -> list[dict[str, Any]]:

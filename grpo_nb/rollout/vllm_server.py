@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import shlex
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,8 @@ logger = clean_logger(__name__)
 
 URL = "GRPO_NB_VLLM_URL"
 """Environment variable: the server's address, if it differs from that at the run's start."""
+PROGRAM = "GRPO_NB_VLLM"
+"""Environment variable: the `vllm` command of its own environment, which the trainer starts. No run can set it."""
 RUNTIME_LORA = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
@@ -75,22 +78,27 @@ class Cards(BaseModel):
 class Server:
     """Address of the server and its timeouts.
 
+    Args:
+        own: address of the server that the trainer starts itself; it replaces every other.
+
     Raises:
         ConfigError: no address is set.
     """
 
-    def __init__(self, rollout: RolloutConfig) -> None:
-        given = os.environ.get(URL, "").strip()
+    def __init__(self, rollout: RolloutConfig, own: str = "") -> None:
+        given = own or os.environ.get(URL, "").strip()
         settings = RolloutConfig.model_validate(rollout.model_dump() | {"url": given}) if given else rollout
         if settings.server is None:
             raise ConfigError(
-                f"rollout.engine='vllm' needs the address of a running server. Set rollout.url or {URL}, e.g. "
-                "http://127.0.0.1:8000"
+                f"rollout.engine='vllm' needs a server. Set rollout.url or {URL} to the address of a running one, e.g. "
+                f"http://127.0.0.1:8000, or {PROGRAM} to the `vllm` command that the trainer starts"
             )
         self.provider = settings.server
         self.label = self.provider.base_url.removesuffix("/v1")
         self._own_word = bool(given) and not settings.api_key_env
         self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
+        self.revive: Callable[[], None] = lambda: None
+        """Called where it cannot be reached, before the next try."""
 
     def check_ready(self) -> None:
         """Refuse a server to which requests are not allowed, before anything is sent.
@@ -106,14 +114,16 @@ class Server:
         key = key_of(self.provider) or "none"
         patience = self._patience_s if patience_s is None else patience_s
         async with bounded_client(self._timeout_s, key, LARGEST_REPLY) as client:
-            yield Session(client, self.label, (key, patience))
+            yield Session(client, self.label, (key, patience), self.revive)
 
 
 class Session:
     """Requests to a server during one rollout. While it is unreachable or fails they are repeated, for `patience_s`."""
 
-    def __init__(self, client: Any, url: str, limits: tuple[str, float]) -> None:
-        self._client, self._url = client, url
+    def __init__(
+        self, client: Any, url: str, limits: tuple[str, float], revive: Callable[[], None] = lambda: None
+    ) -> None:
+        self._client, self._url, self._revive = client, url, revive
         self._key, self._patience_s = limits
         self._errors = http_library().TransportError
         self._silent = False
@@ -201,6 +211,7 @@ class Session:
                 problem = f"status {reply.status_code}: {self._words(_value(reply))}"
             except self._errors as error:
                 problem = self._cleaned(f"{type(error).__name__}: {error}")
+                self._revive()
             now = time.monotonic()
             began = began or now
             if not self._silent and self._patience_s:
@@ -238,10 +249,15 @@ def _is_error(found: Any) -> bool:
     return isinstance(found, dict) and "error" in found
 
 
+def arguments(model: str, rank: int, length: int) -> list[str]:
+    """Arguments of `vllm serve` for a server with all that a rollout needs."""
+    allowed = next((most for most in LORA_RANKS if most >= rank), rank)
+    return [
+        *(model, "--host", "127.0.0.1", "--enable-lora", "--max-lora-rank", str(allowed)),
+        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--max-model-len", str(length)),
+    ]
+
+
 def command(model: str, rank: int, length: int) -> str:
     """The shell command that starts a server with all that a rollout needs."""
-    allowed = next((most for most in LORA_RANKS if most >= rank), rank)
-    return (
-        f"{RUNTIME_LORA} vllm serve {model} --host 127.0.0.1 --enable-lora --max-lora-rank {allowed} "
-        f"--logprobs-mode processed_logprobs --generation-config vllm --max-model-len {length}"
-    )
+    return f"{RUNTIME_LORA} vllm serve {shlex.join(arguments(model, rank, length))}"

@@ -1,0 +1,182 @@
+"""The server that the engine starts: its arguments, its end, its crash, and what a failed start shows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_nb.config import ConfigError, ModelConfig, RolloutConfig
+from grpo_nb.metrics import keys
+from grpo_nb.policy.model import ModelError, Policy, load_policy
+from grpo_nb.rollout import VLLMEngine, run_bound, vllm_process
+from grpo_nb.rollout.vllm_process import ARGUMENTS
+from grpo_nb.rollout.vllm_server import PROGRAM, ServerError
+from grpo_nb.training.grpo import grpo
+from tests.rollout.test_vllm import LONGEST, demo_base, learner, request, served_run
+from tests.support import tiny_models as tiny
+from tests.support import vllm_program
+from tests.support.judge_server import serving
+from tests.support.stage import until
+from tests.support.tiny import given, rows
+from tests.support.tokens import names
+from tests.support.vllm_stand_in import StandIn
+
+SERVED = RolloutConfig(engine="vllm", patience_s=30.0)
+__all__ = ["demo_base", "learner"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tiny.folder(tmp_path / "base")
+
+
+@pytest.fixture
+def starts(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file to which each start is written; $GRPO_NB_VLLM is the stand-in's program."""
+    program, log = tmp_path / "vllm", tmp_path / "starts.jsonl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {vllm_program.__file__} "$@"\n')
+    program.chmod(0o755)
+    log.touch()
+    with serving(StandIn(base)) as behind:
+        monkeypatch.setenv("STAND_IN_PORT", str(behind.server_address[1]))
+        monkeypatch.setenv("STAND_IN_LOG", str(log))
+        monkeypatch.setenv(PROGRAM, str(program))
+        monkeypatch.setenv("PYTHONPATH", "elsewhere")
+        monkeypatch.setattr("grpo_nb.rollout.vllm.POLL_SECONDS", 0.05)
+        monkeypatch.setattr("grpo_nb.rollout.vllm_server.PAUSES", (0.05, 0.05))
+        yield log
+
+
+@pytest.fixture
+def engine(starts: Path) -> Iterator[VLLMEngine]:
+    made = VLLMEngine(SERVED)
+    yield made
+    made.close()
+
+
+def read(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_it_starts_once_serves_and_ends_with_the_engine(
+    engine: VLLMEngine, starts: Path, base: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.check(learner, LONGEST)
+    first, second = (engine.generate(learner, request()) for _ in range(2))
+    assert first == second
+    (start,) = read(starts)
+    verb, model, *rest = start["arguments"]
+    assert (verb, Path(model)) == ("serve", base) and "--max-model-len" in rest and str(LONGEST) in rest
+    assert "PYTHONPATH" not in start["variables"] and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" in start["variables"]
+    assert engine.about["model"] == "base" and not gone(start["pid"])
+    engine.close()
+    assert gone(start["pid"])
+    assert engine.generate(learner, request()) == first, "a later rollout starts another"
+    assert len(read(starts)) == 2
+
+
+@pytest.mark.usefixtures("narrow_model")
+def test_a_run_starts_its_server_and_ends_it(
+    starts: Path, demo_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(StandIn(demo_base, context=256)) as behind:
+        monkeypatch.setenv("STAND_IN_PORT", str(behind.server_address[1]))
+        run = served_run(tmp_path, behind, rollout__url=None)
+        assert [row[keys.ENGINE] for row in rows(list(grpo(run, steps=1, **given())))] == ["vllm"]
+    (start,) = read(starts)
+    assert gone(start["pid"])
+
+
+def test_a_server_that_crashes_is_started_again_and_given_the_adapter(
+    engine: VLLMEngine, starts: Path, learner: Policy
+) -> None:
+    before = engine.generate(learner, request())
+    assert engine._own is not None
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{engine._own.url}/die")
+    assert engine.generate(learner, request()) == before
+    first, second = read(starts)
+    assert first["arguments"] == second["arguments"] and first["pid"] != second["pid"]
+
+
+def test_one_that_always_crashes_ends_the_wait(
+    engine: VLLMEngine, starts: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.generate(learner, request())
+    assert engine._own is not None
+    engine._own._further = ["--broken"]
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{engine._own.url}/die")
+    with pytest.raises(ServerError) as caught:
+        engine.generate(learner, request())
+    assert names(str(caught.value), vllm_process.RESTARTS + 1, "no kernel image is available")
+
+
+def test_a_start_that_fails_shows_the_end_of_its_log_without_secrets(
+    engine: VLLMEngine, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_TOKEN", secret := "s3cret-of-mine-77")
+    assert engine._own is not None
+    engine._own._further = ["--broken"]
+    with pytest.raises(ServerError) as caught:
+        engine.check(learner, LONGEST)
+    assert names(str(caught.value), 1, "loading", "no kernel image is available")
+    assert secret not in str(caught.value)
+
+
+def test_further_arguments_are_read_as_on_a_command_line(
+    starts: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ARGUMENTS, "--dtype float32 --x 'a b'")
+    engine = VLLMEngine(SERVED)
+    engine.check(learner, LONGEST)
+    engine.close()
+    assert read(starts)[0]["arguments"][-4:] == ["--dtype", "float32", "--x", "a b"]
+    monkeypatch.setenv(ARGUMENTS, "'open")
+    with pytest.raises(ConfigError, match=ARGUMENTS):
+        VLLMEngine(SERVED)
+
+
+def test_what_cannot_be_started_is_refused_before_any_work(
+    engine: VLLMEngine, starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        engine.check(load_policy(ModelConfig(name="demo", train="lora", device="cpu")), LONGEST)
+    assert names(str(caught.value), "model.name") and not read(starts)
+    monkeypatch.setenv(PROGRAM, "/nowhere/vllm")
+    with pytest.raises(ConfigError, match="/nowhere/vllm"):
+        VLLMEngine(SERVED)
+    assert VLLMEngine(RolloutConfig(engine="vllm", url="http://127.0.0.1:9"))._own is None, (
+        "a running server is asked instead"
+    )
+
+
+def test_what_is_bound_to_a_killed_process_ends(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    inner = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+    outer = (
+        "import subprocess, sys, time\n"
+        f"kept = subprocess.Popen([sys.executable, {run_bound.__file__!r}, sys.executable, '-c', {inner!r}],"
+        " stdin=subprocess.PIPE, start_new_session=True)\n"
+        "time.sleep(1000)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", outer])
+    until(lambda: note.is_file() and note.read_text() != "")
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    until(lambda: gone(int(note.read_text())))
