@@ -125,6 +125,14 @@ def test_a_gguf_file_opens_in_our_own_loader(run: Run, tmp_path: Path) -> None:
     assert torch.allclose(logits(read.model), expected(run), atol=1e-4)
 
 
+def test_the_name_in_a_gguf_file_is_one_line_without_escapes(run: Run, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
+    moved = run.path.rename(run.path.with_name("mi\nne\x1b[31m"))
+    made = export(Run.open(moved), tmp_path / "out", format="gguf")
+    name = gguf.GGUFReader(str(made.folder / "model.gguf")).fields["general.name"].contents()
+    assert "mi" in name and name.isprintable()
+
+
 def test_an_architecture_without_a_proof_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     run = exported.a_run(tmp_path, kind="gemma3")
     with pytest.raises(ModelError, match=pattern("Gemma3ForCausalLM", "format='merged'")):
