@@ -128,11 +128,17 @@ class SettingsForm:
             placeholder="words of a name or a sentence",
             description="search",
             tooltip="all of these words are in the name or the sentence",
-            layout=w.Layout(width=ENTRY),
+            layout=w.Layout(width="400px"),
         )
-        self.browse = w.ToggleButton(description="Browse", tooltip="Browse: all settings, by group")
-        self.only = w.ToggleButton(description="Changed", tooltip="Changed: the changed settings only")
-        self.clear = w.Button(description="Reset all", tooltip="Reset all: take every edit back")
+        self.browse = w.ToggleButton(
+            description="Browse", tooltip="Browse: all settings, by group", layout=w.Layout(width="110px")
+        )
+        self.only = w.ToggleButton(
+            description="Changed", tooltip="Changed: the changed settings only", layout=w.Layout(width="110px")
+        )
+        self.clear = w.Button(
+            description="Reset all", tooltip="Reset all: take every edit back", layout=w.Layout(width="110px")
+        )
         self.summary, self.found_words = w.HTML(), w.HTML()
         self.groups = w.Accordion(
             children=[w.VBox() for _ in self._edits.groups], titles=self._titles(), selected_index=None
