@@ -198,14 +198,6 @@ exhibit = losses.kl_clamped_exhibit(-gap, 0 * gap)
 clamped = {"ref - new": gap[0].tolist(), "clamp(ref - new, 0, 10)": exhibit[0].tolist()}
 tables.Table(pd.DataFrame(clamped | columns))
 
-# %%
-print(kernel.memory_held())
-
-# %% [markdown]
-# ## What to change
-# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's own settings never
-# change, so that its curves stay comparable. β, temperature and learning rate can be changed while it trains.
-
 # %% [markdown]
 # ## Exercises
 # Answer first, then open. Each answer is runnable code.
@@ -264,3 +256,11 @@ print(kernel.memory_held())
 # assert width(8) > width(40)
 # ```
 # </details>
+
+# %%
+print(kernel.memory_held())
+
+# %% [markdown]
+# ## What to change
+# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's own settings never
+# change, so that its curves stay comparable. β, temperature and learning rate can be changed while it trains.

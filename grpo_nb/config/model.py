@@ -1,8 +1,8 @@
 """Settings of the model that is trained."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from grpo_nb.config.base import Count, Positive, Settings
 
@@ -32,6 +32,9 @@ class ModelConfig(Settings):
     tf32: bool | Literal["auto"] = "auto"
     """float32 matrix products on an NVIDIA GPU round their inputs to TF32's 10 bits, for several times the speed;
     `auto`: where all weights learn. Chosen when a run starts, and kept when it resumes."""
+    quantize: Literal["none", "nf4"] = "none"
+    """Type of the frozen base's linear layers: `nf4` stores them in 4 bits (QLoRA), quantised by bitsandbytes while the
+    model loads; adapters stay float32. It saves memory, not time, and needs `train=lora` and a folder or hub id."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`, or `auto`: the first accelerator found, else CPU."""
     chat_template: str | None = None
@@ -44,6 +47,16 @@ class ModelConfig(Settings):
     one GPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: about half the memory for about a fifth of the speed."""
+
+    @model_validator(mode="after")
+    def _a_quantised_base_is_frozen(self) -> Self:
+        if self.quantize == "none":
+            return self
+        if self.train == "full":
+            raise ValueError(f"quantize='{self.quantize}' freezes the weights; set train='lora', or quantize='none'")
+        if self.shard != "none":
+            raise ValueError(f"quantize='{self.quantize}' keeps a full copy on each GPU; set shard='none'")
+        return self
 
     @field_validator("chat_template_kwargs")
     @classmethod

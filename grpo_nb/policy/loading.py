@@ -59,16 +59,22 @@ def read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
         return tokenizer
 
 
-def read_model(source: Source, dtype: torch.dtype, empty: bool = False) -> PreTrainedModel:
+def read_model(
+    source: Source, dtype: torch.dtype, empty: bool = False, nf4_on: torch.device | None = None
+) -> PreTrainedModel:
     """The causal language model with its weights as `dtype`, on CPU; a .gguf file is dequantised.
 
-    `empty`: weights may be without content (on the device `meta`), since others replace them.
+    Args:
+        empty: weights may be without content (on the device `meta`), since others replace them.
+        nf4_on: device on which the linear layers are stored in NF4; None: they are not quantised.
 
     Raises:
-        ModelError: unreadable, incomplete, pickle-only, or in need of code from its repository.
+        ModelError: unreadable, incomplete, pickle-only, in need of code from its repository, or not to be quantised.
     """
     if source.base is not None:
-        return read_model(source.base, dtype, empty)
+        return read_model(source.base, dtype, empty, nf4_on)
+    if source.kind in ("demo", "gguf") and nf4_on is not None:
+        raise ModelError(quantised.nf4_refusal(source.kind, None, f"'{source.name}'") or "")
     if source.kind == "demo":
         from grpo_nb.tasks import demo
 
@@ -82,6 +88,10 @@ def read_model(source: Source, dtype: torch.dtype, empty: bool = False) -> PreTr
     with _explained(source, "model"):
         settings = None if source.kind == "gguf" else _read_settings(source)
         _refuse_quantised(source, settings)
+        if nf4_on is not None:
+            if (why := quantised.nf4_refusal(source.kind, settings, f"model '{source.name}'")) is not None:
+                raise ModelError(why)
+            extra |= quantised.nf4(dtype, nf4_on)
         loaded: Any = auto_class(settings).from_pretrained(
             **_arguments(source), dtype=dtype, output_loading_info=True, **extra
         )

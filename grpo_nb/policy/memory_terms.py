@@ -6,6 +6,7 @@ from typing import Literal
 
 from grpo_nb.config import Config
 from grpo_nb.policy.loading import FULL_BELOW
+from grpo_nb.policy.quantised import NF4_BYTES
 from grpo_nb.policy.shapes import ModelShape
 
 GIB = 2**30
@@ -60,12 +61,13 @@ class Setting:
     @property
     def graph(self) -> bool:
         """Whether the graph engine samples."""
-        return self.on_gpu and self.config.rollout.engine not in ("eager", "vllm")
+        quantised = self.config.model.quantize != "none"
+        return self.on_gpu and self.config.rollout.engine not in ("eager", "vllm") and not quantised
 
     @property
     def flat(self) -> bool:
         """Whether passes use one packed row of tokens."""
-        half = self.on_gpu and self.item == 2 and not self.full
+        half = self.on_gpu and self.item == 2 and not self.full and self.config.model.quantize == "none"
         return half and self.shape.kin and self.config.batch.passes == "auto"
 
     @property
@@ -94,7 +96,8 @@ def terms(config: Config, shape: ModelShape, on_gpu: bool) -> tuple[Term, ...]:
 
 def is_full(config: Config, shape: ModelShape) -> bool:
     """Whether all weights train."""
-    return config.model.train == "full" or (config.model.train == "auto" and shape.parameters < FULL_BELOW)
+    small = config.model.train == "auto" and shape.parameters < FULL_BELOW and config.model.quantize == "none"
+    return config.model.train == "full" or small
 
 
 def item_bytes(config: Config, full: bool, on_gpu: bool) -> int:
@@ -114,8 +117,13 @@ def _weights(setting: Setting, trainable: int) -> Iterator[Term]:
     size = item if full else 4  # adapters are float32 whatever the base is
     if full:
         yield Term("weights", "always", item * trainable, f"{item} B x {trainable:,} parameters, all of them learn")
+    elif config.model.quantize == "nf4":
+        linear, rest = shape.linear_weights, shape.parameters - shape.linear_weights
+        words = f"{NF4_BYTES:.3f} B x {linear:,} of the linear layers, {item} B x {rest:,} others"
+        yield Term("weights", "always", round(NF4_BYTES * linear) + item * rest, words)
     else:
         yield Term("weights", "always", item * shape.parameters, f"{item} B x {shape.parameters:,} frozen parameters")
+    if not full:
         sizes = f"rank {config.model.lora_rank} x {shape.linear_sizes:,} inputs and outputs"
         yield Term("adapters", "always", size * trainable, f"{size} B x {trainable:,} ({sizes})")
     yield Term("gradient, Adam", "always", 3 * size * trainable, f"3 x {size} B x {trainable:,} (g, m, v)")

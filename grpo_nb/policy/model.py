@@ -64,7 +64,7 @@ def load_policy(model: ModelConfig, seed: int = 0, sharding: Sharding | None = N
     tokenizer = loading.read_tokenizer(source)
     chat_template.choose(tokenizer, model.chat_template)
     empty = sharding is not None and not sharding.reads
-    base = loading.read_model(source, dtype, empty)
+    base = loading.read_model(source, dtype, empty, device if model.quantize == "nf4" else None)
     full = source.kind != "adapter" and loading.learns_in_full(model, base)
     if full and dtype != (settled := loading.pick_dtype(model.dtype, device, full=True)):
         base = loading.read_model(source, settled, empty)  # again, since its checkpoint may be finer than `dtype`

@@ -1,11 +1,18 @@
-"""Quantised weights: which of them can be trained here, and which package reads them."""
+"""Quantised weights: which ones can be trained here, and a base that is quantised while it loads."""
 
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from transformers import BitsAndBytesConfig
+
 READ_BY_TRANSFORMERS = ("mxfp4", "fp8")
 """Methods whose weights transformers turns into ordinary ones where they cannot stay as they are."""
 BITSANDBYTES = "bitsandbytes"
+NF4_BLOCK, NF4_GROUP = 64, 256
+"""Weights that share a scale, and scales that share one in turn."""
+NF4_BYTES = 0.5 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_GROUP)
+"""Bytes of a weight in NF4: 4 bits, its part of an 8-bit scale, and of that scale's own in float32."""
 
 
 def method(settings: Any) -> str | None:
@@ -38,3 +45,30 @@ def _needs_package(where: str) -> str:
         "weights: pip install bitsandbytes, and set model.train='lora'; model.train='full' needs the model before it "
         "was quantised"
     )
+
+
+def nf4(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments with which `from_pretrained` stores the linear layers in NF4 on `device`; products are in `dtype`.
+
+    4-bit NormalFloat with double quantisation (Dettmers et al. 2023, section 3). Embeddings, norms and the output head
+    stay as they are.
+    """
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def nf4_refusal(kind: str, settings: Any, where: str) -> str | None:
+    """Reason why a model of this configuration, from a source of this kind, cannot be quantised; None where it can."""
+    if kind not in ("folder", "hub"):
+        return (
+            f"model.quantize='nf4' quantises a folder or a hub id while it loads, and {where} is of kind '{kind}'. Set "
+            "model.quantize='none', or model.name to such a model"
+        )
+    if (name := method(settings)) is not None:
+        return f"{where} is quantised with {name} already; set model.quantize='none'"
+    missing = [package for package in (BITSANDBYTES, "accelerate") if find_spec(package) is None]
+    if missing:
+        return f"model.quantize='nf4' needs {' and '.join(missing)}: pip install 'grpo_nb[nf4]'"
+    return None
