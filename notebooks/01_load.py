@@ -95,9 +95,9 @@ tables.key_values(policy.describe())
 
 # %% [markdown]
 # ## The tasks
-# Each objective has one task. `selfcheck` verifies for every example that the gold answer scores top and known bad
-# answers (the wrong option, the made-up answer, both at once, nothing) do not; it raises an error where this fails.
-# Your own task may define `selfcheck`; without it, gold answers must at least beat an empty one.
+# Each objective has one task. `selfcheck` checks every example: the gold answer must get the top score, and known bad
+# answers (the wrong option, the made-up answer, both at once, nothing) must not. Otherwise it raises an error. Your own
+# task may define `selfcheck`; without it, gold answers must at least beat an empty one.
 
 # %%
 tasks = load_tasks(config, run.path, own.tasks)
@@ -123,8 +123,8 @@ report.scored_examples(tasks)
 # %% [markdown]
 # ## The reward at work
 # Right, wrong and the model's own answers to one training prompt per objective, scored as in training. *Look at* the
-# order within a prompt: a reward that pays a bad answer like a good one teaches the bad one. Your own reward functions
-# are included.
+# order within a prompt: a reward that scores a bad answer as high as a good one teaches the bad one. Your own reward
+# functions are included.
 
 # %%
 bench = reward_check.workbench(run, policy=policy, tasks=tasks, rewards=own.rewards, prompts=1)
@@ -132,7 +132,7 @@ report.ranked(bench)
 
 # %% [markdown]
 # Findings before training. Before SFT, most report that no answer has the required format yet. Fix any error now, such
-# as a wrong answer that is paid like the right one.
+# as a wrong answer that earns as much as the right one.
 
 # %%
 tables.findings(bench.findings)

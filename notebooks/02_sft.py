@@ -58,20 +58,20 @@ report.answers(run, stage="base", limit=2, tasks=own.tasks)
 # completed SFT is not repeated; an interrupted one continues from its newest checkpoint.
 
 # %%
-warmup = g.start(run, stage="sft", tasks=own.tasks)
-warmup
+training = g.start(run, stage="sft", tasks=own.tasks)
+training
 
 # %% [markdown]
 # The next cell waits for SFT; its curves stay in the notebook. The notebook's stop button (■) ends the wait while SFT
 # continues; a second ■ ends SFT after the current step and saves.
 
 # %%
-await warmup.wait()
+await training.wait()
 
 # %% [markdown]
 # ## After
 # The loss on examples that SFT did not see, in nats per token. *Look at* both numbers: a loss that did not fall means
-# that nothing was learnt; a loss near 0, that answers no longer vary.
+# that nothing was learned; a loss near 0 means that answers no longer vary, so GRPO has nothing to compare.
 
 # %%
 report.sft_losses(run)

@@ -17,9 +17,9 @@
 # %% [markdown]
 # # 3. GRPO: train on two objectives, and steer while it trains
 #
-# The model samples a group of completions for every prompt; those that score above their group's mean become likelier.
-# A KL penalty, weighted by one β per objective, keeps the policy near the SFT model. **The goal**: GRPO removes the
-# flaws that SFT taught, and you steer a run and follow one step through the code.
+# The policy samples a group of completions for every prompt; those that score above their group's mean become likelier.
+# A KL penalty, weighted by one β per objective, keeps it near the reference, the frozen result of SFT. **The goal**: to
+# remove the flaws that SFT taught, to steer a run, and to follow one step through the code.
 #
 # | | demo |
 # |---|---|
@@ -66,21 +66,21 @@ training
 
 # %% [markdown]
 # ## How to read it
-# Watch the reward first; the loss stays near 0 by construction.
+# Watch the reward first.
 #
 # | curve | healthy | a warning |
 # |---|---|---|
 # | reward | rises, then levels off | flat from the start: see the groups without signal |
-# | KL | inside its band, or drifting up slowly | it jumps: β is too low or the learning rate too high |
+# | KL | inside its band; single steps may spike | stays above it: β too low or learning rate too high |
 # | length | far under the cap | at the cap: completions are truncated |
-# | groups without signal | some | nearly all: equal rewards, nothing to learn |
+# | groups without signal | some; nearly all once solved | nearly all at a low reward: nothing to learn |
 # | gradient norm | the same size throughout | spikes; marks show where a guard acted |
 
 # %% [markdown]
 # ## Change a setting
-# A change is **requested** until the next step begins, then **active**. With `auto`, the controller sets β to hold KL
-# in its band; the slider or the box sets β by hand. Measured on the demo, changed for both objectives after step 10,
-# fairness shown (`grpo(run, steps=40)`, two CPU cores, seed 0):
+# A change is **requested** until the next step begins, then **active**. With `auto`, the controller raises β while KL
+# (the median of five steps) is above its band and lowers it below; the slider or the box sets β by hand. Measured on
+# the demo, changed for both objectives after step 10, fairness shown (`grpo(run, steps=40)`, two CPU cores, seed 0):
 #
 # | change | steps 11 to 15 | steps 36 to 40 |
 # |---|---|---|
@@ -91,10 +91,11 @@ training
 # | temperature to 2 | **reward 0.20**, KL 0.01, without signal 5% | reward 0.44, KL 0.07, without signal 0% |
 #
 # β acts slowly, through what the model learns; temperature acts at once, on sampling: a low one makes the completions
-# of a group alike, a high one makes them noise. In 30 steps, the demo's own β, about 0.03, cannot be distinguished
-# from 0.
+# of a group alike, a high one makes them noise. In 30 steps the demo's own β, about 0.03, cannot be distinguished from
+# 0; in a long run, nothing but β stops KL from growing until texts degenerate.
 #
-# Every change leaves a mark in its curve and a line in the log; `auto` or the old number undoes it.
+# Every change leaves a mark in its curve and a line in the log. `auto` or the old number restores the setting, not the
+# weights.
 #
 # The next cell waits. The notebook's stop button (■) ends the wait; pressed again, it ends training after the current
 # step and saves, like *Stop* in the dashboard.
@@ -109,14 +110,14 @@ await training.wait()
 #              sampled           task        within the     ratio, clip,             clipped       Adam
 #                                            group          log-probs of reference
 # ```
-# The function that trains. Its comments number the parts below:
+# The function that trains. Parts 1 to 5 are taken apart below:
 
 # %%
 Code(inspect.getsource(grpo.grpo_step), language="python")
 
 # %% [markdown]
-# A checkpoint and the seed determine every token, so `replay` can recompute the newest step after a checkpoint, up to
-# its loss:
+# A checkpoint and the seed determine every token, so `replay` can recompute a step that follows a checkpoint, from its
+# prompts to its loss:
 
 # %%
 step = replay.replay(run, tasks=own.tasks, rewards=own.rewards)
@@ -159,6 +160,7 @@ for t, token in enumerate(step.policy.token_texts(rollouts.completion_ids[rows[b
 
 # %% [markdown]
 # **The loss**: for each token $-\min(rA, clip(r)A) + \beta\, k_3$, averaged over each completion, then over the group.
+# $k_3 = e^d - d - 1$ with $d = \log \pi_{ref} - \log \pi$ estimates KL(policy ‖ reference).
 
 # %%
 clip, beta = step.plan.loss.clip, step.plan.betas[objective]
@@ -171,16 +173,17 @@ print(*(f"{name} {value.item():.6f}" for name, value in terms.items()))
 
 # %% [markdown]
 # (Both agree for the demo's `grpo`; another `algorithm.name` has another surrogate, reduction or KL.) The policy term
-# is near 0 by construction, since a group's advantages sum to 0. Its gradient is not:
+# is near 0, since a group's advantages sum to 0 and all ratios are 1. Its gradient, the mean of $-A \nabla \log \pi$,
+# is not: it makes good completions likelier.
 
 # %%
-sum(terms.values()).backward()
+terms["policy"].backward()
 print("gradient norm", torch.cat([p.grad.flatten() for p in step.policy.parameters_by_name().values()]).norm().item())
 del step, inputs, logp, ratio, d, columns, gain, per_token, by_hand, terms
 
 # %% [markdown]
 # ## Set β from code
-# This sets β to twice its last value, or to 0.1 if that is 0 or out of bounds. The next two rows of the log show it.
+# Twice the last β, or 0.1 if that product is 0 or out of bounds; `auto` gives β back to the controller.
 
 # %%
 objective = next(iter(config.objectives))
@@ -239,7 +242,8 @@ await training.wait()
 #
 # <details><summary>Answer</summary>
 #
-# Nothing: without signal, every advantage is 0. The panel "Truncation, groups without signal" shows their share.
+# Nothing about the reward: every advantage is 0, and only the KL penalty acts. The panel "Truncation, groups without
+# signal" shows their share.
 #
 # ```python
 # same = losses.GroupRewards(torch.ones(1, 8), torch.full((1, 8), 9))

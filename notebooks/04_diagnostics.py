@@ -43,7 +43,7 @@ print("grpo_nb", g.__version__)
 # %% tags=["parameters"]
 RUN = None  # the run that 01_load opened last; a name or a path opens another one
 OTHER = ""  # name or path of a run to compare with
-EXPORT = ""  # new folder for a model to take home
+EXPORT = ""  # folder to export the model to; it must not exist
 PROFILE_STEPS = 1  # 0 on a machine without the run's model
 
 # %% [markdown]
@@ -82,7 +82,7 @@ plots.before_after(report.stages_compared(run))
 
 # %% [markdown]
 # ## Compare runs
-# Check runs of the project to overlay their curves; the tables below list the settings that differ and the state of
+# Tick the runs whose curves you want to overlay; the tables below list the settings that differ and the state of
 # each run. If `OTHER` is set, the next cell also compares each metric over the steps that both runs have, and their
 # findings. A difference of means that is smaller than the spread over steps is noise.
 
@@ -95,8 +95,9 @@ if OTHER:
 
 # %% [markdown]
 # ## Which checkpoint
-# Quick evaluations made during training, on questions that neither training nor the table above uses. A stage leaves
-# the front only if another is better in every objective, beyond chance. `pareto.best(run, "fairness")` and
+# Quick evaluations made during training, on questions that neither training nor the table above uses. The Pareto front
+# lists the stages that no other stage beats: a stage drops out only if another is better in every objective, beyond
+# chance. `pareto.best(run, "fairness")` and
 # `pareto.knee(run)` name a stage; `evaluate.load_best(run, "fairness")` and `evaluate.load_knee(run)` load its
 # weights.
 
@@ -186,9 +187,9 @@ print(doctor.bundle(run).name, "is in the run's folder")
 
 # %% [markdown]
 # ## Exhibit: a clamp that is not a KL
-# Some GRPO code penalises `clamp(ref - new, 0, 10)`. *Look at* its column: for tokens likelier under the policy than
-# under the reference (negative rows) it is 0, so this drift costs nothing; elsewhere its slope is constant, however
-# far the drift. k2 and k3 are 0 only where both models agree, and grow on both sides.
+# Some GRPO code penalises `clamp(ref - new, 0, 10)`. *Look at* its column: every token that became likelier than under
+# the reference (negative rows) costs 0, so that drift is free; in the other rows the slope is constant, however large
+# the drift. k2 and k3 are 0 only where both models agree, and grow on both sides.
 # [05_mathematics](05_mathematics.ipynb) shows the mean and gradient of each estimator.
 
 # %%
@@ -207,7 +208,7 @@ tables.Table(pd.DataFrame(clamped | columns))
 # <details><summary>Answer</summary>
 #
 # Not if all answers are correct: the policy has solved these prompts. If half of them are wrong, the reward does not
-# tell right from wrong, and the same share is an error.
+# separate right from wrong, and the rule reports an error for the same share.
 #
 # ```python
 # from grpo_nb import presets, rules
@@ -262,5 +263,6 @@ print(kernel.memory_held())
 
 # %% [markdown]
 # ## What to change
-# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's own settings never
-# change, so that its curves stay comparable. β, temperature and learning rate can be changed while it trains.
+# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's settings never change, so
+# that its curves stay comparable. The live values β, temperature and learning rate can be changed while it trains.
+# Next: [05_mathematics](05_mathematics.ipynb) shows how each setting affects a single token.

@@ -69,23 +69,25 @@ groups = losses.GroupRewards(rewards, lengths)
 losses.advantages(groups, "group_std")[..., 0]
 
 # %% [markdown]
-# Row 3 has equal rewards, so no signal: its advantages are exactly 0. In row 4 one completion could not be scored: it
-# gets 0, and the others are compared without it.
+# Row 3 has equal rewards, so no signal: its advantages are exactly 0. In row 4 one completion could not be scored: the
+# function gives it 0 and compares the others without it; training leaves out such a group.
 
 # %%
 losses.has_signal(rewards)
 
 # %% [markdown]
-# Every estimator on the rewards 2, 2, 2 and 5. Dr. GRPO (`mean_only`) does not divide by $s$; RLOO excludes $R_i$ from
-# its own baseline.
+# Every way to compute advantages, on the rewards 2, 2, 2 and 5. What is subtracted is the *baseline*: Dr. GRPO
+# (`mean_only`) subtracts the mean and does not divide by $s$; RLOO excludes $R_i$ from its own baseline; `batch_std`
+# divides by the deviation over all prompts.
 
 # %%
 for name in losses.ADVANTAGES:
     print(f"{name:22}", losses.advantages(groups, name)[1, :, 0])
 
 # %% [markdown]
-# `opo` weights the baseline by length. If the best completion has 900 tokens, the baseline nearly equals its reward;
-# `reinforce_pp` and `reinforce_pp_baseline`, which average over tokens, change as well.
+# `opo` weights the baseline by length. If the best completion has 900 tokens, the baseline nearly equals its reward.
+# `reinforce_pp` and `reinforce_pp_baseline` change as well: they standardise over all tokens of the batch, so a long
+# completion counts more.
 
 # %%
 lengths[1, 3] = 900
@@ -95,12 +97,14 @@ for name in ("group_std", "opo", "reinforce_pp", "reinforce_pp_baseline"):
 
 # %% [markdown]
 # ## 2. Ratio and clip
-# After the first update the policy differs from the one that sampled. PPO weights each token by the ratio and clips:
+# After the first update of a step the policy differs from the old policy, which sampled. PPO, whose clip GRPO uses,
+# weights each token by the ratio of the two and clips:
 #
 # $$r_t = \frac{\pi(t)}{\pi_{old}(t)} \qquad
 # L_t = -\min\left(r_t A,\ clip(r_t,\ 1 - \epsilon_{low},\ 1 + \epsilon_{high})\, A\right)$$
 #
-# Five tokens of a good completion, $A = 1$, by hand:
+# The minimum takes the smaller gain: to move on past the clip earns nothing, to move back always does. Five tokens of a
+# good completion, $A = 1$, by hand:
 
 # %%
 ratio = torch.tensor([[0.5, 0.9, 1.0, 1.1, 2.0]])
@@ -135,7 +139,8 @@ bad = losses.ppo_clip(logp, logp_old, -A, clip)
 torch.autograd.grad(-bad.sum(), logp)[0]
 
 # %% [markdown]
-# A bad token that became 8 times likelier is pushed down 8 times as hard. The dual clip stops that.
+# A bad token that became 8 times likelier is pushed down 8 times as hard, which one stale token can make a spike. With a
+# dual clip of 3 (`algorithm.dual_clip`, off by default) its gradient is 0 beyond ratio 3.
 
 # %%
 far = (torch.full((1, 1), -4.0) + torch.tensor(8.0).log()).requires_grad_()
@@ -144,15 +149,17 @@ for dual in (None, 3.0):
     print(dual, torch.autograd.grad(-loss.sum(), far)[0])
 
 # %% [markdown]
-# The gradient of every surrogate with one ratio per token, over the ratio. CISPO caps the weight (at 5 for
-# `cispo_cap`) and keeps the token; SAPO's gradient fades; CPGD's does not grow with the ratio.
+# A *surrogate* is what takes the place of $L_t$. The plot shows the gradient against the ratio for every surrogate with
+# one ratio per token. CISPO uses the capped ratio (5 for `cispo_cap`) as a constant weight, so every token keeps a
+# gradient; SAPO's gradient fades; CPGD's does not grow with the ratio.
 
 # %%
 pulls = {f"A = {a:+d}": toy_math.pulls(float(a)) for a in (1, -1)}
 plots.curves(pulls, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
-# GSPO and GMPO have one ratio per completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$. For log-ratios of 0.3 and −0.1:
+# GSPO and GMPO have one ratio per completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$; GMPO clips each token's log-ratio
+# before the mean, GSPO clips $r$. Inside the clip they agree, here for log-ratios of 0.3 and −0.1:
 
 # %%
 delta = torch.tensor([[0.3, -0.1]])
@@ -162,11 +169,12 @@ for name in ("ppo_clip", "gspo", "gmpo"):
 
 # %% [markdown]
 # ## 3. KL to the reference
-# The KL is estimated from the sampled token alone, with $d = \log \pi_{ref} - \log \pi$:
+# KL(policy ‖ reference) $= \sum \pi \log(\pi / \pi_{ref})$, in nats per token, is estimated from the sampled token alone,
+# with $d = \log \pi_{ref} - \log \pi$:
 #
 # $$k_1 = -d \qquad k_2 = \frac{d^2}{2} \qquad k_3 = e^d - d - 1$$
 #
-# A policy and a reference over five tokens, and the exact KL:
+# A policy and a reference over a vocabulary of five tokens, and the exact KL:
 
 # %%
 policy = torch.tensor([2.5, 1.0, -1.0, 0.0, -1.0], dtype=torch.float64)
@@ -176,7 +184,9 @@ p = logp.exp()
 (p * (logp - logp_ref)).sum()
 
 # %% [markdown]
-# Each estimator per token, and its mean. The means of `k1` and `k3` equal the exact value; that of `k2` does not.
+# Each estimator per token, and its mean under the policy. The means of `k1` and `k3` equal the exact value; that of `k2`
+# does not. (20.0 bounds the exponent of `k3`: $e^d$ of a token that the policy made nearly impossible would overflow, and
+# gradients of 10⁸ follow.)
 
 # %%
 for name, estimate in losses.KL.items():
@@ -184,8 +194,10 @@ for name, estimate in losses.KL.items():
     print(f"{name:6}", values, "mean", (p * values).sum())
 
 # %% [markdown]
-# In a *loss*, the gradient counts. On average `k1` has none, so the settings refuse it; that of `k3` points elsewhere;
-# that of `k2` is exact. `k3_k2` has the value of `k3` and the gradient of `k2`.
+# In a *loss*, the gradient counts, with the sampled tokens held fixed. `k1` has a mean gradient of 0, since
+# $\sum \pi \nabla \log \pi = 0$: the settings refuse it as a loss and allow it as a cost in the reward (`k1_in_reward`).
+# `k2` has exactly the KL's gradient. `k3` has that of KL(reference ‖ policy): another direction to the same minimum, and
+# GRPO's choice. `k3_k2` has the value of `k3` and the gradient of `k2`.
 
 # %%
 theta = policy.clone().requires_grad_()
@@ -197,8 +209,8 @@ for name, estimate in losses.KL.items():
     print(f"{name:6}", torch.autograd.grad(loss, theta, retain_graph=True)[0])
 
 # %% [markdown]
-# `clamp(ref − new, 0, 10)` once replaced `k3` in a real run, whose KL then was 0. It misses over nine tenths of the
-# exact value: it is 0 for every token left of 0, where training goes.
+# A real run once used $clamp(d, 0, 10)$ in place of `k3` and logged a KL of 0. It is 0 wherever $d < 0$, for every token
+# that the policy has made likelier (the left half of the plot); here it misses over nine tenths of the exact value.
 
 # %%
 (p * losses.kl_clamped_exhibit(logp, logp_ref)).sum()
@@ -208,7 +220,8 @@ plots.curves({"Estimators of one token": toy_math.kl_curves()}, "nats", mark=0.0
 
 # %% [markdown]
 # ## 4. Reductions
-# Three ways to average the per-token losses $l_{it}$ of $N$ completions with $T_i$ tokens:
+# Three ways to average the per-token losses $l_{it}$ of $N$ completions with $T_i$ tokens, at most $T_{max}$:
+# `sequence_mean` (of `grpo`), `token_mean` (`dapo`) and `constant_length` (`dr_grpo`):
 #
 # $$\frac{1}{N} \sum_i \frac{1}{T_i} \sum_t l_{it} \qquad
 # \frac{\sum_{it} l_{it}}{\sum_i T_i} \qquad \frac{\sum_{it} l_{it}}{N\, T_{max}}$$
@@ -224,14 +237,16 @@ for name, reduce in losses.REDUCTIONS.items():
     print(f"{name:16} a token: {weight[:, 0]}   a completion: {weight.sum(1)}")
 
 # %% [markdown]
-# Under `sequence_mean` a token of the longest completion counts 64 times less than a token of the shortest: long wrong
-# answers are hardly punished.
+# Under `sequence_mean` a token of the longest completion counts 64 times less than a token of the shortest: a long answer
+# is hardly punished if wrong, and hardly rewarded if right. The others give every token the same weight.
 #
 # ## 5. The loss
 #
 # $$L = reduce(L_t) + \beta \cdot reduce(k_t)$$
 #
-# An algorithm is one row of a table: advantage, surrogate, reduction, KL, clip.
+# The policy term raises what earned more than its group, the KL term pulls back to the reference; a controller raises β
+# while KL is above its band and lowers it below. An algorithm is one row of a table: advantage, surrogate, reduction, KL,
+# clip.
 
 # %%
 ALGORITHMS["grpo"]
@@ -251,8 +266,9 @@ toy_math.algorithms()
 
 # %% [markdown]
 # ## 6. When objectives disagree
-# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. Under `sum` the larger one wins; PCGrad removes from
-# each the component that opposes the other.
+# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. Under `sum`, the default, the larger one decides, and the
+# other objective may get worse ($g_i \cdot step < 0$). PCGrad removes from each the component that opposes the other and
+# adds what is left, which for exactly opposite gradients is nothing; MGDA takes the shortest vector between the two.
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]

@@ -15,9 +15,9 @@
 # ---
 
 # %% [markdown]
-# # 6. The fault lab: inject a bug, and see it named
+# # 6. The fault lab: inject a bug and see which rule finds it
 #
-# Every bug here has ruined real trainings, mostly without an error: the loss looked fine, and nothing was learnt.
+# Every bug here has ruined real trainings, mostly without an error: the loss looked fine, and nothing was learned.
 # Choose one, train a few steps with it, and read the doctor's findings. **The goal**: to recognise a bug by its
 # numbers, and to trust a run without findings.
 #
@@ -93,7 +93,7 @@ print(f"{fault.id}: caught after {outcome.caught(fault)} step(s), at most {fault
 
 # %% [markdown]
 # ## The same run without a fault
-# A rule that fires on a healthy run is worth nothing. This run must produce no warnings or errors.
+# Without a fault, no rule may fire: this run must produce no warnings or errors.
 
 # %%
 workbench.start("clean", steps=5)
@@ -114,24 +114,24 @@ by_fault, by_rule = matrix.tables()
 by_fault
 
 # %% [markdown]
-# The number of runs in which each rule fired, by fault. If a fault fires one rule, that rule names it; if it fires
-# several, the first names it, since the others follow from it.
+# The number of runs in which each rule fired, by fault. If a fault triggers one rule, that rule identifies it; if it
+# triggers several, the first identifies it, and the others are consequences.
 
 # %%
 by_rule
 
 # %% [markdown]
 # ## An explosion, with and without guards
-# In a field report, gradients reached 10^8, then every weight was NaN. The first run repeats its code: the ratio
+# In a field report, gradients reached 10^8, then every weight was NaN. The first run reproduces the reported code: the ratio
 # against the reference, gradients in half precision, no clamp, and `if norm > 10: skip`, which lets NaN through. The
 # second run has the default settings, with the same data, model, seed and learning rate. Each trains for up to ten
-# rounds.
+# steps.
 
 # %%
 courses = explosion.compare(lab)
 
 # %% [markdown]
-# *Look at* the two gradient norms. The guards undo a round after which the KL exceeds `guards.rollback_kl`, halve the
+# *Look at* the two gradient norms. The guards undo a step after which the KL exceeds `guards.rollback_kl`, halve the
 # learning rate, and continue.
 
 # %%

@@ -55,8 +55,8 @@ SEED = 0
 # | 400 rows of qa_data.json | RUCAIBox/HaluEval, `data/` | 248,367 | c47e9895d787 |
 #
 # The weights were dequantised from a 4-bit file (Q4_1); the original weights were not measured.
-# seed holds out a fifth of each category's templates and a fifth of the texts: 1,328, 928 and 1,296 items of BBQ by
-# seed, from 15 templates, and 80 questions. So few templates and questions make wide intervals.
+# Each seed holds out a fifth of each category's templates and a fifth of the texts: 1,328, 928 and 1,296 items of BBQ
+# for seeds 0, 1 and 2, from 15 templates each, and 80 questions. So few templates and questions make wide intervals.
 
 # %%
 tables.changed_settings(presets.gpu_result(MODEL, BBQ, QA))
@@ -71,7 +71,7 @@ tables.changed_settings(presets.gpu_result(MODEL, BBQ, QA))
 result.table()
 
 # %% [markdown]
-# ## How sure is it?
+# ## How certain is it?
 # Each arm minus GRPO, on the same items of the same seed. An interval that contains 0 shows no difference. Of the
 # trained arms' 56 intervals, two exclude 0, about as many as chance gives; an earlier study on other splits had found
 # the same two.
@@ -82,9 +82,10 @@ result.differences()
 # %% [markdown]
 # ## What each arm changed
 # - **SFT** brings most of the gain: the answer format, "unknown" where the text does not give the answer, a quotation.
-# - **GRPO** has more QA answers that are right and quoted than the SFT that it started from and SFT for the same
-#   seconds. It reaches the level of SFT with three times the gold answers.
-# - **SFT for the same seconds** fixes the ambiguous items as well, but not QA; the general probe falls furthest.
+# - **GRPO** probably has more QA answers that are right and quoted than the SFT that it started from and SFT for the
+#   same seconds (see above). It reaches the level of SFT with three times the gold answers.
+# - **SFT for the same seconds** raises the ambiguous items as far, within noise, but not QA; it lowers the general probe
+#   most of all arms.
 # - **Without KL**, QA is highest and the ambiguous items stay at the SFT level, both within noise.
 # - **No arm learns to read**: where the text gives the answer, every arm guesses between the two persons.
 #
@@ -92,7 +93,8 @@ result.differences()
 
 # %% [markdown]
 # ## The curves
-# Mean over the seeds, with the range from lowest to highest. *Look at* QA: it still rises after BBQ has levelled off.
+# Mean over the seeds, with the range from lowest to highest; seed 1 ended at step 72. *Look at* QA: it still rises after
+# BBQ has levelled off.
 
 # %%
 result.curves("reward/fairness/mean", "reward/hallucination/mean")
@@ -105,8 +107,9 @@ result.seeds()
 
 # %% [markdown]
 # ## Which checkpoint
-# Quick evaluations of one seed during training, on separate questions. *Look at* the bars: with so few questions,
-# hardly any stage is better than another beyond chance.
+# Quick evaluations of one seed during training, on 200 BBQ items (ambiguous and disambiguated together) and 26 QA
+# questions, none of them in the table. *Look at* the bars: so few questions do not show whether a stage is better than
+# another, and the changes of the fairness accuracy lie within them.
 
 # %%
 front = result.front(SEED)

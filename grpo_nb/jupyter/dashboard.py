@@ -225,7 +225,7 @@ class Dashboard:
     def _standing_words(self) -> str:
         rows = self.followed.newest()
         said = [str(self.session.summary()), *(standing.numbers(self.session, rows[-1]) if rows else [])]
-        return f"{' · '.join(said)}. For the control room, run this cell again."
+        return f"{' · '.join(said)}. For the live dashboard, run this cell again."
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """The widget where there are widgets, else the picture, else a sentence."""

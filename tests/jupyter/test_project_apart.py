@@ -86,29 +86,6 @@ def test_the_terminal_names_own_code_itself(
     assert project.own(run).tasks["geography"].name == "capitals"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], ("geography", "--task", "TASKS")),
-        (["--task", "geographie=own_code_apart:Capitals"], ("geographie", "geography")),
-        (["--task", "geography=own_code_apart:Nothing"], ("own_code_apart:Nothing", "AttributeError")),
-    ],
-)
-def test_what_is_named_nowhere_is_refused_before_any_work(
-    flags: list[str],
-    said: tuple[str, ...],
-    at: Path,
-    given: list[dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run.create(at / "runs" / "capitals", demo().replace(**CHANGES))
-    monkeypatch.chdir(at / "lab")
-    assert main(["train", str(run.path), *flags]) in (1, 2)
-    out, err = capsys.readouterr()
-    assert not given and not out and names(err, *said) and not project_file.read().own
-
-
 BAD = """
 import sys
 from own_code_apart import Capitals
@@ -145,6 +122,9 @@ def lacks(completions, nowhere):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        ([], ("geography", "--task", "TASKS")),
+        (["--task", "geographie=own_code_apart:Capitals"], ("geographie", "geography")),
+        (["--task", "geography=own_code_apart:Nothing"], ("own_code_apart:Nothing", "AttributeError")),
         (["--task", "geography=bad_code_apart:Needs"], ("Needs", "TypeError")),
         (["--task", "geography=bad_code_apart:Ends"], ("Ends", "SystemExit")),
         (["--task", "geography=ends_code_apart:Capitals"], ("ends_code_apart", "SystemExit")),
@@ -154,7 +134,7 @@ def lacks(completions, nowhere):
         (["--reward", "geography=bad_code_apart:lacks"], ("lacks", "nowhere")),
     ],
 )
-def test_own_code_that_cannot_be_called_is_refused_before_any_work(
+def test_own_code_that_is_missing_or_cannot_be_called_is_refused_before_any_work(
     flags: list[str],
     said: tuple[str, ...],
     at: Path,
@@ -166,7 +146,7 @@ def test_own_code_that_cannot_be_called_is_refused_before_any_work(
     (at / "lab" / "bad_code_apart.py").write_text(BAD)
     (at / "lab" / "ends_code_apart.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(at / "lab")
-    own = [] if "--task" in flags else ["--task", "geography=own_code_apart:Capitals"]
+    own = ["--task", "geography=own_code_apart:Capitals"] if "--reward" in flags else []
     assert main(["train", str(run.path), *own, *flags]) in (1, 2)
     out, err = capsys.readouterr()
     assert not given and not out and names(err, *said) and len(err) < 1000
