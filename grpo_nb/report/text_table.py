@@ -30,14 +30,14 @@ def drawn(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[b
         label = max(map(len, names))
         blocks = ("\n".join(f"{n:<{label}}  {cell}" for n, cell in zip(names, row, strict=True)) for row in rows)
         return "\n\n".join(blocks)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False)
     whole = _names_fit(names, rows, width)
     for position, (name, flush) in enumerate(zip(names, right, strict=True)):
         justify: Literal["right", "left"] = "right" if flush else "left"
         table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=whole and not position)
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console(markup=False, highlight=False, width=width)
+    console = Console(markup=False, highlight=False, width=width, color_system=None)  # kernels set FORCE_COLOR
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())

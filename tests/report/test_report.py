@@ -132,3 +132,10 @@ def test_an_event_of_a_failure_names_the_rule_that_the_log_has_already(tmp_path:
     run.log_event("failed", step=1, error="OSError: 4711")
     other, ended = report.events(run).frame["what"]
     assert names(ended, "first_update_wrong") and "a-long-story" not in ended and names(other, "OSError", 4711)
+
+
+def test_a_table_as_text_has_no_escapes_where_a_kernel_forces_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = repr(tables.Table(pd.DataFrame({"step": [1, 2], "beta": [0.5, 0.25]})))
+    assert text.split() == ["step", "beta", "1", "0.5", "2", "0.25"]
