@@ -263,6 +263,6 @@ print(kernel.memory_held())
 
 # %% [markdown]
 # ## What to change
-# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's settings never change, so
-# that its curves stay comparable. The live values β, temperature and learning rate can be changed while it trains.
+# For other settings, start a new run (`RUN` and `CHANGES` in [01_load](01_load.ipynb)): a run's settings never change,
+# so that its curves stay comparable. The live values β, temperature and learning rate can be changed while it trains.
 # Next: [05_mathematics](05_mathematics.ipynb) shows how each setting affects a single token.

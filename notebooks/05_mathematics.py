@@ -139,8 +139,8 @@ bad = losses.ppo_clip(logp, logp_old, -A, clip)
 torch.autograd.grad(-bad.sum(), logp)[0]
 
 # %% [markdown]
-# A bad token that became 8 times likelier is pushed down 8 times as hard, which one stale token can make a spike. With a
-# dual clip of 3 (`algorithm.dual_clip`, off by default) its gradient is 0 beyond ratio 3.
+# A bad token that became 8 times likelier is pushed down 8 times as hard, which one stale token can make a spike. With
+# a dual clip of 3 (`algorithm.dual_clip`, off by default) its gradient is 0 beyond ratio 3.
 
 # %%
 far = (torch.full((1, 1), -4.0) + torch.tensor(8.0).log()).requires_grad_()
@@ -158,8 +158,8 @@ pulls = {f"A = {a:+d}": toy_math.pulls(float(a)) for a in (1, -1)}
 plots.curves(pulls, "−dL / dlog p", mark=1.0, log=True)
 
 # %% [markdown]
-# GSPO and GMPO have one ratio per completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$; GMPO clips each token's log-ratio
-# before the mean, GSPO clips $r$. Inside the clip they agree, here for log-ratios of 0.3 and −0.1:
+# GSPO and GMPO have one ratio per completion, $r = \exp(\frac{1}{T} \sum_t \log r_t)$; GMPO clips each token's
+# log-ratio before the mean, GSPO clips $r$. Inside the clip they agree, here for log-ratios of 0.3 and −0.1:
 
 # %%
 delta = torch.tensor([[0.3, -0.1]])
@@ -169,8 +169,8 @@ for name in ("ppo_clip", "gspo", "gmpo"):
 
 # %% [markdown]
 # ## 3. KL to the reference
-# KL(policy ‖ reference) $= \sum \pi \log(\pi / \pi_{ref})$, in nats per token, is estimated from the sampled token alone,
-# with $d = \log \pi_{ref} - \log \pi$:
+# KL(policy ‖ reference) $= \sum \pi \log(\pi / \pi_{ref})$, in nats per token, is estimated from the sampled token
+# alone, with $d = \log \pi_{ref} - \log \pi$:
 #
 # $$k_1 = -d \qquad k_2 = \frac{d^2}{2} \qquad k_3 = e^d - d - 1$$
 #
@@ -184,9 +184,9 @@ p = logp.exp()
 (p * (logp - logp_ref)).sum()
 
 # %% [markdown]
-# Each estimator per token, and its mean under the policy. The means of `k1` and `k3` equal the exact value; that of `k2`
-# does not. (20.0 bounds the exponent of `k3`: $e^d$ of a token that the policy made nearly impossible would overflow, and
-# gradients of 10⁸ follow.)
+# Each estimator per token, and its mean under the policy. The means of `k1` and `k3` equal the exact value; that of
+# `k2` does not. (20.0 bounds the exponent of `k3`: $e^d$ of a token that the policy made nearly impossible would
+# overflow, and gradients of 10⁸ follow.)
 
 # %%
 for name, estimate in losses.KL.items():
@@ -195,9 +195,9 @@ for name, estimate in losses.KL.items():
 
 # %% [markdown]
 # In a *loss*, the gradient counts, with the sampled tokens held fixed. `k1` has a mean gradient of 0, since
-# $\sum \pi \nabla \log \pi = 0$: the settings refuse it as a loss and allow it as a cost in the reward (`k1_in_reward`).
-# `k2` has exactly the KL's gradient. `k3` has that of KL(reference ‖ policy): another direction to the same minimum, and
-# GRPO's choice. `k3_k2` has the value of `k3` and the gradient of `k2`.
+# $\sum \pi \nabla \log \pi = 0$: the settings refuse it as a loss and allow it as a cost in the reward
+# (`k1_in_reward`). `k2` has exactly the KL's gradient. `k3` has that of KL(reference ‖ policy): another direction to
+# the same minimum, and GRPO's choice. `k3_k2` has the value of `k3` and the gradient of `k2`.
 
 # %%
 theta = policy.clone().requires_grad_()
@@ -209,8 +209,9 @@ for name, estimate in losses.KL.items():
     print(f"{name:6}", torch.autograd.grad(loss, theta, retain_graph=True)[0])
 
 # %% [markdown]
-# A real run once used $clamp(d, 0, 10)$ in place of `k3` and logged a KL of 0. It is 0 wherever $d < 0$, for every token
-# that the policy has made likelier (the left half of the plot); here it misses over nine tenths of the exact value.
+# A real run once used $clamp(d, 0, 10)$ in place of `k3` and logged a KL of 0. It is 0 wherever $d < 0$, for every
+# token that the policy has made likelier (the left half of the plot); here it misses over nine tenths of the exact
+# value.
 
 # %%
 (p * losses.kl_clamped_exhibit(logp, logp_ref)).sum()
@@ -237,16 +238,16 @@ for name, reduce in losses.REDUCTIONS.items():
     print(f"{name:16} a token: {weight[:, 0]}   a completion: {weight.sum(1)}")
 
 # %% [markdown]
-# Under `sequence_mean` a token of the longest completion counts 64 times less than a token of the shortest: a long answer
-# is hardly punished if wrong, and hardly rewarded if right. The others give every token the same weight.
+# Under `sequence_mean` a token of the longest completion counts 64 times less than a token of the shortest: a long
+# answer is hardly punished if wrong, and hardly rewarded if right. The others give every token the same weight.
 #
 # ## 5. The loss
 #
 # $$L = reduce(L_t) + \beta \cdot reduce(k_t)$$
 #
 # The policy term raises what earned more than its group, the KL term pulls back to the reference; a controller raises β
-# while KL is above its band and lowers it below. An algorithm is one row of a table: advantage, surrogate, reduction, KL,
-# clip.
+# while KL is above its band and lowers it below. An algorithm is one row of a table: advantage, surrogate, reduction,
+# KL, clip.
 
 # %%
 ALGORITHMS["grpo"]
@@ -266,9 +267,10 @@ toy_math.algorithms()
 
 # %% [markdown]
 # ## 6. When objectives disagree
-# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. Under `sum`, the default, the larger one decides, and the
-# other objective may get worse ($g_i \cdot step < 0$). PCGrad removes from each the component that opposes the other and
-# adds what is left, which for exactly opposite gradients is nothing; MGDA takes the shortest vector between the two.
+# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. Under `sum`, the default, the larger one decides, and
+# the other objective may get worse ($g_i \cdot step < 0$). PCGrad removes from each the component that opposes the
+# other and adds what is left, which for exactly opposite gradients is nothing; MGDA takes the shortest vector between
+# the two.
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]

@@ -122,9 +122,9 @@ by_rule
 
 # %% [markdown]
 # ## An explosion, with and without guards
-# In a field report, gradients reached 10^8, then every weight was NaN. The first run reproduces the reported code: the ratio
-# against the reference, gradients in half precision, no clamp, and `if norm > 10: skip`, which lets NaN through. The
-# second run has the default settings, with the same data, model, seed and learning rate. Each trains for up to ten
+# In a field report, gradients reached 10^8, then every weight was NaN. The first run reproduces the reported code: the
+# ratio against the reference, gradients in half precision, no clamp, and `if norm > 10: skip`, which lets NaN through.
+# The second run has the default settings, with the same data, model, seed and learning rate. Each trains for up to ten
 # steps.
 
 # %%

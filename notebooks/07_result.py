@@ -84,8 +84,8 @@ result.differences()
 # - **SFT** brings most of the gain: the answer format, "unknown" where the text does not give the answer, a quotation.
 # - **GRPO** probably has more QA answers that are right and quoted than the SFT that it started from and SFT for the
 #   same seconds (see above). It reaches the level of SFT with three times the gold answers.
-# - **SFT for the same seconds** raises the ambiguous items as far, within noise, but not QA; it lowers the general probe
-#   most of all arms.
+# - **SFT for the same seconds** raises the ambiguous items as far, within noise, but not QA; it lowers the general
+#   probe most of all arms.
 # - **Without KL**, QA is highest and the ambiguous items stay at the SFT level, both within noise.
 # - **No arm learns to read**: where the text gives the answer, every arm guesses between the two persons.
 #
@@ -93,8 +93,8 @@ result.differences()
 
 # %% [markdown]
 # ## The curves
-# Mean over the seeds, with the range from lowest to highest; seed 1 ended at step 72. *Look at* QA: it still rises after
-# BBQ has levelled off.
+# Mean over the seeds, with the range from lowest to highest; seed 1 ended at step 72. *Look at* QA: it still rises
+# after BBQ has levelled off.
 
 # %%
 result.curves("reward/fairness/mean", "reward/hallucination/mean")
