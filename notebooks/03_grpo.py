@@ -66,15 +66,13 @@ training
 
 # %% [markdown]
 # ## How to read it
-# Watch the reward first.
-#
 # | curve | healthy | a warning |
 # |---|---|---|
 # | reward | rises, then levels off | flat from the start: see the groups without signal |
 # | KL | inside its band; single steps may spike | stays above it: β too low or learning rate too high |
 # | length | far under the cap | at the cap: completions are truncated |
 # | groups without signal | some; nearly all once solved | nearly all at a low reward: nothing to learn |
-# | gradient norm | the same size throughout | spikes; marks show where a guard acted |
+# | gradient norm | flat, or slowly falling | spikes; marks show where a guard acted |
 
 # %% [markdown]
 # ## Change a setting
@@ -277,8 +275,8 @@ await training.wait()
 # ```
 # </details>
 #
-# **4.** A token has advantage 1 and is 1.5 nats likelier than under the reference. At which β does the penalty (`k3`)
-# cancel the gradient of the advantage?
+# **4.** At ratio 1, a token has advantage 1 and is 1.5 nats likelier than under the reference. At which β does the
+# penalty (`k3`) cancel the gradient of the advantage?
 #
 # <details><summary>Answer</summary>
 #

@@ -139,8 +139,9 @@ bad = losses.ppo_clip(logp, logp_old, -A, clip)
 torch.autograd.grad(-bad.sum(), logp)[0]
 
 # %% [markdown]
-# A bad token that became 8 times likelier is pushed down 8 times as hard, which one stale token can make a spike. With
-# a dual clip of 3 (`algorithm.dual_clip`, off by default) its gradient is 0 beyond ratio 3.
+# The push grows with the ratio: a bad token that became 8 times likelier is pushed down 8 times as hard, so a single
+# token can cause a spike in the gradient. With a dual clip of 3 (`algorithm.dual_clip`, off by default) its gradient is
+# 0 beyond ratio 3.
 
 # %%
 far = (torch.full((1, 1), -4.0) + torch.tensor(8.0).log()).requires_grad_()
@@ -239,7 +240,8 @@ for name, reduce in losses.REDUCTIONS.items():
 
 # %% [markdown]
 # Under `sequence_mean` a token of the longest completion counts 64 times less than a token of the shortest: a long
-# answer is hardly punished if wrong, and hardly rewarded if right. The others give every token the same weight.
+# answer is hardly punished if wrong, and hardly rewarded if right. Under the others every token counts the same, so a
+# long completion counts more.
 #
 # ## 5. The loss
 #
@@ -267,10 +269,10 @@ toy_math.algorithms()
 
 # %% [markdown]
 # ## 6. When objectives disagree
-# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. Under `sum`, the default, the larger one decides, and
-# the other objective may get worse ($g_i \cdot step < 0$). PCGrad removes from each the component that opposes the
-# other and adds what is left, which for exactly opposite gradients is nothing; MGDA takes the shortest vector between
-# the two.
+# The gradients of two objectives conflict: $g_1 \cdot g_2 < 0$. The progress of objective $i$ is $g_i \cdot step$.
+# Under `sum`, the default, the larger gradient decides, and the other objective may get worse. PCGrad removes from each
+# the component that opposes the other and adds what is left, which for exactly opposite gradients is nothing; MGDA
+# takes the shortest vector from the origin to the line between the tips of both.
 
 # %%
 gradients = [torch.tensor([1.0, 0.4]), torch.tensor([-2.2, 1.0])]

@@ -10,6 +10,10 @@ SHORTEST_PIECE = 8
 """Characters of a key, in a row, that are struck out wherever they stand: a key may be cut anywhere."""
 FEWEST_LETTERS = 5
 """Letters and digits of a piece: fewer cannot be distinguished from other text."""
+FEWEST_OWN = 4
+"""Characters beyond a provider's prefix that make a piece a secret's own."""
+_PREFIX = re.compile(r"[spr]k-(?:proj|svcacct|admin|ant-[a-z]+\d*|or-v\d+)-|github_pat_|hf_|nvapi-|glpat-")
+"""What the keys of a provider begin with: struck out alone, it would hide the shape of somebody else's key."""
 
 _ENCODINGS = {"utf-8": SHORTEST_PIECE, "utf-16-le": 2 * SHORTEST_PIECE, "utf-16-be": 2 * SHORTEST_PIECE}
 """Encodings of secrets inside base64 or hex, and the characters of each that make a piece."""
@@ -50,7 +54,11 @@ def _pieces(secret: str) -> set[str]:
         for offset in range(3):  # base64 differs with the place of the secret in what was encoded
             encoded = base64.b64encode(b"\0" * offset + data).decode().rstrip("=")
             forms.append((encoded[-(-8 * offset // 6) : -1], size))  # no letters that hold bits of its neighbours
-    windows = (form[i : i + size] for form, size in forms for i in range(len(form) - size + 1))
+    windows = [form[i : i + size] for form, size in forms for i in range(len(form) - size + 1)]
+    if prefix := _PREFIX.search(secret):
+        own = [not prefix.start() <= i < prefix.end() and c.isalnum() for i, c in enumerate(secret)]
+        plain = len(secret) - SHORTEST_PIECE + 1  # windows of the secret as it is come first
+        windows = [w for i, w in enumerate(windows) if i >= plain or sum(own[i : i + SHORTEST_PIECE]) >= FEWEST_OWN]
     return {piece for window in windows if len(piece := _plain(window)) >= FEWEST_LETTERS}
 
 

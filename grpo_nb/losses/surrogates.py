@@ -54,7 +54,7 @@ def surrogate(loss: Surrogate) -> Surrogate:
 def ppo_clip(
     logp: TokenFloats, logp_old: TokenFloats, advantage: Advantage, clip: ClipConfig, mask: TokenMask | None = None
 ) -> TokenFloats:
-    """L = −min(rA, clip(r, 1−low, 1+high) A); with `dual`, no lower than dual · |A| where A < 0.
+    """L = −min(rA, clip(r, 1−low, 1+high) A); with `dual`, at most dual · |A| where A < 0.
 
     The gain stops at 1+high where A > 0 and at 1−low where A < 0; the other two sides pull without end, but for
     `dual`. Schulman et al. 2017, eq. 7; low ≠ high is DAPO's clip-higher (Yu et al. 2025, eq. 10).

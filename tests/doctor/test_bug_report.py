@@ -13,6 +13,7 @@ from grpo_nb.config import JudgeConfig, JudgeProvider
 from grpo_nb.doctor.bug_report import LAST_WORDS, bundle, members
 from grpo_nb.judge import host_trust
 from grpo_nb.judge.redaction import known_secrets, redacted
+from grpo_nb.judge.secrets import strike
 from grpo_nb.run.run import Run
 from tests.support.made_rows import healthy
 from tests.support.tiny import tiny_run
@@ -102,6 +103,12 @@ def test_a_secret_that_is_no_utf_8_is_struck() -> None:
     secret = known_secrets(environment={"MY_TOKEN": b"s3cr3t\xff\xfe4711abc".decode("utf-8", "surrogateescape")})
     assert "4711abc" not in redacted(f"found {secret[0]} here", secret)
     assert redacted("nothing of it", secret) == "nothing of it"
+
+
+def test_the_prefix_of_a_provider_is_no_part_of_a_key() -> None:
+    other = "sk-proj-" + "Ab3" * 12
+    struck = strike(f"{other} and {KNOWN} at me:{KNOWN}@", [f"me:{KNOWN}", KNOWN])
+    assert other in struck and not left_of(KNOWN, struck) and struck.count("***") == 2
 
 
 @pytest.mark.parametrize("login", ["tok3nvalue99", "bob:p@ss/w0rdXY", "9f8e7d6c5b4a@x", "me:a:b@c@d"])

@@ -31,7 +31,7 @@ def test_what_the_engine_should_give_passes() -> None:
 )
 def test_a_completion_ends_with_its_first_terminator(completion_ids: list[list[int]]) -> None:
     logprobs = [[-1.0] * len(ids) for ids in completion_ids]
-    with pytest.raises(TrainingError, match=pattern("completion", "terminators", f"[{END}]")):
+    with pytest.raises(TrainingError, match=pattern("completion", f"[{END}]")):
         check_rollouts(dataclasses.replace(GOOD, completion_ids=completion_ids, logprobs=logprobs), [END])
 
 
