@@ -230,7 +230,7 @@ class Controls:
         if name == "learning_rate":
             share = warmup(int(row["step"]), self._warmup)
             requested = _number(row.get(keys.LR_REQUESTED)) or value
-            notes = [f", {share:.0%} during the warm-up"] if share < 1 else []
+            notes = [f", {share:.0%} of it during the warm-up"] if share < 1 else []
             notes += [f", {value / requested:.3g} of it since a rollback"] if value < requested else []
             return Setting(requested / share), "".join(notes)
         mode = row.get(name.replace("/", "_mode/", 1))
