@@ -209,7 +209,7 @@ class Controls:
         if asked.problem or self._problem:
             self._notify(asked.problem or "")  # and it clears when the file is valid again
         self._problem = asked.problem
-        self._follow_turns()
+        self._follow_turns(asked)
         for button in BUTTONS:
             self.buttons[button.command].disabled = state not in button.states
         self.more.layout.display = None if state in (RunState.DONE, RunState.STOPPED) else "none"
@@ -262,10 +262,10 @@ class Controls:
     def _undone(self) -> None:
         undone = self._session.knobs.undo(by="dashboard")
         self._notify(f"{UNDO}: {undone} is requested", "info")
-        self._follow_turns()
+        self._follow_turns(self._session.knobs.snapshot())
 
-    def _follow_turns(self) -> None:
-        last = self._session.knobs.last_turn()
+    def _follow_turns(self, asked: KnobSnapshot) -> None:
+        last = asked.last_turn
         self.undo.disabled = last is None
         self.undo.tooltip = f"{UNDO} the last change of a knob" + (f": back to {last}" if last else "")
 

@@ -1,6 +1,6 @@
 """Schema of knobs.json, and a snapshot of its values at one moment."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
@@ -85,7 +85,7 @@ class KnobFile(BaseModel):
 
 @dataclass(frozen=True)
 class KnobSnapshot:
-    """All knobs at one moment, as plain JSON values, for one step of training."""
+    """All knobs at one moment, for one step of training."""
 
     values: dict[str, float]
     """Values by knob name. A beta in mode `auto` has its last manual or configured value, not the controller's."""
@@ -101,6 +101,12 @@ class KnobSnapshot:
     """Reason why knobs.json is invalid and the last good values are used; None if it is valid."""
     orders: list[Command] = field(default_factory=list)
     """Commands to do once that are not done yet."""
+    last_turn: Turn | None = field(default=None, compare=False)
+    """The change that an undo takes back; no request, so a checkpoint does not hold it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds: all fields but `last_turn`."""
+        return {key: value for key, value in asdict(self).items() if key != "last_turn"}
 
     def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
         """Changes: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "user", "at": ...}` each."""
@@ -132,6 +138,7 @@ def snapshot_of(file: KnobFile) -> KnobSnapshot:
         by={name: record.by for name, record in asked.items()},
         at={name: record.at for name, record in asked.items()},
         orders=list(file.orders),
+        last_turn=file.turns[-1] if file.turns else None,
     )
 
 

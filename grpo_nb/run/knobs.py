@@ -187,14 +187,6 @@ class Knobs(Mapping[str, Knob]):
         except RunError as error:
             logger.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
 
-    def last_turn(self) -> Turn | None:
-        """The change that `undo` takes back; None without one, or knobs.json is broken."""
-        try:
-            turns = self._read().turns
-        except RunError:
-            return None
-        return turns[-1] if turns else None
-
     def undo(self, by: str = "user") -> Turn:
         """Set the knob that was changed last back to what it was before; called again, undo the change before that.
 
@@ -222,7 +214,8 @@ class Knobs(Mapping[str, Knob]):
         try:
             now = snapshot_of(self._read())
         except RunError as error:
-            return replace(self._good, problem=str(error), orders=[])  # a broken file orders nothing
+            # a broken file orders nothing, and nothing in it can be undone
+            return replace(self._good, problem=str(error), orders=[], last_turn=None)
         orders = [name for name in now.orders if now.at[name] != self._done.get(name)]
         self._good = replace(now, version=max(now.version, self._good.version), orders=orders)
         return self._good

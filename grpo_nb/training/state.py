@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def save(state: TrainState) -> Path:
         "betas": {name: o.beta.to_dict() for name, o in state.objectives.items()},
         "reward_moments": {name: o.moments.to_dict() for name, o in state.objectives.items()},
         "config": settings.plain(state.config),
-        "knobs": asdict(state.knobs),
+        "knobs": state.knobs.to_dict(),
         "judged_by": judged_by(state),
         "numerics": state.numerics.model_dump(),
         "recovery": state.recovery.to_dict(),

@@ -9,6 +9,7 @@ from grpo_nb.jupyter import session
 from grpo_nb.jupyter.controls import MORE, Controls, Notify
 from grpo_nb.jupyter.dashboard import Dashboard
 from grpo_nb.jupyter.start import attach, start
+from grpo_nb.run.knobs import Knobs
 from grpo_nb.run.run import Run
 from grpo_nb.storage.vocabulary import RunState
 from tests.support.stage import FOREVER, Stage, row, until
@@ -149,6 +150,15 @@ def test_undo_takes_the_last_turn_back_wherever_it_was_made(controls: Controls, 
     assert controls.knobs["temperature"].entry.value == 1.0 and controls.undo.disabled
     controls.undo.click()  # as a page does that has not heard of it yet
     assert names(said[-1], "Undo") and run.knobs["temperature"].value == 1.0
+
+
+def test_a_refresh_reads_the_knobs_once(controls: Controls, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.knobs["temperature"].set(0.7)
+    reads: list[None] = []
+    read = Knobs._read
+    monkeypatch.setattr(Knobs, "_read", lambda knobs: (reads.append(None), read(knobs))[1])
+    controls.follow(RunState.RUNNING, {})
+    assert len(reads) == 1 and not controls.undo.disabled
 
 
 def test_tooltips_have_the_sentences_of_the_settings(controls: Controls, run: Run) -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +128,13 @@ def test_an_undo_is_a_request_that_goes_back_one_change_at_a_time(knobs: Knobs) 
     knobs["beta/fairness"].set(0.2)
     knobs["beta/fairness"].set(0.3)
     before = knobs.snapshot()
-    assert str(knobs.last_turn()) == "beta/fairness = 0.2"
+    assert str(knobs.snapshot().last_turn) == "beta/fairness = 0.2"
     assert str(Knobs(knobs.path, CONFIG).undo(by="dashboard")) == "beta/fairness = 0.2", "from any process"
     now = knobs.snapshot()
     assert turns(now, before) == [("beta/fairness", 0.3, 0.2, "dashboard")]
     assert now.at["beta/fairness"] >= before.at["beta/fairness"] and now.version == before.version + 1
     assert str(knobs.undo()) == "beta/fairness = auto" and str(knobs.undo()) == "temperature = 1"
-    assert turns(knobs.snapshot(), start) == [] and knobs.last_turn() is None
+    assert turns(knobs.snapshot(), start) == [] and knobs.snapshot().last_turn is None
     with pytest.raises(RunError):
         knobs.undo()
     assert knobs.snapshot().version == 6
@@ -143,15 +142,15 @@ def test_an_undo_is_a_request_that_goes_back_one_change_at_a_time(knobs: Knobs) 
 
 def test_what_changes_nothing_is_no_turn_and_old_ones_are_forgotten(knobs: Knobs) -> None:
     knobs["temperature"].set(CONFIG.sampling.temperature)
-    assert knobs.last_turn() is None
+    assert knobs.snapshot().last_turn is None
     for n in range(MOST_TURNS + 3):
         knobs["temperature"].set(1 + (n + 1) / 100)
     for _ in range(MOST_TURNS):
         knobs.undo()
-    assert knobs.last_turn() is None and knobs["temperature"].value == 1.03
+    assert knobs.snapshot().last_turn is None and knobs["temperature"].value == 1.03
     knobs["temperature"].set(0.5)
     knobs.reset()
-    assert knobs.last_turn() is None
+    assert knobs.snapshot().last_turn is None
 
 
 @pytest.mark.parametrize(
@@ -166,14 +165,14 @@ def test_what_changes_nothing_is_no_turn_and_old_ones_are_forgotten(knobs: Knobs
 def test_a_turn_that_nobody_could_make_breaks_the_file(knobs: Knobs, turn: dict[str, Any]) -> None:
     knobs["temperature"].set(0.7)
     edit(knobs, lambda tree: tree.update(turns=[turn]))
-    assert names(knobs.snapshot().problem or "", knobs.path.name) and knobs.last_turn() is None
+    assert names(knobs.snapshot().problem or "", knobs.path.name) and knobs.snapshot().last_turn is None
     with pytest.raises(RunError):
         knobs.undo()
 
 
 def test_a_file_of_earlier_versions_has_no_turns(knobs: Knobs) -> None:
     edit(knobs, lambda tree: tree.pop("turns"))
-    assert knobs.snapshot().problem is None and knobs.last_turn() is None
+    assert knobs.snapshot().problem is None and knobs.snapshot().last_turn is None
 
 
 def test_a_knob_has_the_sentence_of_its_setting(knobs: Knobs) -> None:
@@ -221,7 +220,7 @@ def test_a_snapshot_is_plain_json(knobs: Knobs) -> None:
     knobs["temperature"].set(0.9)
     knobs.request("step")
     snapshot = knobs.snapshot()
-    state = documents.state({"knobs": json.loads(json.dumps(asdict(snapshot)))})
+    state = documents.state({"knobs": json.loads(json.dumps(snapshot.to_dict()))})
     assert KnobSnapshot(**state["knobs"]) == snapshot and state["knobs"]["command"] is Command.PAUSE
 
 
