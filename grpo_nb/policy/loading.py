@@ -73,8 +73,8 @@ def read_model(
     """
     if source.base is not None:
         return read_model(source.base, dtype, empty, nf4_on)
-    if source.kind in ("demo", "gguf") and nf4_on is not None:
-        raise ModelError(quantised.nf4_refusal(source.kind, None, f"'{source.name}'") or "")
+    if nf4_on is not None and (why := quantised.nf4_refusal(source.kind, f"model '{source.name}'")) is not None:
+        raise ModelError(why)
     if source.kind == "demo":
         from grpo_nb.tasks import demo
 
@@ -87,10 +87,8 @@ def read_model(
         extra["device_map"] = "meta"
     with _explained(source, "model"):
         settings = None if source.kind == "gguf" else _read_settings(source)
-        _refuse_quantised(source, settings)
+        _refuse_quantised(source, settings, nf4_on is not None)
         if nf4_on is not None:
-            if (why := quantised.nf4_refusal(source.kind, settings, f"model '{source.name}'")) is not None:
-                raise ModelError(why)
             extra |= quantised.nf4(dtype, nf4_on)
         loaded: Any = auto_class(settings).from_pretrained(
             **_arguments(source), dtype=dtype, output_loading_info=True, **extra
@@ -210,8 +208,8 @@ def _read_settings(source: Source) -> PreTrainedConfig | None:
     return settings
 
 
-def _refuse_quantised(source: Source, settings: PreTrainedConfig | None) -> None:
-    if (why := quantised.refusal(settings, f"model '{source.name}'")) is not None:
+def _refuse_quantised(source: Source, settings: PreTrainedConfig | None, nf4: bool) -> None:
+    if (why := quantised.refusal(settings, f"model '{source.name}'", nf4)) is not None:
         raise ModelError(why)
 
 

@@ -25,13 +25,19 @@ def method(settings: Any) -> str | None:
     return None if name is None else str(getattr(name, "value", name))
 
 
-def refusal(settings: Any, where: str) -> str | None:
-    """Reason why a model with this configuration cannot be trained here; None where it can."""
+def refusal(settings: Any, where: str, nf4: bool) -> str | None:
+    """Reason why a model with this configuration cannot be trained here; None where it can.
+
+    Args:
+        nf4: it is to be quantised while it loads, which needs plain weights.
+    """
     name = method(settings)
-    if name is None or name in READ_BY_TRANSFORMERS:
+    if name is None:
         return None
-    if name.startswith(BITSANDBYTES):
-        return _needs_package(where) if find_spec(BITSANDBYTES) is None else None
+    if name in READ_BY_TRANSFORMERS or name.startswith(BITSANDBYTES):
+        if nf4:
+            return f"{where} is quantised with {name} already; set model.quantize='none'"
+        return _needs_package(where) if name.startswith(BITSANDBYTES) and find_spec(BITSANDBYTES) is None else None
     return (
         f"{where} has weights quantised with {name}, which cannot be trained here, whatever is installed. It needs "
         "weights in float32, bfloat16 or float16, a .gguf file (dequantised while it is read), or bitsandbytes weights "
@@ -59,15 +65,13 @@ def nf4(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
-def nf4_refusal(kind: str, settings: Any, where: str) -> str | None:
-    """Reason why a model of this configuration, from a source of this kind, cannot be quantised; None where it can."""
+def nf4_refusal(kind: str, where: str) -> str | None:
+    """Reason why no model from a source of this kind can be quantised on this machine; None where it can."""
     if kind not in ("folder", "hub"):
         return (
             f"model.quantize='nf4' quantises a folder or a hub id while it loads, and {where} is of kind '{kind}'. Set "
             "model.quantize='none', or model.name to such a model"
         )
-    if (name := method(settings)) is not None:
-        return f"{where} is quantised with {name} already; set model.quantize='none'"
     missing = [package for package in (BITSANDBYTES, "accelerate") if find_spec(package) is None]
     if missing:
         return f"model.quantize='nf4' needs {' and '.join(missing)}: pip install 'grpo_nb[nf4]'"

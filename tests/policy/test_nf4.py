@@ -1,6 +1,7 @@
 """model.quantize: a frozen base in 4 bits, what it is refused for, and what it takes."""
 
 import importlib.metadata
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,18 @@ def test_a_model_that_is_no_folder_of_plain_weights_is_refused(base: Path, monke
     with pytest.raises(ModelError) as caught:
         load_policy(settings(base))
     assert names(str(caught.value), "bitsandbytes", "accelerate", "grpo_nb[nf4]")
-    stated = type("Stated", (), {"quantization_config": {"quant_method": "gptq"}})
-    assert names(quantised.nf4_refusal("folder", stated, "it") or "", "gptq", "model.quantize='none'")
+
+
+@pytest.mark.parametrize("method", ["fp8", "bitsandbytes"])
+def test_a_model_that_is_quantised_is_not_quantised_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(quantised, "find_spec", lambda package: package)
+    stated = json.loads((base / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
+    (base / "config.json").write_text(json.dumps(stated))
+    with pytest.raises(ModelError) as caught:
+        load_policy(settings(base))
+    assert names(str(caught.value), method, "model.quantize='none'")
 
 
 def test_the_planner_counts_four_bits_and_the_engines_that_serve_them() -> None:
