@@ -54,6 +54,10 @@ class Setting:
         return is_full(self.config, self.shape)
 
     @property
+    def quantised(self) -> bool:
+        return is_quantised(self.config)
+
+    @property
     def item(self) -> int:
         """Bytes of a weight."""
         return item_bytes(self.config, self.full, self.on_gpu)
@@ -61,13 +65,12 @@ class Setting:
     @property
     def graph(self) -> bool:
         """Whether the graph engine samples."""
-        quantised = self.config.model.quantize != "none"
-        return self.on_gpu and self.config.rollout.engine not in ("eager", "vllm") and not quantised
+        return self.on_gpu and self.config.rollout.engine not in ("eager", "vllm") and not self.quantised
 
     @property
     def flat(self) -> bool:
         """Whether passes use one packed row of tokens."""
-        half = self.on_gpu and self.item == 2 and not self.full and self.config.model.quantize == "none"
+        half = self.on_gpu and self.item == 2 and not self.full and not self.quantised
         return half and self.shape.kin and self.config.batch.passes == "auto"
 
     @property
@@ -96,8 +99,13 @@ def terms(config: Config, shape: ModelShape, on_gpu: bool) -> tuple[Term, ...]:
 
 def is_full(config: Config, shape: ModelShape) -> bool:
     """Whether all weights train."""
-    small = config.model.train == "auto" and shape.parameters < FULL_BELOW and config.model.quantize == "none"
+    small = config.model.train == "auto" and shape.parameters < FULL_BELOW and not is_quantised(config)
     return config.model.train == "full" or small
+
+
+def is_quantised(config: Config) -> bool:
+    """Whether the base is quantised while it loads."""
+    return config.model.quantize != "none"
 
 
 def item_bytes(config: Config, full: bool, on_gpu: bool) -> int:
@@ -117,13 +125,8 @@ def _weights(setting: Setting, trainable: int) -> Iterator[Term]:
     size = item if full else 4  # adapters are float32 whatever the base is
     if full:
         yield Term("weights", "always", item * trainable, f"{item} B x {trainable:,} parameters, all of them learn")
-    elif config.model.quantize == "nf4":
-        linear, rest = shape.linear_weights, shape.parameters - shape.linear_weights
-        words = f"{NF4_BYTES:.3f} B x {linear:,} of the linear layers, {item} B x {rest:,} others"
-        yield Term("weights", "always", round(NF4_BYTES * linear) + item * rest, words)
     else:
-        yield Term("weights", "always", item * shape.parameters, f"{item} B x {shape.parameters:,} frozen parameters")
-    if not full:
+        yield _frozen(setting)
         sizes = f"rank {config.model.lora_rank} x {shape.linear_sizes:,} inputs and outputs"
         yield Term("adapters", "always", size * trainable, f"{size} B x {trainable:,} ({sizes})")
     yield Term("gradient, Adam", "always", 3 * size * trainable, f"3 x {size} B x {trainable:,} (g, m, v)")
@@ -139,6 +142,16 @@ def _weights(setting: Setting, trainable: int) -> Iterator[Term]:
         count = len(config.objectives)
         words = f"{count} objectives x {size} B x {trainable:,}"
         yield Term("gradients apart", "training", count * size * trainable, words)
+
+
+def _frozen(setting: Setting) -> Term:
+    """The weights that adapters are trained on."""
+    shape, item = setting.shape, setting.item
+    if not setting.quantised:
+        return Term("weights", "always", item * shape.parameters, f"{item} B x {shape.parameters:,} frozen parameters")
+    linear, rest = shape.linear_weights, shape.parameters - shape.linear_weights
+    words = f"{NF4_BYTES:.3f} B x {linear:,} of the linear layers, {item} B x {rest:,} others"
+    return Term("weights", "always", round(NF4_BYTES * linear) + item * rest, words)
 
 
 def _eager(setting: Setting) -> Iterator[Term]:
