@@ -23,6 +23,8 @@ LONGEST_CELL = 600
 """Characters of a table cell; what is longer is cut with a mark, so that no output floods the notebook."""
 TEXT_WIDTH = 120
 """Characters of a line of a table where there is no HTML."""
+LARGE = 1e6
+"""From here on a measure is shown with four digits and an exponent."""
 LONG_TEXT, LONG_WIDTH = 60, "16em"
 """A cell of more characters than that is at least so wide."""
 
@@ -91,7 +93,13 @@ def interval(value: float, low: float, high: float) -> str:
     """`0.61 [0.52, 0.70]`; nothing where nothing was measured, and words where clusters are too few for an interval."""
     if math.isnan(value):
         return ""
-    return f"{value:.2f} {TOO_FEW}" if math.isnan(low) or math.isnan(high) else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+    if math.isnan(low) or math.isnan(high):
+        return f"{_measured(value)} {TOO_FEW}"
+    return f"{_measured(value)} [{_measured(low)}, {_measured(high)}]"
+
+
+def _measured(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < LARGE else f"{value:.4g}"
 
 
 def key_values(values: Mapping[str, Any], caption: str = "") -> Table:

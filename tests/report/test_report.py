@@ -94,6 +94,14 @@ def test_long_text_is_cut() -> None:
     assert len(Table(pd.DataFrame({"completion": ["x" * 10**6]}))._repr_html_()) < 2000
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.61, "0.61"), (999_999.0, "999999.00"), (1e6, "1e+06"), (-1.23456e300, "-1.235e+300")]
+)
+def test_large_measures_are_short(value: float, shown: str) -> None:
+    assert tables.interval(value, value, value) == f"{shown} [{shown}, {shown}]"
+    assert tables.interval(value, float("nan"), value).startswith(f"{shown} ")
+
+
 def test_settings_that_differ_come_first_with_their_defaults(run: Run) -> None:
     config = run.config.replace(**{"run.samples_per_step": 5, "model.lora_alpha": 32.0, "sft.data": None})
     changed = tables.changed_settings(config).frame.set_index("setting")
