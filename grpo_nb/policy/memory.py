@@ -62,7 +62,7 @@ class Plan:
     @property
     def verdict(self) -> str:
         """One sentence: whether the plan fits, its peak and the usable memory."""
-        have = f"{gib(self.budget)} usable of {self.device_gib:g} GiB"
+        have = f"{gib(self.budget)} usable of {round(self.device_gib, 1):g} GiB"
         if self.fits:
             return f"fits: peak {gib(self.peak)} {PHASES[self.hungriest]}, {have}"
         return f"does not fit: peak {gib(self.peak)} {PHASES[self.hungriest]}, {have}"

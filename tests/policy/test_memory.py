@@ -219,6 +219,10 @@ def test_advice_leads_to_settings_that_fit() -> None:
     assert plan(followed, device_gib=24).fits
 
 
+def test_verdict_has_one_decimal_of_a_measured_device() -> None:
+    assert names(plan(lora(), TINY, device_gib=23.5401).verdict, "23.5 GiB")
+
+
 def test_advice_changes_what_costs_nothing_first() -> None:
     config = presets.gpu_80gb().replace(**{"batch.passes": "model"})
     roomy = plan(config.replace(**{"batch.micro_batch": 64, "sft.micro_batch": 16}), device_gib=80)
