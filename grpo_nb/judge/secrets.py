@@ -47,19 +47,28 @@ def _pieces(secret: str) -> set[str]:
     """The letters and digits of every piece of a secret, as it is and encoded; none of a short one."""
     if len(_plain(secret)) < SHORTEST_PIECE:
         return set()
-    forms = [(secret, SHORTEST_PIECE)]
+    windows = _own_windows(secret)
     for encoding, size in _ENCODINGS.items():
         data = secret.encode(encoding, "surrogatepass")  # what is no UTF-8 in the environment comes as surrogates
-        forms.append((data.hex(), size))
+        windows += _windows(data.hex(), size)
         for offset in range(3):  # base64 differs with the place of the secret in what was encoded
             encoded = base64.b64encode(b"\0" * offset + data).decode().rstrip("=")
-            forms.append((encoded[-(-8 * offset // 6) : -1], size))  # no letters that hold bits of its neighbours
-    windows = [form[i : i + size] for form, size in forms for i in range(len(form) - size + 1)]
-    if prefix := _PREFIX.search(secret):
-        own = [not prefix.start() <= i < prefix.end() and c.isalnum() for i, c in enumerate(secret)]
-        plain = len(secret) - SHORTEST_PIECE + 1  # windows of the secret as it is come first
-        windows = [w for i, w in enumerate(windows) if i >= plain or sum(own[i : i + SHORTEST_PIECE]) >= FEWEST_OWN]
+            # no letters that hold bits of its neighbours
+            windows += _windows(encoded[-(-8 * offset // 6) : -1], size)
     return {piece for window in windows if len(piece := _plain(window)) >= FEWEST_LETTERS}
+
+
+def _own_windows(secret: str) -> list[str]:
+    """Windows of the secret as it is, but for those with hardly more than a provider's prefix."""
+    windows, prefix = _windows(secret, SHORTEST_PIECE), _PREFIX.search(secret)
+    if prefix is None:
+        return windows
+    own = [not prefix.start() <= i < prefix.end() and c.isalnum() for i, c in enumerate(secret)]
+    return [window for i, window in enumerate(windows) if sum(own[i : i + SHORTEST_PIECE]) >= FEWEST_OWN]
+
+
+def _windows(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(len(text) - size + 1)]
 
 
 def _plain(text: str) -> str:
