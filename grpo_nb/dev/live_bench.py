@@ -169,7 +169,7 @@ def _steps(folder: Path, pairs: int, block: int) -> list[str]:
         "in the thread that runs it",
         compared(times),
         f"{pairs} blocks of {block} steps, each with itself; in brackets, the 95% interval of the mean (bootstrap)",
-        f"a turned knob is in use {max(turns)} step(s) after the one under way at the latest ({len(turns)} turns)",
+        f"a changed knob is active {max(turns)} step(s) after the one under way at the latest ({len(turns)} turns)",
     ]
 
 

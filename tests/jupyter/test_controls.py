@@ -80,7 +80,7 @@ def test_refusal_goes_away_with_the_next_turn(controls: Controls, said: list[str
 
 
 @pytest.mark.ux(3, 4, at="unit")
-def test_requested_and_in_use_are_told_apart(controls: Controls) -> None:
+def test_requested_and_active_are_told_apart(controls: Controls) -> None:
     for name, value, old in (("beta/fairness", 0.1, 0.04), ("temperature", 0.7, 1.0)):
         control = controls.knobs[name]
         control.entry.value = value
@@ -264,7 +264,7 @@ def test_turn_of_a_resting_run_is_shown_at_once(run: Run) -> None:
     assert board.controls is not None
     control = board.controls.knobs["beta/fairness"]
     control.entry.value = 0.2
-    until(lambda: control.label.value == "requested <b>0.2</b>, in use 0.04 (auto)")
+    until(lambda: control.label.value == "requested <b>0.2</b>, active 0.04 (auto)")
     until(board.resting.is_set)
 
 

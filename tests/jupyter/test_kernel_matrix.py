@@ -1,4 +1,4 @@
-"""Widgets of a run that trains, with subshells and without: what a front end sends is in use at the next step.
+"""Widgets of a run that trains, with subshells and without: what a front end sends is active at the next step.
 
 A front end sends a widget's change as a comm message: over a subshell (JupyterLab as it comes), or over the shell
 that a waiting cell holds (JupyterLab with `commsOverSubshells` off, VS Code). Kernels have no switch for it.

@@ -16,8 +16,8 @@ LEVELS = {"U": "unit", "N": "nbclient", "P": "browser"}
 REQUIREMENTS = {
     1: ("N P", "each notebook, Run All on a CPU: every cell finishes"),
     2: ("P", "the training cell returns at once, the panel says running, the step moves"),
-    3: ("P", "beta of one objective is in use at the next step, the other's stays"),
-    4: ("P U", "temperature is in use at the next rollout and in its row"),
+    3: ("P", "beta of one objective is active at the next step, the other's stays"),
+    4: ("P U", "temperature is active at the next rollout and in its row"),
     5: ("N P", "kernel restarted midway: it goes on, and the rows are those of an uninterrupted run"),
     6: ("P", "another cell answers while it trains"),
     7: ("P", "one interrupt: stopping after this step, saved, no wall of traceback"),

@@ -1,4 +1,4 @@
-"""Turning beta and temperature by keyboard while a run trains, and what must be seen: requested, then in use."""
+"""Turning beta and temperature by keyboard while a run trains, and what must be seen: requested, then active."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ def steer(desk: Desk, run: Run) -> None:
     before = run.last_step() or 0
     desk.type_into("β fairness", "0.09")
     until(lambda: run.knobs["beta/fairness"].value == 0.09, "the typed beta")
-    desk.says("requested 0.09, in use")
+    desk.says("requested 0.09, active")
     desk.tab_to("temperature", start="β fairness")
     desk.type_into("temperature", "0.9")
     until(lambda: run.knobs["temperature"].value == 0.9, "the typed temperature")
-    desk.says("requested 0.9, in use 1")
+    desk.says("requested 0.9, active 1")
 
     desk.press("Step")
     until(lambda: (run.last_step() or 0) > before, "one step")
-    desk.says("in use 0.09, set by dashboard")
-    desk.says("in use 0.9, set by dashboard")
+    desk.says("active 0.09, set by dashboard")
+    desk.says("active 0.9, set by dashboard")
     desk.tab_to("temperature", start="β fairness")
     desk.page.keyboard.press("Tab")
     desk.page.keyboard.press("ArrowRight")
