@@ -89,7 +89,7 @@ class Endpoint:
         """
         import openai
 
-        options, budget = self._asked(), self._budget
+        options, budget = self._current_options(), self._budget
         while True:
             try:
                 response = (
@@ -114,22 +114,22 @@ class Endpoint:
                     return self._cleaned(reply)
                 options = fewer
 
-    def widen(self, asked: Reply, left: int | None) -> bool:
+    def widen(self, reply: Reply, left: int | None) -> bool:
         """Raise `max_tokens` for thinking, once, within the `left` tokens of the budget; returns whether it was raised.
 
         Args:
-            asked: a reply that was cut off before its verdict.
+            reply: one that was cut off before its verdict.
         """
         wide = self._config.max_tokens * THINKING
         wide = wide if left is None else min(wide, left)
         if self._budget == self._config.max_tokens < wide:
             self._budget = wide
             message = (
-                f"{self.label} was cut off at max_tokens={self._config.max_tokens} while it was thinking; it is asked "
-                f"with {wide} from here on"
+                f"{self.label} was cut off at max_tokens={self._config.max_tokens} while it was thinking; further "
+                f"requests allow {wide}"
             )
             self._note("judge_thinks", message, max_tokens=wide)
-        return self._budget > asked.budget
+        return self._budget > reply.budget
 
     def told(self) -> list[Notice]:
         """Notices about the server since the last call."""
@@ -147,7 +147,7 @@ class Endpoint:
         keys = [key_of(provider) for provider in self._config.providers]
         return strike(text, [*keys, *(proxy.secrets if proxy else ())])
 
-    def _asked(self) -> dict[str, Any]:
+    def _current_options(self) -> dict[str, Any]:
         return {name: self._budget if name in _CAPS else value for name, value in self._options.items()}
 
     def _without(self, options: dict[str, Any], words: str, status: int = 200) -> dict[str, Any] | None:
@@ -165,8 +165,8 @@ class Endpoint:
         """Use these options from here on, and note once which were refused."""
         if gone := [name for name in self._options if name not in options]:
             now = [name for name in options if name not in self._options]
-            message = f"{self.label} refuses {', '.join(gone)}; it is asked " + (
-                f"with {', '.join(now)} from here on" if now else "without from here on"
+            message = f"{self.label} refuses {', '.join(gone)}; further requests are sent " + (
+                f"with {', '.join(now)} instead" if now else "without"
             )
             self._note("judge_parameters", message, refused=gone, instead=now)
             self._options = dict(options)
@@ -184,7 +184,7 @@ class Endpoint:
             return RateLimited(self.cleaned(told), retry_after(error.response.headers))
         if kind == "address":
             known = "" if self.provider.base_url.endswith("/v1") else f" ({_BASE_URL_ENDS})"
-            return AskFailed(kind, self._with(told, f"asked at {error.request.url}{known}"))
+            return AskFailed(kind, self._with(told, f"requested from {error.request.url}{known}"))
         if proxy and not _is_json(_body(error)) and (kind in ("proxy", "server") or status == 403):
             return AskFailed("proxy", self._with(told, str(proxy)))
         return AskFailed(kind, self.cleaned(told))
@@ -199,9 +199,9 @@ class Endpoint:
             told = f"no answer within {self._config.timeout_s:g} s, {tries} times"
             return AskFailed("timeout", self._with(told, str(proxy)) if proxy else told)
         if isinstance(error, openai.APIConnectionError):
-            told, asked = f"no connection ({type(cause).__name__}: {cause})", f"asked at {self._url}"
+            told, where = f"no connection ({type(cause).__name__}: {cause})", f"requested from {self._url}"
             return AskFailed(
-                "proxy" if proxy else "connection", self._with(told, f"{asked} {proxy}" if proxy else asked)
+                "proxy" if proxy else "connection", self._with(told, f"{where} {proxy}" if proxy else where)
             )
         return AskFailed("refused", self.cleaned(f"{type(error).__name__}: {error}"))
 
@@ -213,7 +213,7 @@ class Endpoint:
         problem = self.cleaned(reply.problem)
         if reply.no_completion and problem:
             proxy = proxy_of(self._url)
-            problem = self._with(reply.problem, f"asked at {self._url}" + (f" {proxy}" if proxy else ""))
+            problem = self._with(reply.problem, f"requested from {self._url}" + (f" {proxy}" if proxy else ""))
         return replace(reply, text=self.hidden(reply.text), problem=problem)
 
 
@@ -265,9 +265,9 @@ def _check_detour(where: str, provider: JudgeProvider) -> None:
     if host_trust.in_the_clear(provider) and not host_trust.on_this_machine(proxy.address):
         raise ConfigError(
             f"{where}: the key in {provider.api_key_env} would go over plain http to another machine, because "
-            f"{provider.label} is asked {proxy}"
+            f"requests to {provider.label} go {proxy}"
         )
-    logger.warning("%s: %s is on this machine, and asked %s", where, provider.label, proxy)
+    logger.warning("%s: %s is on this machine, but requests to it go %s", where, provider.label, proxy)
 
 
 def _body(error: Any) -> str:

@@ -185,9 +185,9 @@ def in_the_clear(provider: JudgeProvider) -> bool:
 def _refuse_plain(where: str, label: str, variable: str | None, url: str) -> None:
     if variable and urlsplit(url).scheme == "http" and not on_this_machine(url):
         raise ConfigError(
-            f"{where}: {label} is asked over plain http, where anybody on the way reads the key in {variable}. A key "
-            "goes over https, or to this machine; use an https:// address, or no key (api_key_env=null) for a server "
-            "that wants none"
+            f"{where}: requests to {label} go over plain http, where anybody on the way reads the key in {variable}. A "
+            "key goes over https, or to this machine; use an https:// address, or no key (api_key_env=null) for a "
+            "server that wants none"
         )
 
 

@@ -145,7 +145,7 @@ async def _whole(response: Any, http: Any, largest: int) -> Any:
     try:
         if coding != "identity":
             raise http.ReadError(
-                f"the reply is compressed ({coding}), which was not asked for", request=response.request
+                f"the reply is compressed ({coding}), which was not requested", request=response.request
             )
         async for part in response.aiter_raw():
             body += part

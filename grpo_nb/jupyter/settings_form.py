@@ -259,9 +259,9 @@ class SettingsForm:
             if only:
                 found = [key for key in found if key in self._edits.texts]
             self.found.children = [self.row(key).widget for key in found[:MOST_FOUND]]
-        self.found_words.value = str(html("note", text=self._said_of(found, query)))
+        self.found_words.value = str(html("note", text=self._result(found, query)))
 
-    def _said_of(self, found: Sequence[str], query: str) -> str:
+    def _result(self, found: Sequence[str], query: str) -> str:
         if not found:
             names = {key.rpartition(".")[2] for key in self._edits.fields}
             return f"no setting is found{did_you_mean(query, sorted(names))}"
@@ -270,10 +270,10 @@ class SettingsForm:
 
     def _words(self) -> str:
         outcome, groups = self._outcome, self._edits.groups
-        said = f"{self._name}: {len(self._edits.fields)} in {len(groups)} groups"
+        counts = f"{self._name}: {len(self._edits.fields)} in {len(groups)} groups"
         if outcome.config is None:
-            return f"{said}, {len(self._edits.texts)} changed, {len(outcome.problems)} not valid"
-        return f"{said}, {len(outcome.changes)} changed"
+            return f"{counts}, {len(self._edits.texts)} changed, {len(outcome.problems)} not valid"
+        return f"{counts}, {len(outcome.changes)} changed"
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -141,14 +141,14 @@ class Scoring:
             RewardError: such a function cannot be called.
         """
         examples, texts, read = completions.examples, completions.texts, completions.marked or completions.texts
-        told = (completions.notes or Notes(len(texts))).arguments()
-        told[AFTER_THINKING] = [after_thinking(text) for text in read]
-        part = _Part(rubric, examples, read, lambda: _arguments(examples, texts, completions.ids) | told)
+        notes = (completions.notes or Notes(len(texts))).arguments()
+        notes[AFTER_THINKING] = [after_thinking(text) for text in read]
+        part = _Part(rubric, examples, read, lambda: _arguments(examples, texts, completions.ids) | notes)
         self._parts.append(part)
         if rubric not in self._early:
             self.expect(rubric, examples)
         early = self._early.pop(rubric)
-        early.end(told[AFTER_THINKING])
+        early.end(notes[AFTER_THINKING])
         part.waiting |= early.waiting
         for entry in rubric.functions if texts else ():
             if entry.name not in part.waiting and getattr(entry.function, "only_waits", False):
@@ -262,8 +262,8 @@ def check_arguments(rubric: Rubric, examples: Sequence[Example]) -> None:
     Raises:
         RewardError: names the function and what it asks for.
     """
-    told = Notes(0).arguments() | {AFTER_THINKING: []}
-    known = dict.fromkeys([*_columns(examples), *_arguments([], [], []), *told])
+    notes = Notes(0).arguments() | {AFTER_THINKING: []}
+    known = dict.fromkeys([*_columns(examples), *_arguments([], [], []), *notes])
     for entry in rubric.functions:
         if not hasattr(entry.function, "as_they_end"):
             _named(entry, known)

@@ -216,13 +216,15 @@ class Session:
             began = began or now
             if not self._silent and self._patience_s:
                 self._silent = True
-                logger.warning("%s%s: %s; it is asked again for up to %g s", self._url, path, problem, self._patience_s)
+                logger.warning(
+                    "%s%s: %s; the request is repeated for up to %g s", self._url, path, problem, self._patience_s
+                )
             if now + pause > began + self._patience_s:
-                again = f", asked again for {self._patience_s:g} s" if self._patience_s else ""
+                again = f" in {self._patience_s:g} s of retries" if self._patience_s else ""
                 proxy = proxy_of(self._url)
                 raise ServerError(
                     f"{self._url}{path} gives no answer{again}: {problem}. See the server's log, start it, or correct "
-                    f"rollout.url or {URL}" + (f"; it is asked {proxy}" if proxy else "")
+                    f"rollout.url or {URL}" + (f"; requests go {proxy}" if proxy else "")
                 )
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES[1])

@@ -120,7 +120,7 @@ def lacks(completions, nowhere):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "named"),
     [
         ([], ("geography", "--task", "TASKS")),
         (["--task", "geographie=own_code_apart:Capitals"], ("geographie", "geography")),
@@ -136,7 +136,7 @@ def lacks(completions, nowhere):
 )
 def test_own_code_that_is_missing_or_cannot_be_called_is_refused_before_any_work(
     flags: list[str],
-    said: tuple[str, ...],
+    named: tuple[str, ...],
     at: Path,
     given: list[dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
@@ -149,7 +149,7 @@ def test_own_code_that_is_missing_or_cannot_be_called_is_refused_before_any_work
     own = ["--task", "geography=own_code_apart:Capitals"] if "--reward" in flags else []
     assert main(["train", str(run.path), *own, *flags]) in (1, 2)
     out, err = capsys.readouterr()
-    assert not given and not out and names(err, *said) and len(err) < 1000
+    assert not given and not out and names(err, *named) and len(err) < 1000
 
 
 def test_own_code_that_is_named_needs_no_file_to_remember_it(
