@@ -1,6 +1,7 @@
 """TensorBoard: event files in the run folder, `trackers/tensorboard/`; one of its runs for each log."""
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,15 +22,14 @@ class TensorBoard:
     newest = None
 
     def __init__(self, about: About) -> None:
-        for folder in (about.folder, *(about.folder / name for name in (*FOLDERS.values(), SETTINGS))):
+        own = (about.folder / name for name in (*FOLDERS.values(), SETTINGS))
+        for folder in (about.folder, _unfinished(about.folder), *own):
             safe_open.refuse_linked(folder)
         self.fresh = not about.folder.exists()
         self._about, self._writers = about, dict[Log, Any]()
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
         if not (about.folder / SETTINGS).exists():
-            with _writer(about.folder / SETTINGS) as writer:
-                rows = "\n".join(f"| {_plain(name)} | {_plain(value)} |" for name, value in about.settings.items())
-                writer.add_text(SETTINGS, f"| setting | value |\n| --- | --- |\n{rows}", 0)
+            _write_settings(about)
 
     def log(self, points: Sequence[Point]) -> None:
         for point in points:
@@ -49,6 +49,22 @@ class TensorBoard:
             purge = None if log == "evaluations" else newest + 1
             self._writers[log] = _writer(self._about.folder / FOLDERS[log], purge)
         return self._writers[log]
+
+
+def _unfinished(folder: Path) -> Path:
+    """Folder in which the settings are written; outside, since TensorBoard shows each folder inside as a run."""
+    return folder.with_name(f"{folder.name}.{SETTINGS}.tmp")
+
+
+def _write_settings(about: About) -> None:
+    """Write the settings completely or, after a kill, not at all: the next start writes them anew."""
+    if (unfinished := _unfinished(about.folder)).exists():
+        shutil.rmtree(unfinished)
+    with _writer(unfinished) as writer:
+        rows = "\n".join(f"| {_plain(name)} | {_plain(value)} |" for name, value in about.settings.items())
+        writer.add_text(SETTINGS, f"| setting | value |\n| --- | --- |\n{rows}", 0)
+    about.folder.mkdir(exist_ok=True)
+    unfinished.rename(about.folder / SETTINGS)
 
 
 def _writer(folder: Path, purge: int | None = None) -> Any:

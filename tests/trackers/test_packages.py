@@ -17,7 +17,8 @@ import pytest
 from grpo_nb import presets
 from grpo_nb.config.trackers import PACKAGES
 from grpo_nb.run.run import Run
-from grpo_nb.trackers import mirror, mirroring
+from grpo_nb.trackers import mirror, mirroring, to_tensorboard
+from grpo_nb.trackers.tracker import About
 from tests.support import forked, ranks
 from tests.support.tiny import tiny_config, tiny_run
 from tests.trackers.test_mirror import evaluation
@@ -98,6 +99,27 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read_tensorboard(run.path)
     same(found, again=5)
     assert math.isnan(dict(found["kl/fairness"])[2])
+
+
+@needs("tensorboard")
+def test_settings_that_a_kill_cut_off_are_written_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    about = About("id", "run", tmp_path / "tensorboard", {"batch.prompts": 4}, 0, {})
+
+    def killed(*text: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SummaryWriter, "add_text", killed)
+        to_tensorboard.TensorBoard(about)
+    assert [*tmp_path.rglob("events.*")] and not about.folder.exists()
+    for _ in range(2):
+        to_tensorboard.TensorBoard(about).close()
+    (events,) = tmp_path.rglob("events.*")
+    assert events.parent == about.folder / "settings" and b"batch.prompts" in events.read_bytes()
 
 
 @pytest.mark.slow

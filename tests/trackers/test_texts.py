@@ -4,7 +4,6 @@ import html
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,8 @@ def test_settings_load_nothing_into_the_page_of_tensorboard(tmp_path: Path, monk
         def add_text(self, tag: str, text: str, step: int) -> None:
             shown.append(util.markdown_to_safe_html(text))
 
-    def writer(*given: Any) -> Writer:
+    def writer(folder: Path) -> Writer:
+        folder.mkdir(parents=True)
         return Writer()
 
     monkeypatch.setattr(to_tensorboard, "_writer", writer)
