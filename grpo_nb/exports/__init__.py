@@ -1,5 +1,6 @@
 """A run's model for use elsewhere: an adapter, a merged model or a GGUF file with a model card, on disk or a hub."""
 
+import json
 import os
 import re
 import secrets
@@ -23,7 +24,7 @@ from grpo_nb.metrics.phases import timed
 from grpo_nb.policy import adapter_files, gguf_files
 from grpo_nb.policy.merged import merged
 from grpo_nb.policy.model import Policy
-from grpo_nb.policy.source import Source
+from grpo_nb.policy.source import ADAPTER_CONFIG, Source
 from grpo_nb.printable import brief, clean_logger, one_line
 from grpo_nb.report.report import picture
 from grpo_nb.run.run import Run
@@ -101,9 +102,9 @@ def export(
     files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
     address = ""
     if push is not None and token is not None:
-        _report_local_base(source)
+        shared = _without_local_base(folder, source) if kind == "adapter" else {}
         with timed(f"pushing to {push}"):
-            address = hub.push(folder, push, token, public=public)
+            address = hub.push(folder, push, token, shared=shared, public=public)
     return Export(folder, kind, chosen, files, address)
 
 
@@ -198,14 +199,20 @@ def _source(policy: Policy) -> Source:
     return source
 
 
-def _report_local_base(source: Source) -> None:
+def _without_local_base(folder: Path, source: Source) -> dict[str, bytes]:
+    """Content of the adapter's settings for a hub: of a base on this machine they have the last name of its path."""
     base = source.base or source
-    if base.kind in ("folder", "gguf"):
-        logger.warning(
-            "the pushed adapter names its base model by a path of this machine, %s: others need a hub id in its "
-            "adapter_config.json, or the export in the format 'merged'",
-            base.name,
-        )
+    if base.kind not in ("folder", "gguf"):
+        return {}
+    name = Path(os.path.abspath(base.name)).name
+    logger.warning(
+        "the pushed %s names the base model '%s', without its place on this machine: to open the adapter, others load "
+        "that model themselves. An export in the format 'merged' needs no base model",
+        ADAPTER_CONFIG,
+        name,
+    )
+    settings = json.loads((folder / ADAPTER_CONFIG).read_bytes()) | {"base_model_name_or_path": name}
+    return {ADAPTER_CONFIG: json.dumps(settings, indent=2).encode()}
 
 
 @contextmanager

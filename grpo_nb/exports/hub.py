@@ -44,22 +44,25 @@ def _is_repository(name: object) -> bool:
     return True
 
 
-def push(folder: Path, repository: str, token: str, *, public: bool = False) -> str:
+def push(folder: Path, repository: str, token: str, *, shared: Mapping[str, bytes], public: bool = False) -> str:
     """Upload the files of `folder` as one commit, to a repository that is made if missing; returns its address.
 
     Args:
+        shared: content to upload in place of a file's own, by its name in the folder.
         public: whether a new repository can be read by anyone; one that exists stays as it is.
 
     Raises:
         ExportError: the hub refused, or cannot be reached. The folder stays.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi
 
+    files = [(path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file()]
     try:
         with quietly():
             hub = HfApi(token=token)
             made = hub.create_repo(repository, private=not public, exist_ok=True)
-            hub.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Upload an export of grpo_nb")
+            added = [CommitOperationAdd(name, shared.get(name, path)) for name, path in files]
+            hub.create_commit(made.repo_id, added, commit_message="Upload an export of grpo_nb")
     except Exception as error:  # the client's, and its HTTP library's own, which differ from version to version
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         why = strike("; ".join(f"{type(cause).__name__}: {cause}" for cause in causes), [token])

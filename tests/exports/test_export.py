@@ -273,10 +273,26 @@ def private(asked: dict[str, Any]) -> bool:
 
 def test_a_push_uploads_the_folder_to_a_private_repository(run: Run, tmp_path: Path, hub: HubServer) -> None:
     made = export(run, tmp_path / "out", push=REPOSITORY)
-    assert hub.files == written(made.folder) and made.address == f"{hub.url}/{REPOSITORY}"
+    assert hub.files.keys() == written(made.folder).keys() and made.address == f"{hub.url}/{REPOSITORY}"
+    assert {name for name, data in written(made.folder).items() if data != hub.files[name]} == {"adapter_config.json"}
     assert private(hub.repositories[REPOSITORY]) and "adapter_model.safetensors" in hub.files
     export(run, tmp_path / "other", push="ada/other", public=True)
     assert not private(hub.repositories["ada/other"])
+
+
+def test_a_pushed_adapter_names_a_local_base_without_its_place(run: Run, tmp_path: Path, hub: HubServer) -> None:
+    made = export(run, tmp_path / "out", push=REPOSITORY)
+    pushed, local = hub.files["adapter_config.json"], (made.folder / "adapter_config.json").read_bytes()
+    base = Path(run.config.model.name)
+    stated = json.loads(local)
+    assert Path(stated["base_model_name_or_path"]) == base
+    assert json.loads(pushed) == stated | {"base_model_name_or_path": base.name}
+    assert not [name for name, data in hub.files.items() if bytes(tmp_path) in data and name != "README.md"]
+    (copy := tmp_path / "copy").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (copy / name).write_bytes(hub.files[name])
+    opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), copy)
+    assert torch.allclose(logits(opened), expected(run), atol=1e-5)
 
 
 def test_the_token_is_nowhere(
