@@ -89,7 +89,7 @@ def evaluate(
     checkpoint = None if policy is not None else stage_checkpoint(run, stage)
     learner = policy or _loaded(run)
     learner.settle()
-    learner.refuse_torn()
+    learner.refuse_interrupted()
     learner.set_date(run.started)
     with timed("reading the tasks"):
         asked = load_tasks(run.config, run.path, tasks)
@@ -99,18 +99,18 @@ def evaluate(
     dependencies.check(run, found, accept_changed, "eval")
     if policy is None:
         _restore(learner, checkpoint)
-    drawing = choose(engine, learner, run.config.rollout).engine
+    sampler = choose(engine, learner, run.config.rollout).engine
     name, step = placed(stage, checkpoint)
     if policy is not None and stage == "latest":
         step = run.last_step() or 0
     pools = {objective: examples_of(run, objective, task, split, limit) for objective, task in asked.items()}
     texts: dict[str, Sequence[str]] = {}
-    with learner.ownership.steady(), opened(drawing):
+    with learner.ownership.steady(), opened(sampler):
         for objective, pool in pools.items():
             with progress(objective, len(pool)) as bar:
                 drawn = _uniforms(run, objective, len(pool)) if mode == "sample" else None
                 watch = Watch(bar, fewer_rows(run, step, objective))
-                texts[objective] = ask(learner, pool, run.config.sampling, drawing, drawn, watch).scored_texts
+                texts[objective] = ask(learner, pool, run.config.sampling, sampler, drawn, watch).scored_texts
     rows = [
         {"stage": name, "step": step, "split": split, "mode": mode, APART: True}
         | measured(run, objective, task, pools[objective], texts[objective])

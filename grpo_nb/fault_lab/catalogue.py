@@ -192,7 +192,7 @@ def _storing() -> Iterator[Fault]:
         "rule",
         ("checkpoint_damaged",),
         2,
-        storing.torn_checkpoint,
+        storing.damaged_checkpoint,
         {"run.checkpoint_every": 1, "run.steps": 3},
     )
     yield Fault(

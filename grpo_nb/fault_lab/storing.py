@@ -33,7 +33,7 @@ def disk_full(patient: Patient) -> Iterator[None]:
 
 
 @contextmanager
-def torn_checkpoint(patient: Patient) -> Iterator[None]:
+def damaged_checkpoint(patient: Patient) -> Iterator[None]:
     """The newest checkpoint lost half of its weights, as a disk does whose cache was never written."""
     patient.train(2)
     newest = max(patient.run.checkpoints.folder.glob("[0-9]*"))

@@ -26,7 +26,7 @@ def merged(policy: Policy) -> Policy:
         ModelError: the base weights are quantised, a sum is not finite, or the merged model gives other log-probs.
     """
     policy.settle()
-    policy.refuse_torn()
+    policy.refuse_interrupted()
     if not isinstance(policy.model, PeftModel):
         return policy
     base: Any = policy.model.get_base_model()

@@ -117,7 +117,7 @@ class Policy(PolicyText):
         self.agrees: set[str] = set()
         """Checks that agreed; policies that it loads from the same files share them."""
         self._reference: adapters.Reference | None = None
-        self.torn = ""
+        self.interrupted_update = ""
         """Update that was interrupted and left the weights between two steps; empty for weights of a step."""
         self.moved_in: Path | None = None
         """The run in which SFT has moved the weights since they were loaded."""
@@ -350,16 +350,16 @@ class Policy(PolicyText):
         if self._reference is not None:
             self._reference.settle()
 
-    def refuse_torn(self) -> None:
+    def refuse_interrupted(self) -> None:
         """Refuse weights that an interrupted update left, which are those of no step.
 
         Raises:
             ModelError: names the update.
         """
-        if self.torn:
+        if self.interrupted_update:
             raise ModelError(
-                f"the policy holds weights from within {self.torn}, which was interrupted: they belong to no step. "
-                "Load it again: policy = load_policy(run.config.model)"
+                f"the policy holds weights from within {self.interrupted_update}, which was interrupted: they belong "
+                "to no step. Load it again: policy = load_policy(run.config.model)"
             )
 
     def refuse_moved(self, run: Path) -> None:
@@ -389,7 +389,7 @@ class Policy(PolicyText):
         self.ownership.refuse_writing()
         self.settle()
         adapters.restore(self.parameters_by_name(), self.trained_of(state), "the saved state")
-        self.torn, self.moved_in = "", None
+        self.interrupted_update, self.moved_in = "", None
 
     def trained_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors without the adapters that text never reaches: `auto` once put some there, and their B is still 0.
@@ -411,7 +411,7 @@ class Policy(PolicyText):
             ModelError: the folder cannot be written, an interrupted update left the weights, or they are spread.
         """
         self.settle()
-        self.refuse_torn()
+        self.refuse_interrupted()
         if self.parts is not None:
             raise ModelError(
                 "this policy holds a part of its weights (model.shard='fsdp2'), and the folder needs all. Save from a "

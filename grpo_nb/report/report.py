@@ -325,10 +325,10 @@ def answers(run: Run, stage: Stage, *, limit: int = 2, tasks: Mapping[str, Task]
     """Greedy answers of a stage to the first held-out prompts of each objective."""
     policy = restore_policy(run, stage)
     table = []
-    with opened(choose(None, policy, run.config.rollout).engine) as drawing:
+    with opened(choose(None, policy, run.config.rollout).engine) as sampler:
         for name, task in load_tasks(run.config, run.path, tasks).items():
             pool = examples_of(run, name, task, limit=limit)
-            rollouts = ask(policy, pool, run.config.sampling, drawing)
+            rollouts = ask(policy, pool, run.config.sampling, sampler)
             for example, text, scored in zip(pool, rollouts.texts, rollouts.scored_texts, strict=True):
                 score = task.score(example, scored)
                 table.append(

@@ -18,7 +18,7 @@ from grpo_nb.types import Rollouts
 
 __all__ = [
     "ENGINES",
-    "Drawer",
+    "ChosenEngine",
     "EagerEngine",
     "Ended",
     "Engine",
@@ -65,7 +65,7 @@ _NAMES: dict[type, str] = {EagerEngine: "eager", GraphEngine: "graph", GroupedEn
 
 
 @dataclass(frozen=True)
-class Drawer:
+class ChosenEngine:
     """The engine that samples from a policy, and its name."""
 
     engine: Engine
@@ -75,7 +75,7 @@ class Drawer:
     """Reason why it is not the requested engine; empty if it is."""
 
 
-def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) -> Drawer:
+def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) -> ChosenEngine:
     """The requested engine, else that of the settings, where it serves this policy. `auto` is `graph` on CUDA,
     `grouped` for small Llama-like models on the CPU, and `eager` where these cannot serve it.
 
@@ -90,10 +90,12 @@ def choose(wanted: Engine | str | None, policy: Policy, rollout: RolloutConfig) 
         name = {"cuda": "graph", "cpu": "grouped"}.get(policy.device.type, "eager")
     built = engine(name, rollout)
     if isinstance(built, GraphEngine | GroupedEngine) and policy.sharding is not None:
-        return Drawer(EagerEngine(), "eager", f"'{name}' reads weights that are spread over the ranks (model.shard)")
+        return ChosenEngine(
+            EagerEngine(), "eager", f"'{name}' reads weights that are spread over the ranks (model.shard)"
+        )
     if isinstance(built, GraphEngine | GroupedEngine) and (reason := built.refused(policy)):
-        return Drawer(built.eager, "eager", reason)
-    return Drawer(built, _NAMES.get(type(built), type(built).__name__))
+        return ChosenEngine(built.eager, "eager", reason)
+    return ChosenEngine(built, _NAMES.get(type(built), type(built).__name__))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class _Recovery(TypedDict):
 
 
 @with_config(_CLOSED)
-class _Drawing(TypedDict):
+class _SamplingPlan(TypedDict):
     step: Step
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     stream: Count
@@ -102,7 +102,7 @@ class State(TypedDict, total=False):
     knobs: _Knobs
     judged_by: dict[Name, list[str]]
     recovery: _Recovery
-    rollouts: _Drawing
+    rollouts: _SamplingPlan
 
 
 _MANIFEST, _LOCK, _STATE = TypeAdapter(Manifest), TypeAdapter(LockContent), TypeAdapter(State)

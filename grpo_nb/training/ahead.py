@@ -48,7 +48,7 @@ _REASONS: Sequence[StopReason] = ("stop", "length")
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SamplingPlan:
     """The way a step's completions are sampled, except for the weights."""
 
     step: int
@@ -61,7 +61,7 @@ class Drawing:
 class Sampled:
     """The completions of a step, and their scoring."""
 
-    drawing: Drawing
+    plan: SamplingPlan
     rollouts: Rollouts
     staleness: int | None = None
     """Updates between the weights that sampled them and those that they train; None where it is always 0."""
@@ -92,13 +92,13 @@ class Ahead:
         self._by_step: dict[int, Sampled] = {}
 
     def keep(self, sampled: Sampled) -> None:
-        self._by_step[sampled.drawing.step] = sampled
+        self._by_step[sampled.plan.step] = sampled
 
-    def of(self, drawing: Drawing) -> Sampled | None:
+    def of(self, plan: SamplingPlan) -> Sampled | None:
         """Completions sampled in this way; others for the same step are discarded."""
-        found = self._by_step.get(drawing.step)
-        if found is not None and found.drawing != drawing:
-            self._drop(drawing.step)
+        found = self._by_step.get(plan.step)
+        if found is not None and found.plan != plan:
+            self._drop(plan.step)
             return None
         return found
 
@@ -129,8 +129,8 @@ class Ahead:
         """
         if (sampled := self._by_step.get(step)) is None:
             return None
-        drawing, rollouts = sampled.drawing, sampled.rollouts
-        data = {"step": drawing.step, "temperature": drawing.temperature, "stream": drawing.stream}
+        plan, rollouts = sampled.plan, sampled.rollouts
+        data = {"step": plan.step, "temperature": plan.temperature, "stream": plan.stream}
         logprobs = joined(rollouts.logprobs, torch.float64)
         parts = {
             "prompts": joined(rollouts.prompt_ids, torch.int64),
@@ -174,7 +174,7 @@ def restored(data: Mapping[str, Any], tensors: Mapping[str, Tensor], group: int,
     tokens = torch.cat([parts["prompts"]["flat"], parts["ids"]["flat"]])
     if bool(((tokens < 0) | (tokens >= vocabulary)).any()):
         raise ValueError(f"has token ids outside of 0 to {vocabulary - 1}")
-    return Sampled(Drawing(data["step"], data["temperature"], data["stream"]), rollouts, staleness=1)
+    return Sampled(SamplingPlan(data["step"], data["temperature"], data["stream"]), rollouts, staleness=1)
 
 
 def _part(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -207,13 +207,13 @@ def _begin(replica: Replica, message: Message) -> Reply:
     """Take over rank 0's choices, and the reference."""
     run, policy, chosen = replica.run, replica.policy, Numerics.model_validate(message.data["numerics"])
     replica.tasks = load_tasks(run.config, run.path, replica.given.tasks)
-    now, drawer = numerics.resume(run, policy, chosen, replica.given.engine)
+    now, chosen_engine = numerics.resume(run, policy, chosen, replica.given.engine)
     if now != chosen:
         raise RunError(
             f"rank {replica.link.place.rank} computes with {now}, rank 0 with {chosen}; needs the same model, packages "
             "and kind of card on every rank"
         )
-    replica.engine = drawer.engine
+    replica.engine = chosen_engine.engine
     replica.ends.enter_context(numerics.computing(now))
     return {}, {}
 

@@ -208,7 +208,7 @@ def apply(state: TrainState, plan: StepPlan) -> optim.Update:
     Raises:
         BrokenUpdate: they are, and `guards.rollback` is off.
     """
-    state.weights_moved, state.policy.torn = True, f"step {plan.step} of {state.run.name}"
+    state.weights_moved, state.policy.interrupted_update = True, f"step {plan.step} of {state.run.name}"
     state.ranks.weights_changed()
     try:
         settings = {
@@ -296,5 +296,5 @@ def finish(state: TrainState, plan: StepPlan, batch: Experience, row: metrics.Ro
     _log_dropped(state, plan.step)
     guards.watch(state, row)
     state.step, state.mid_update, state.weights_moved, state.settled = plan.step, False, False, False
-    state.policy.torn = ""
+    state.policy.interrupted_update = ""
     return StepStats(step=plan.step, metrics=row, status=str(row[keys.STATUS]))  # type: ignore[arg-type]

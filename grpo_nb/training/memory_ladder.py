@@ -27,7 +27,7 @@ class RolloutMemoryError(Clean, RuntimeError):
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def sampling() -> Iterator[None]:
     """Raise `RolloutMemoryError` for a full memory inside the block, to separate it from the rest of a step."""
     try:
         with full_memory():

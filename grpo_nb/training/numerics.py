@@ -15,7 +15,7 @@ from grpo_nb.config.batch import MOST_COMPLETIONS
 from grpo_nb.passes.ahead import compile_kernels
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
-from grpo_nb.rollout import ENGINES, Drawer, Engine, choose
+from grpo_nb.rollout import ENGINES, ChosenEngine, Engine, choose
 from grpo_nb.rollout.selfcheck import groups, shares_prompts
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.storage.documents import State
@@ -81,20 +81,20 @@ class Numerics(BaseModel):
 _ROLLOUT = "rollout"
 
 
-def begin(run: Run, policy: Policy, given: Engine | str | None) -> tuple[Numerics, Drawer]:
+def begin(run: Run, policy: Policy, given: Engine | str | None) -> tuple[Numerics, ChosenEngine]:
     """The choices of a run that starts; `given` is an engine that the caller wants."""
     config = run.config
     compile_kernels(policy, config)
-    drawer = choose(given, policy, config.rollout)
+    chosen_engine = choose(given, policy, config.rollout)
     shares = config.batch.share_prompts == "auto" and shares_prompts(policy)
     return Numerics(
-        engine=drawer.name,
+        engine=chosen_engine.name,
         random_stream=STREAM,
         shares_prompts=shares,
         passes=_served(config, policy),
         threads=threads.choose(run, policy),
         tf32=_rounds(config, policy),
-    ), drawer
+    ), chosen_engine
 
 
 def begin_sft(run: Run, policy: Policy) -> Numerics:
@@ -160,14 +160,14 @@ def stored(run: Run, state: State) -> Numerics:
     return found
 
 
-def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | None) -> tuple[Numerics, Drawer]:
+def resume(run: Run, policy: Policy, before: Numerics, given: Engine | str | None) -> tuple[Numerics, ChosenEngine]:
     """Choices of a run that resumes: those of its start, as far as the model as loaded here still supports them."""
     compile_kernels(policy, run.config)
     known = before.engine if before.engine in ENGINES else run.config.rollout.engine
-    drawer = choose(given or known, policy, run.config.rollout)
+    chosen_engine = choose(given or known, policy, run.config.rollout)
     shares = before.shares_prompts and shares_prompts(policy)
-    now = resume_sft(policy, before).model_copy(update={"engine": drawer.name, "shares_prompts": shares})
-    return now, drawer
+    now = resume_sft(policy, before).model_copy(update={"engine": chosen_engine.name, "shares_prompts": shares})
+    return now, chosen_engine
 
 
 def resume_sft(policy: Policy, before: Numerics) -> Numerics:

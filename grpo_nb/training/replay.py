@@ -91,9 +91,9 @@ def _state(run: Run, checkpoint: Checkpoint, tasks: Mapping[str, Task] | None, r
     resume.load_reference(run, policy)
     policy.load_state(checkpoint.tensors("policy"))
     objectives = load_objectives(run, load_tasks(run.config, run.path, tasks), rewards)
-    chosen, drawer = numerics.resume(run, policy, numerics.stored(run, stored), None)
+    chosen, chosen_engine = numerics.resume(run, policy, numerics.stored(run, stored), None)
     optimizer = optim.adamw(policy.parameters_by_name(), 0.0, 0.0)
     knobs = run.knobs.snapshot()
-    state = TrainState(run, policy, optimizer, drawer, objectives, knobs, checkpoint.step, numerics=chosen)
+    state = TrainState(run, policy, optimizer, chosen_engine, objectives, knobs, checkpoint.step, numerics=chosen)
     resume.load_controllers(state, checkpoint, stored)
     return state

@@ -11,7 +11,7 @@ from grpo_nb.policy.model import Policy
 from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
 from grpo_nb.ranks.leader import ALONE, Ranks
-from grpo_nb.rollout import Drawer, EagerEngine, Engine, VLLMEngine
+from grpo_nb.rollout import ChosenEngine, EagerEngine, Engine, VLLMEngine
 from grpo_nb.rollout.selfcheck import check_model
 from grpo_nb.rules.finding import Steps, spans
 from grpo_nb.run import settings
@@ -78,15 +78,15 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, given.accept_changed, "train")
     run.doing("checking the model")
-    chosen, drawer = _choices(run, policy, newest, given.engine)
-    check_model(policy, draws=isinstance(drawer.engine, EagerEngine))
-    if isinstance(drawer.engine, VLLMEngine):
+    chosen, chosen_engine = _choices(run, policy, newest, given.engine)
+    check_model(policy, draws=isinstance(chosen_engine.engine, EagerEngine))
+    if isinstance(chosen_engine.engine, VLLMEngine):
         caps = config.sampling.max_prompt_length + config.sampling.max_completion_length
-        drawer.engine.check(policy, min(caps, policy.context))
+        chosen_engine.engine.check(policy, min(caps, policy.context))
     rate, decay = config.algorithm.learning_rate, config.algorithm.weight_decay
     optimizer = optim.adamw(policy.parameters_by_name(), rate, decay, together=chosen.passes == "flat")
     forget_gradients(policy)
-    state = TrainState(run, policy, optimizer, drawer, objectives, run.knobs.snapshot(), goal, numerics=chosen)
+    state = TrainState(run, policy, optimizer, chosen_engine, objectives, run.knobs.snapshot(), goal, numerics=chosen)
     state.ranks = given.ranks
     run.doing("checking the prompts")
     requirements.check_examples(config, examples, policy.context, state.encode)
@@ -102,14 +102,14 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
 
 def _choices(
     run: Run, policy: Policy, newest: Checkpoint | None, given: Engine | str | None
-) -> tuple[Numerics, Drawer]:
+) -> tuple[Numerics, ChosenEngine]:
     """Numerical choices of the run, made now or when it started, and its engine."""
     if newest is None:
         return numerics.begin(run, policy, given)
     return numerics.resume(run, policy, numerics.stored(run, newest.state()), given)
 
 
-def newest_whole(run: Run, checkpoints: Checkpoints, accept_changed: Collection[str]) -> Checkpoint | None:
+def newest_valid(run: Run, checkpoints: Checkpoints, accept_changed: Collection[str]) -> Checkpoint | None:
     """The newest checkpoint that verifies, made with the run's settings; newer ones that do not verify are logged.
 
     Where `accept_changed` has `optimizer`, one that lacks the optimizer's moments is taken as well, which is logged.
@@ -156,7 +156,7 @@ def _log_new_moments(run: Run, newest: Checkpoint) -> None:
 
 def _saved(run: Run, accept_changed: Collection[str]) -> tuple[Checkpoint | None, Checkpoint | None]:
     """Checkpoint to resume from: (GRPO's newest valid one, None); before GRPO has one, (None, SFT's result or None)."""
-    newest = newest_whole(run, run.checkpoints, accept_changed)
+    newest = newest_valid(run, run.checkpoints, accept_changed)
     if newest is not None:
         return newest, None
     if (last := run.last_step()) is not None and last > 0:
@@ -184,7 +184,7 @@ def _restore(state: TrainState, newest: Checkpoint) -> None:
     load_controllers(state, newest, stored)
     state.saved = state.step
     _note_other_judges(state, stored["judged_by"])
-    numerics.log_changes(run, state.step, numerics.stored(run, stored), state.numerics, state.drawer.reason)
+    numerics.log_changes(run, state.step, numerics.stored(run, stored), state.numerics, state.chosen_engine.reason)
     run.rewind(state.step)
     _restore_rollouts(state, newest, stored)
     _look_back(state)
@@ -234,7 +234,7 @@ def _restore_rollouts(state: TrainState, newest: Checkpoint, stored: State) -> N
         raise RunError(f"{newest.path} is broken: {ahead.FILE}.safetensors: {error}; restore it from a copy") from None
     prompts = draw_prompts(state, state.step + 1)
     asked = [state.encode(drawn.objective, drawn.example) for drawn in prompts]
-    if found.drawing.step != state.step + 1 or asked != found.rollouts.prompt_ids:
+    if found.plan.step != state.step + 1 or asked != found.rollouts.prompt_ids:
         state.run.log_event("rollouts_given_up", step=state.step, reason="other prompts")
         return
     state.ahead.keep(replace(found, rollouts=replace(found.rollouts, prompts=prompts)))
@@ -300,7 +300,7 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     """Reference and policy from the result of SFT, or from the model as loaded."""
     run, policy = state.run, state.policy
     if warm is None:
-        policy.refuse_torn()
+        policy.refuse_interrupted()
     else:
         policy.load_state(parts.saved(policy, warm, "policy"))
     policy.freeze_reference()
@@ -308,8 +308,8 @@ def _start(state: TrainState, warm: Checkpoint | None) -> None:
     origin = {"goal": state.goal, "from_sft": warm is not None, "geometry": run.config.geometry}
     run.log_event("start", step=0, **origin, **environment_info(policy) | _computes(state))
     _log_missing_sft(run, 0 if warm is None else warm.step)
-    if state.drawer.reason and run.config.rollout.engine != "auto":
-        asked, now = run.config.rollout.engine, state.drawer
+    if state.chosen_engine.reason and run.config.rollout.engine != "auto":
+        asked, now = run.config.rollout.engine, state.chosen_engine
         logger.warning("rollout.engine='%s' cannot serve this model: '%s' draws (%s)", asked, now.name, now.reason)
     save(state)
 
@@ -331,7 +331,7 @@ def _log_missing_sft(run: Run, done: int) -> None:
 
 def _computes(state: TrainState) -> dict[str, object]:
     """The choices that bits depend on, for the log."""
-    reason = {"engine_reason": state.drawer.reason} if state.drawer.reason else {}
+    reason = {"engine_reason": state.chosen_engine.reason} if state.chosen_engine.reason else {}
     ranks = {"ranks": state.ranks.size} if state.ranks.size > 1 else {}
     server = {"server": state.engine.about} if isinstance(state.engine, VLLMEngine) else {}
     chosen = state.numerics.model_dump(exclude={"threads"} if state.numerics.threads is None else None)

@@ -106,7 +106,7 @@ def take_back(state: TrainState) -> bool:
         _restore_weights(state)
     _take_controllers_back(state)
     forget_gradients(state.policy)
-    state.recovery, state.policy.torn = state.snapshot.recovery, ""
+    state.recovery, state.policy.interrupted_update = state.snapshot.recovery, ""
     state.mid_update = state.weights_moved = state.settled = False  # last: an interrupt before it finds all to do again
     return True
 

@@ -12,7 +12,7 @@ from grpo_nb.rewards.rubric import Rubric
 from grpo_nb.rewards.scoring import Completions, Scoring
 from grpo_nb.rollout import Ended, Remote, Request
 from grpo_nb.training import guards, memory_ladder, sharded
-from grpo_nb.training.ahead import Drawing, Sampled
+from grpo_nb.training.ahead import Sampled, SamplingPlan
 from grpo_nb.training.metrics import Clock
 from grpo_nb.training.plan import StepPlan
 from grpo_nb.training.state import TrainState, draw_prompts
@@ -41,7 +41,7 @@ def _next_drawn(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Non
     """One step off-policy, sample the next step's completions with the current weights, before the block or, where the
     engine samples elsewhere, during it. Past the goal no judge gets them.
     """
-    if not state.config.rollout.steps_off_policy or state.ahead.of(drawing_of(plan)) is not None:
+    if not state.config.rollout.steps_off_policy or state.ahead.of(sampling_plan(plan)) is not None:
         yield
         return
     scores, engine = plan.step <= state.goal, state.engine
@@ -60,7 +60,7 @@ def _next_drawn(state: TrainState, plan: StepPlan, clock: Clock) -> Iterator[Non
                 rollouts = checked(state, plan, _waited(begun), prompts)
         finally:
             begun.cancel()
-        found = Sampled(drawing_of(plan), rollouts, staleness=1)
+        found = Sampled(sampling_plan(plan), rollouts, staleness=1)
         if scores:
             _begin_scoring(state, found, scoring)
         state.ahead.keep(found)
@@ -86,16 +86,16 @@ def _open(scoring: Scoring) -> Iterator[Scoring]:
 def _pending(state: TrainState, plan: StepPlan) -> Sampled | None:
     """Completions that were sampled ahead for this step, with their scoring begun; None without any."""
     state.ahead.forget_before(plan.step)
-    found = state.ahead.of(drawing_of(plan))
+    found = state.ahead.of(sampling_plan(plan))
     if found is not None and found.scoring is None:
         with _open(_scoring(state)) as scoring:
             _begin_scoring(state, found, scoring)
     return found
 
 
-def drawing_of(plan: StepPlan) -> Drawing:
-    """The plan's way of sampling."""
-    return Drawing(plan.step, plan.temperature, plan.sampling_stream)
+def sampling_plan(plan: StepPlan) -> SamplingPlan:
+    """The part of a step's plan that decides how its completions are sampled."""
+    return SamplingPlan(plan.step, plan.temperature, plan.sampling_stream)
 
 
 def _scoring(state: TrainState) -> Scoring:
@@ -107,7 +107,7 @@ def _drawn(state: TrainState, plan: StepPlan, *, scores: bool = True) -> Sampled
     """Completions by the present weights, each passed to the judges as it ends."""
     staleness = 0 if state.config.rollout.steps_off_policy else None
     with _open(_scoring(state)) as scoring:
-        found = Sampled(drawing_of(plan), sample(state, plan, scoring if scores else None), staleness)
+        found = Sampled(sampling_plan(plan), sample(state, plan, scoring if scores else None), staleness)
         if scores:
             _begin_scoring(state, found, scoring)
     return found
@@ -120,7 +120,7 @@ def sample(state: TrainState, plan: StepPlan, scoring: Scoring | None) -> Rollou
         TrainingError: as `checked`.
     """
     asked, prompts = request_of(state, plan, scoring)
-    with memory_ladder.drawing():
+    with memory_ladder.sampling():
         rollouts = state.engine.generate(state.policy, asked)
     return checked(state, plan, rollouts, prompts)
 
@@ -172,7 +172,7 @@ def hand_over(
 
 def _begin_scoring(state: TrainState, found: Sampled, scoring: Scoring) -> None:
     """Pass all completions to the scoring; functions that wait for servers run from here on."""
-    rollouts, done = found.rollouts, found.drawing.step - 1
+    rollouts, done = found.rollouts, found.plan.step - 1
     notes = {}
     for name, objective in state.objectives.items():
         rows = rollouts.rows_of(name)
@@ -203,7 +203,7 @@ def verdicts(state: TrainState, found: Sampled) -> list[Score]:
     assert found.scoring is not None
     scores = found.scoring.scores()
     for name, tally in found.tallies.items():
-        logger.info(tally.line(found.drawing.step, name))
+        logger.info(tally.line(found.plan.step, name))
         for notice in tally.notices:
-            state.run.log_event(step=found.drawing.step, objective=name, **notice)
+            state.run.log_event(step=found.plan.step, objective=name, **notice)
     return scores

@@ -89,7 +89,7 @@ def sft(
     with run.lock() as lock, sharded.leading(run, policy) as ranks:
         run.check_settings()
         run.knobs.request(Command.RUN)
-        newest = resume.newest_whole(run, run.sft_checkpoints, accept_changed)
+        newest = resume.newest_valid(run, run.sft_checkpoints, accept_changed)
         policy = spread.policy_for(run, policy, ranks)
         policy.ownership.claim(lock)
         policy.settle()
@@ -132,7 +132,7 @@ def evaluate_loss(policy: Policy, pairs: Sequence[Pair], micro_batch: int, numer
 
 
 @dataclass
-class Warm:
+class SftProgress:
     """Position of an SFT."""
 
     run: Run
@@ -166,7 +166,7 @@ class Sft(loop.Stage):
             before = numerics.stored(run, newest.state())
             self.numerics = numerics.resume_sft(policy, before)
             numerics.log_changes(run, step, before, self.numerics)
-        self.progress = Warm(run, settings.steps, step, saved=step)
+        self.progress = SftProgress(run, settings.steps, step, saved=step)
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS_TO_STOP)
         self.ranks: Ranks = ALONE
         """Ranks that compute the steps."""
@@ -205,7 +205,7 @@ class Sft(loop.Stage):
         self.recent.append(dict(stats.metrics))
         run.log_sft(dict(stats.metrics))
         guards.watch_sft(run, list(self.recent))
-        self.progress.step, self.progress.mid_update, self.policy.torn = step, False, ""
+        self.progress.step, self.progress.mid_update, self.policy.interrupted_update = step, False, ""
         return stats
 
     def _step(self, step: int) -> StepStats:
@@ -225,7 +225,7 @@ class Sft(loop.Stage):
 
     def _moving(self) -> None:
         run, policy = self.progress.run, self.policy
-        policy.torn, policy.moved_in = f"step {self.progress.step + 1} of the SFT of {run.name}", run.path
+        policy.interrupted_update, policy.moved_in = f"step {self.progress.step + 1} of the SFT of {run.name}", run.path
         self.progress.mid_update = True
         self.ranks.weights_changed()
 
@@ -236,7 +236,7 @@ class Sft(loop.Stage):
         forget_gradients(self.policy)
         if self.progress.step == 0:
             self.policy.moved_in = None
-        self.policy.torn, self.progress.mid_update = "", False
+        self.policy.interrupted_update, self.progress.mid_update = "", False
         return True
 
     def store(self) -> None:
@@ -336,7 +336,7 @@ def schedule(step: int, warmup_steps: int, steps: int) -> float:
 
 def _resume(run: Run, policy: Policy, optimizer: torch.optim.Optimizer, newest: Checkpoint | None) -> int:
     if newest is None:
-        policy.refuse_torn()
+        policy.refuse_interrupted()
         policy.refuse_moved(run.path)
         run.rewind_sft(0)
         return 0

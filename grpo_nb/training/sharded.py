@@ -64,7 +64,7 @@ def begin(state: TrainState) -> None:
     if isinstance(ranks, Leader):
         start_replicas(ranks, policy, state.numerics, list(policy.reference_by_name().values()))
         if not isinstance(state.engine, VLLMEngine):
-            state.drawer = replace(state.drawer, engine=SharedEngine(state.engine, ranks, policy))
+            state.chosen_engine = replace(state.chosen_engine, engine=SharedEngine(state.engine, ranks, policy))
 
 
 def start_replicas(ranks: Leader, policy: Policy, numerics: Numerics, reference: Sequence[Tensor] = ()) -> None:
@@ -94,7 +94,7 @@ class SharedEngine:
         if policy is not self._policy:
             return self.own.generate(policy, request)
         group, parts = request.group_size, deal([1] * len(request.prompt_ids), self._ranks.size)
-        messages = [wire.drawing(request, part) if part else None for part in parts[1:]]
+        messages = [wire.sampling(request, part) if part else None for part in parts[1:]]
         own, replies = self._ranks.ask(messages, lambda: self.own.generate(policy, _own(request, parts[0])))
         found = {0: own}
         for rank, reply in enumerate(replies, 1):

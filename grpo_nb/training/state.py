@@ -16,7 +16,7 @@ from grpo_nb.evaluation.compare import Growing
 from grpo_nb.policy.model import Policy
 from grpo_nb.printable import clean_logger
 from grpo_nb.ranks.leader import ALONE, Ranks
-from grpo_nb.rollout import Drawer, Engine
+from grpo_nb.rollout import ChosenEngine, Engine
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.history import History
 from grpo_nb.run import settings
@@ -40,7 +40,7 @@ class TrainState:
     run: Run
     policy: Policy
     optimizer: torch.optim.AdamW
-    drawer: Drawer
+    chosen_engine: ChosenEngine
     """Engine that samples completions, with its name."""
     objectives: dict[str, Objective]
     knobs: KnobSnapshot
@@ -97,7 +97,7 @@ class TrainState:
 
     @property
     def engine(self) -> Engine:
-        return self.drawer.engine
+        return self.chosen_engine.engine
 
     def encode(self, objective: str, example: Example) -> list[int]:
         key = (objective, example.id)

@@ -36,10 +36,10 @@ def of(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
 
 
-# ---- drawing
+# ---- sampling
 
 
-def drawing(request: Request, prompts: Sequence[int]) -> Message:
+def sampling(request: Request, prompts: Sequence[int]) -> Message:
     """Message that requests completions of these prompts."""
     tensors = below("prompts", joined([request.prompt_ids[p] for p in prompts], torch.int64))
     if request.uniforms is not None:
@@ -57,7 +57,7 @@ def drawing(request: Request, prompts: Sequence[int]) -> Message:
 
 
 def request_of(message: Message, device: torch.device) -> Request:
-    """The request in a message of `drawing`."""
+    """The request in a message of `sampling`."""
     data, uniforms = message.data, message.tensors.get("uniforms")
     return Request(
         split(of("prompts", message.tensors)),

@@ -15,7 +15,7 @@ from grpo_nb.evaluation.answers import answers
 from grpo_nb.evaluation.evaluate import judged
 from grpo_nb.evaluation.predictions import score_bbq, score_halueval
 from grpo_nb.policy.model import Policy
-from grpo_nb.rollout import Drawer
+from grpo_nb.rollout import ChosenEngine
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.tasks import demo, load_tasks
 from grpo_nb.tasks.records import DataError
@@ -40,8 +40,8 @@ def says(i: int) -> str:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(wanted: object, policy: Policy, rollout: RolloutConfig) -> Drawer:
-        return Drawer(Scripted(says), "scripted")
+    def chosen(wanted: object, policy: Policy, rollout: RolloutConfig) -> ChosenEngine:
+        return ChosenEngine(Scripted(says), "scripted")
 
     monkeypatch.setattr(module, "choose", chosen)
     monkeypatch.setattr(module, "opened", contextlib.nullcontext)

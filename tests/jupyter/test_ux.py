@@ -24,7 +24,7 @@ REQUIREMENTS = {
     8: ("P", "Stop, then Resume goes on from there"),
     9: ("P", "the tab reloaded after saving: the panel is there and alive"),
     10: ("P", "the tab reloaded before saving: attach shows the same run, live"),
-    11: ("U", "killed while a checkpoint is written: the one before is used, the torn one named"),
+    11: ("U", "killed while a checkpoint is written: the one before is used, the damaged one named"),
     12: ("N P", "a second start is refused with run and choices"),
     13: ("N P", "a worker that raises: red, short, logged; the waiting cell fails, Run All ends"),
     14: ("U", "out of memory: what to lower; memory is freed; the same kernel can start again"),

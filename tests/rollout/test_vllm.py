@@ -271,8 +271,8 @@ def test_no_address_is_refused_and_the_variable_replaces_it(
     with pytest.raises(ConfigError, match=pattern("rollout.url", URL)):
         choose("vllm", learner, RolloutConfig())
     monkeypatch.setenv(URL, server.url)
-    drawer = choose("vllm", learner, RolloutConfig(url="http://192.0.2.1:9"))
-    assert drawer.name == "vllm" and drawer.engine.generate(learner, request()).completion_ids
+    chosen_engine = choose("vllm", learner, RolloutConfig(url="http://192.0.2.1:9"))
+    assert chosen_engine.name == "vllm" and chosen_engine.engine.generate(learner, request()).completion_ids
 
 
 @pytest.mark.parametrize("changes", [{"url": "ftp://host"}, {"url": "http://me:secret@host"}, {"api_key_env": "sk-1"}])

@@ -167,7 +167,7 @@ def test_weights_from_within_an_update_begin_nothing(
 
     def interrupted_again(policy: Policy) -> None:
         """A second and a third Ctrl-C, as the training is left."""
-        if policy.torn and len(again) < 2:
+        if policy.interrupted_update and len(again) < 2:
             again.append(1)
             raise KeyboardInterrupt
         settle(policy)

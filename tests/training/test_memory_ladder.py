@@ -271,7 +271,7 @@ def test_the_first_update_of_sft_is_undone_where_it_is_broken_off(
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             list(sft(run, policy=policy))
-        assert [e["step"] for e in events(run, "sft_step_undone")] == [0] and not policy.torn
+        assert [e["step"] for e in events(run, "sft_step_undone")] == [0] and not policy.interrupted_update
     list(sft(run, policy=policy))
     newest, expected = (r.sft_checkpoints.load(2).tensors("policy") for r in (run, plain))
     again = [(e["step"], e["now"]) for e in events(run, "sft_out_of_memory")]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_nb.policy.model import Policy
-from grpo_nb.rollout import Drawer, EagerEngine
+from grpo_nb.rollout import ChosenEngine, EagerEngine
 from grpo_nb.run.checkpoints import Checkpoints
 from grpo_nb.run.run import Run, RunError
 from grpo_nb.training import numerics, samples, switches
@@ -127,9 +127,9 @@ class OwnEngine(EagerEngine):
 def test_the_engine_that_drew_draws_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = begun(tmp_path, "kept", rollout__engine="auto"), []
 
-    def choose(wanted: Any, policy: Any, rollout: Any) -> Drawer:
+    def choose(wanted: Any, policy: Any, rollout: Any) -> ChosenEngine:
         asked.append(wanted)
-        return Drawer(EagerEngine(), "eager")
+        return ChosenEngine(EagerEngine(), "eager")
 
     trained(run, 1, engine="eager")
     monkeypatch.setattr(numerics, "choose", choose)

@@ -394,8 +394,8 @@ def test_log_probs_that_are_not_finite_survive_a_checkpoint() -> None:
         [],
     )
     kept = ahead.Ahead()
-    kept.keep(ahead.Sampled(ahead.Drawing(3, 0.7, 1), rollouts))
+    kept.keep(ahead.Sampled(ahead.SamplingPlan(3, 0.7, 1), rollouts))
     stored = kept.stored(3)
     assert stored is not None and kept.stored(2) is None
     found = ahead.restored(stored[0], safetensors.torch.load(safetensors.torch.save(stored[1])), 2, 8)
-    assert found.drawing == ahead.Drawing(3, 0.7, 1) and repr(found.rollouts) == repr(rollouts)
+    assert found.plan == ahead.SamplingPlan(3, 0.7, 1) and repr(found.rollouts) == repr(rollouts)
