@@ -128,15 +128,12 @@ class VLLMEngine:
             self.about = wait_for(self._ask_about(longest))
             self._check_model(policy)
             self._checked.add(policy)
-        except ServerError as error:
+        except BaseException as error:  # an interrupt, too: a server that was started does not stay
             self.close()
-            if self._own:
+            if self._own or not isinstance(error, ServerError):
                 raise
             advice = command(policy.name, anatomy.rank(policy.model), longest)
             raise ServerError(f"{error}. This command starts a suitable server: {advice}") from None
-        except BaseException:  # an interrupt, too: a server that was started does not stay
-            self.close()
-            raise
 
     def close(self) -> None:
         """Unload the adapter, remove its files and cancel unfinished requests; the next rollout loads it again.

@@ -17,10 +17,9 @@ from grpo_nb.metrics import keys
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import VLLMEngine, run_bound, vllm_process
 from grpo_nb.rollout.vllm_process import ARGUMENTS
-from grpo_nb.rollout.vllm_server import PROGRAM, ServerError
+from grpo_nb.rollout.vllm_server import PROGRAM, RUNTIME_LORA, ServerError
 from grpo_nb.training.grpo import grpo
-from tests.rollout.test_vllm import LONGEST, demo_base, learner, request, served_run
-from tests.support import tiny_models as tiny
+from tests.rollout.test_vllm import LONGEST, base, demo_base, learner, request, served_run
 from tests.support import vllm_program
 from tests.support.judge_server import serving
 from tests.support.stage import until
@@ -29,12 +28,7 @@ from tests.support.tokens import names
 from tests.support.vllm_stand_in import StandIn
 
 SERVED = RolloutConfig(engine="vllm", patience_s=30.0)
-__all__ = ["demo_base", "learner"]
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tiny.folder(tmp_path / "base")
+__all__ = ["base", "demo_base", "learner"]
 
 
 @pytest.fixture
@@ -136,7 +130,20 @@ def test_a_start_that_fails_shows_the_end_of_its_log_without_secrets(
     with pytest.raises(ServerError) as caught:
         engine.check(learner, LONGEST)
     assert names(str(caught.value), 1, "loading", "no kernel image is available")
-    assert secret not in str(caught.value)
+    assert secret not in str(caught.value) and RUNTIME_LORA not in str(caught.value)
+
+
+def test_an_interrupted_check_leaves_no_server(
+    engine: VLLMEngine, starts: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VLLMEngine, "_check_model", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.check(learner, LONGEST)
+    (start,) = read(starts)
+    assert gone(start["pid"])
 
 
 def test_further_arguments_are_read_as_on_a_command_line(
