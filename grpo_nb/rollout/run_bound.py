@@ -1,24 +1,35 @@
 """Run a command, and end it with all of its processes once standard input closes: `python run_bound.py COMMAND ...`.
 
-The process that holds the other end of the pipe has then ended, however: also where signal 9 killed it. The file is run
-by its path and imports nothing of the package, so that it starts at once.
+The process that holds the other end of the pipe has then ended, however: also where signal 9 killed it. Where the
+command ends by itself, processes of it that are left end too. The file is run by its path and imports nothing of the
+package, so that it starts at once.
 """
 
+import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""
+POLL_SECONDS = 0.05
+ADOPT = 36
+"""Linux's PR_SET_CHILD_SUBREAPER."""
 
 
 def main(command: list[str]) -> int:
     """Exit status of the command."""
+    with contextlib.suppress(AttributeError, OSError):  # without it, init reaps what is left, if it does
+        ctypes.CDLL(None).prctl(ADOPT, 1, 0, 0, 0)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=_end_with_input, args=(child,), daemon=True).start()
-    return child.wait()
+    status = child.wait()
+    _end_rest(child.pid)
+    return status
 
 
 def _end_with_input(child: "subprocess.Popen[bytes]") -> None:
@@ -30,6 +41,28 @@ def _end_with_input(child: "subprocess.Popen[bytes]") -> None:
             child.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
+
+
+def _end_rest(group: int) -> None:
+    """End the processes that a command which has ended leaves in its process group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + GRACE_SECONDS
+        if _alive(group):
+            with contextlib.suppress(OSError):
+                os.killpg(group, number)
+        while _alive(group) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+
+
+def _alive(group: int) -> bool:
+    with contextlib.suppress(OSError):
+        while os.waitpid(-group, os.WNOHANG)[0]:  # adopted ones that have ended
+            pass
+    try:
+        os.killpg(group, 0)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ AT_ONCE = 256
 """Concurrent requests; the server batches and queues them."""
 POLL_SECONDS = 0.5
 """Seconds between two looks at the requests, so that a stop is noticed while the server is slow."""
+ANSWER_SECONDS = 10.0
+"""Time limit of a request while the server starts."""
 OTHER_MODEL = 0.25
 """Mean |Δ log p| in nats, at CHECKED_AT, above which the server's model is another one."""
 CHECKED_AT = 0.5
@@ -124,6 +126,7 @@ class VLLMEngine:
         try:
             if self._own:
                 self._own.start(arguments(_servable(policy), anatomy.rank(policy.model), longest))
+                self._server.move(self._own.url)
                 wait_for(self._started(self._own))
             self.about = wait_for(self._ask_about(longest))
             self._check_model(policy)
@@ -164,11 +167,13 @@ class VLLMEngine:
         while not own.ready:
             own.check_alive()
             try:
-                await self._ask_about(0)
+                await asyncio.wait_for(self._ask_about(0), ANSWER_SECONDS)
+                own.check_alive()  # where it has ended, another program answered
                 own.ready = True
-            except ServerError:
+            except (ServerError, TimeoutError):
+                own.check_alive()
                 if time.monotonic() > end:
-                    raise
+                    raise ServerError(f"vLLM did not answer within {START_SECONDS:g} s. {own.end_of_log()}") from None
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _ask_about(self, needed: int) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
 from grpo_nb.config import ConfigError, RolloutConfig
-from grpo_nb.judge.redaction import known_secrets, redacted
+from grpo_nb.judge.redaction import SECRET_NAME, SHORTEST_SECRET, known_secrets, redacted
 from grpo_nb.printable import clean_logger, one_line
 from grpo_nb.rollout import run_bound
 from grpo_nb.rollout.vllm_server import PROGRAM, RUNTIME_LORA, URL, ServerError
@@ -25,8 +26,10 @@ START_SECONDS = 900.0
 """Within which it must answer: it loads the model and may compile it."""
 RESTARTS = 3
 """Times that a server that ended by itself is started again, in one run."""
-LOG_BYTES, LOG_LINES = 20_000, 8
-"""Of the end of its log, in an error."""
+LOG_BYTES, LOG_LINES, LOG_LETTERS = 20_000, 8, 500
+"""Of the end of its log, and of each line, in an error."""
+SET_HERE = ("--host", "--port", "--uds", "--api-key", "--ssl-keyfile", "--ssl-certfile")
+"""Arguments under which the trainer would not reach the server that it starts."""
 LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_API_KEY")
 """Variables of this process that would lead the other environment astray, or ask for a key."""
 
@@ -35,7 +38,7 @@ class OwnServer:
     """A server at a free port of this machine.
 
     Raises:
-        ConfigError: the program is not there, or the further arguments cannot be read.
+        ConfigError: the program is not there, or the further arguments cannot be read or are the trainer's own.
     """
 
     def __init__(self, program: str) -> None:
@@ -49,8 +52,12 @@ class OwnServer:
             self._further = shlex.split(os.environ.get(ARGUMENTS, ""))
         except ValueError as error:
             raise ConfigError(f"{ARGUMENTS} cannot be read: {error}. Write it as on a command line") from None
+        if taken := sorted({name for name in map(_name, self._further) if name in SET_HERE}):
+            raise ConfigError(
+                f"{ARGUMENTS} has {', '.join(taken)}, which the trainer sets itself: it starts the server at a free "
+                "port of this machine, without a key. Remove that"
+            )
         self._program, self._port = found, _free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
         self.ready = False
         """Whether it has answered since it was started by `start`."""
         self._arguments: list[str] = []
@@ -58,10 +65,16 @@ class OwnServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
+    @property
+    def url(self) -> str:
+        """Its address, which `start` changes where another program has taken the port."""
+        return f"http://127.0.0.1:{self._port}"
+
     def start(self, arguments: Sequence[str]) -> None:
         """Start `vllm serve` with these arguments, unless it runs."""
         if self._process is not None and self._process.poll() is None:
             return
+        self._port = _free_port(self._port)
         self._arguments, self._restarts, self.ready = [*arguments], 0, False
         self._launch()
 
@@ -72,7 +85,7 @@ class OwnServer:
             ServerError: with the end of its log.
         """
         if self._process is not None and (status := self._process.poll()) is not None:
-            raise ServerError(f"vLLM ended with status {status} while it started. {self._end_of_log()}")
+            raise ServerError(f"vLLM ended with status {status} while it started. {self.end_of_log()}")
 
     def revive(self) -> None:
         """Start a server again that has answered and then ended by itself.
@@ -83,9 +96,9 @@ class OwnServer:
         if not self.ready or self._process is None or (status := self._process.poll()) is None:
             return
         if self._restarts == RESTARTS:
-            raise ServerError(f"vLLM ended {RESTARTS + 1} times, now with status {status}. {self._end_of_log()}")
+            raise ServerError(f"vLLM ended {RESTARTS + 1} times, now with status {status}. {self.end_of_log()}")
         self._restarts += 1
-        logger.warning("vLLM ended with status %d; it is started again. %s", status, self._end_of_log())
+        logger.warning("vLLM ended with status %d; it is started again. %s", status, self.end_of_log())
         self._launch()
 
     def stop(self) -> None:
@@ -102,7 +115,7 @@ class OwnServer:
     def _launch(self) -> None:
         self.stop()
         command = [self._program, "serve", *self._arguments, "--port", str(self._port), *self._further]
-        logger.info("starting %s", shlex.join(command))
+        logger.info("starting %s", self._redacted(shlex.join(command)))
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
         name, _, value = RUNTIME_LORA.partition("=")
         self._process = subprocess.Popen(
@@ -114,14 +127,18 @@ class OwnServer:
             start_new_session=True,  # an interrupt is for the trainer, which ends the server when it has saved
         )
 
-    def _end_of_log(self) -> str:
-        assert self._log is not None
+    def end_of_log(self) -> str:
+        """The last lines of its log, without secrets."""
+        if self._log is None:
+            return "It has no log"
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - LOG_BYTES))
         lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        secrets = known_secrets()
-        shown = [one_line(redacted(line, secrets)) for line in lines[-LOG_LINES:]]
+        shown = [one_line(self._redacted(line))[:LOG_LETTERS] for line in lines[-LOG_LINES:]]
         return "Its log ends with: " + (" | ".join(shown) or "nothing")
+
+    def _redacted(self, text: str) -> str:
+        return redacted(text, [*known_secrets(), *_secrets_of(self._further)])
 
 
 def own_server(rollout: RolloutConfig) -> OwnServer | None:
@@ -134,8 +151,28 @@ def own_server(rollout: RolloutConfig) -> OwnServer | None:
     return OwnServer(program) if program and rollout.url is None and not os.environ.get(URL, "").strip() else None
 
 
-def _free_port() -> int:
+def _name(argument: str) -> str:
+    """Name of an argument, as vLLM reads it: `--api_key=x` and `--api-key x` are one."""
+    return argument.partition("=")[0].replace("_", "-")
+
+
+def _secrets_of(arguments: Sequence[str]) -> list[str]:
+    """Values of arguments whose names say that they are secret, such as `--hf-token`."""
+    pairs = pairwise([*arguments, ""])
+    values = [argument.partition("=")[2] or following for argument, following in pairs if _is_secret(argument)]
+    return [value for value in values if len(value) >= SHORTEST_SECRET and not value.startswith("--")]
+
+
+def _is_secret(argument: str) -> bool:
+    return argument.startswith("--") and bool(SECRET_NAME.search(_name(argument).strip("-").replace("-", "_")))
+
+
+def _free_port(first: int = 0) -> int:
+    """A free port of this machine: the given one, if it is free."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        try:
+            probe.bind(("127.0.0.1", first))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port

@@ -94,11 +94,19 @@ class Server:
                 f"http://127.0.0.1:8000, or {PROGRAM} to the `vllm` command that the trainer starts"
             )
         self.provider = settings.server
-        self.label = self.provider.base_url.removesuffix("/v1")
         self._own_word = bool(given) and not settings.api_key_env
         self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
         self.revive: Callable[[], None] = lambda: None
         """Called where it cannot be reached, before the next try."""
+
+    @property
+    def label(self) -> str:
+        """Its address, as errors name it."""
+        return self.provider.base_url.removesuffix("/v1")
+
+    def move(self, url: str) -> None:
+        """Take another address."""
+        self.provider = self.provider.model_copy(update={"base_url": url})
 
     def check_ready(self) -> None:
         """Refuse a server to which requests are not allowed, before anything is sent.

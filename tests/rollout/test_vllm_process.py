@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,7 +18,7 @@ from grpo_nb.metrics import keys
 from grpo_nb.policy.model import ModelError, Policy, load_policy
 from grpo_nb.rollout import VLLMEngine, run_bound, vllm_process
 from grpo_nb.rollout.vllm_process import ARGUMENTS
-from grpo_nb.rollout.vllm_server import PROGRAM, RUNTIME_LORA, ServerError
+from grpo_nb.rollout.vllm_server import PROGRAM, RUNTIME_LORA, URL, ServerError
 from grpo_nb.training.grpo import grpo
 from tests.rollout.test_vllm import LONGEST, base, demo_base, learner, request, served_run
 from tests.support import vllm_program
@@ -187,3 +188,79 @@ def test_what_is_bound_to_a_killed_process_ends(tmp_path: Path) -> None:
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     until(lambda: gone(int(note.read_text())))
+
+
+@pytest.mark.parametrize("end", ["crash", "stop"])
+def test_a_process_that_the_command_leaves_ends_with_it(end: str, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    worker = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+    rest = {"crash": f"while not os.path.exists({str(note)!r}): pass\nos._exit(9)", "stop": "time.sleep(1000)"}[end]
+    command = f"import os, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {worker!r}])\n{rest}"
+    bound = [sys.executable, run_bound.__file__, sys.executable, "-c", command]
+    with subprocess.Popen(bound, stdin=subprocess.PIPE, start_new_session=True) as kept:
+        until(lambda: note.is_file() and note.read_text() != "")
+        if end == "crash":
+            kept.wait()
+    assert gone(int(note.read_text()))
+
+
+def test_one_that_never_answers_ends_the_wait_with_its_log(
+    engine: VLLMEngine, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grpo_nb.rollout.vllm.START_SECONDS", 2.0)
+    monkeypatch.setattr("grpo_nb.rollout.vllm.ANSWER_SECONDS", 0.1)
+    assert engine._own is not None
+    engine._own._further = ["--silent"]
+    with pytest.raises(ServerError) as caught:
+        engine.check(learner, LONGEST)
+    assert names(str(caught.value), "loading", 2) and URL not in str(caught.value)
+
+
+def test_a_port_that_was_taken_meanwhile_is_left(engine: VLLMEngine, starts: Path, learner: Policy) -> None:
+    assert engine._own is not None
+    before = engine._own.url
+    with socket.create_server(("127.0.0.1", int(before.rpartition(":")[2]))):
+        engine.check(learner, LONGEST)
+    (start,) = read(starts)
+    assert engine.about["url"] == engine._own.url != before and engine._own.url.endswith(start["arguments"][-1])
+
+
+def test_an_answer_of_another_program_is_not_the_servers(
+    engine: VLLMEngine, learner: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._own is not None
+    engine._own._further = ["--broken"]
+
+    async def answered(needed: int) -> dict[str, object]:
+        assert engine._own is not None and engine._own._process is not None
+        engine._own._process.wait()
+        return {}
+
+    monkeypatch.setattr(engine, "_ask_about", answered)
+    with pytest.raises(ServerError) as caught:
+        engine.check(learner, LONGEST)
+    assert names(str(caught.value), 1, "no kernel image is available")
+
+
+@pytest.mark.parametrize(
+    "argument", ["--port 9", "--port=9", "--api-key s3cret-of-mine-77", "--api_key=k", "--host ::"]
+)
+def test_arguments_that_the_trainer_sets_itself_are_refused(
+    argument: str, starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ARGUMENTS, f"--dtype float32 {argument}")
+    with pytest.raises(ConfigError, match=ARGUMENTS) as caught:
+        VLLMEngine(SERVED)
+    assert "s3cret" not in str(caught.value) and not read(starts)
+
+
+@pytest.mark.parametrize("written", ["--hf-token {}", "--hf_token={}"])
+def test_a_key_among_the_arguments_is_neither_logged_nor_shown(
+    written: str, starts: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(ARGUMENTS, written.format(secret := "mine-of-77-letters") + " --broken")
+    engine = VLLMEngine(SERVED)
+    with caplog.at_level("INFO"), pytest.raises(ServerError) as caught:
+        engine.check(learner, LONGEST)
+    assert secret in " ".join(read(starts)[0]["arguments"])
+    assert "--broken" in caplog.text and secret not in caplog.text and secret not in str(caught.value)

@@ -14,10 +14,13 @@ import threading
 def main() -> None:
     with open(os.environ["STAND_IN_LOG"], "a") as log:
         log.write(json.dumps({"pid": os.getpid(), "arguments": sys.argv[1:], "variables": sorted(os.environ)}) + "\n")
-    print("loading", os.environ.get("JUDGE_TOKEN", ""), flush=True)
+    print("loading", os.environ.get("JUDGE_TOKEN", ""), sys.argv, flush=True)
     if "--broken" in sys.argv:
         sys.exit("no kernel image is available")
     listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+    while "--silent" in sys.argv:
+        listening.accept()[0].recv(1)
+        threading.Event().wait()
     while True:
         client, _ = listening.accept()
         behind = socket.create_connection(("127.0.0.1", int(os.environ["STAND_IN_PORT"])))
