@@ -19,6 +19,7 @@ from grpo_nb.config.judge import JudgeConfig, JudgeProvider
 from grpo_nb.config.model import ModelConfig
 from grpo_nb.config.objective import ObjectiveConfig
 from grpo_nb.config.sampling import RolloutConfig, SamplingConfig
+from grpo_nb.config.setting_keys import keys_at
 from grpo_nb.config.trackers import Tracker
 from grpo_nb.config.unknown import names_at, unknown
 from grpo_nb.printable import LONGEST_VALUE, brief, cut
@@ -244,7 +245,7 @@ class Config(Settings):
         """
         tree = self.model_dump(mode="json")
         for dotted, value in changes.items():
-            _set(tree, dotted.split("."), value, dotted)
+            _set(tree, keys_at(tree, dotted) or dotted.split("."), value, dotted)
         return parse(tree)
 
     def flat(self) -> dict[str, Any]:

@@ -95,6 +95,25 @@ def _choices(kind: Any, rules: Sequence[Any] = ()) -> tuple[Any, ...]:
     return {bool: (False, True), NoneType: (None,)}.get(kind, ())
 
 
+def keys_at(tree: Any, dotted: str) -> list[str] | None:
+    """Keys of nested mappings that a dotted name stands for, each of which may have dots itself; None: it has no value.
+
+    >>> keys_at({"objectives": {"a.b": {"beta": 0.1}}}, "objectives.a.b.beta")
+    ['objectives', 'a.b', 'beta']
+    """
+    return _keys_at(tree, dotted.split("."))
+
+
+def _keys_at(tree: Any, path: Sequence[str]) -> list[str] | None:
+    if not path or not isinstance(tree, dict):
+        return None if path else []
+    for end in range(1, len(path) + 1):
+        name = ".".join(path[:end])
+        if name in tree and (rest := _keys_at(tree[name], path[end:])) is not None:
+            return [name, *rest]
+    return None
+
+
 def read_value(text: str) -> Any:
     """The value that a text stands for, on the command line and in a form: JSON, else the text itself.
 

@@ -6,11 +6,12 @@ No widget is made here. A text is read as `--set` reads it, and the messages are
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_nb.config import Config, ConfigError
-from grpo_nb.config.setting_keys import Setting, read_value, settings, value_text
+from grpo_nb.config.setting_keys import Setting, keys_at, read_value, settings, value_text
 from grpo_nb.config.unknown import ELSEWHERE, NAME
 from grpo_nb.printable import printable
 from grpo_nb.run.knobs import check_start
@@ -79,18 +80,21 @@ class Edits:
             ConfigError: they do not validate.
         """
         changed = start.replace(**changes)
+        wanted = changed.model_dump(mode="json")
+        changes = {key: _plain(value, wanted, key) for key, value in changes.items()}
         known = {setting.key for setting in settings(start) if setting.active}
         self.given = {key: value for key, value in changes.items() if key not in known}
         """Changes that are no edits: of groups and of mappings, which have no field of their own."""
         try:
             self._base = start.replace(**self.given) if self.given else start
         except ConfigError:  # they need others of the changes
-            self.given, self._base = dict(changes), changed
+            self.given, self._base = changes, changed
+        if any(keys_at(wanted, key) is None for key in self.given):  # others of the changes replace them
+            self.given, self._base = changes, changed
         self.groups = tuple(_groups(self._base))
         self.fields = {field.key: field for group in self.groups for field in group.fields}
         self.texts: dict[str, str] = {}
         """Typed text by key, where it differs from the field's first text."""
-        wanted = changed.model_dump(mode="json")
         before = self._base.model_dump(mode="json")
         for key in changes.keys() & self.fields.keys():
             if _at(wanted, key) != _at(before, key):
@@ -128,7 +132,9 @@ class Edits:
             return Outcome(None, {}, problems, beside=self._beside(problems.items()))
         notes = tuple(config.unused_settings())
         beside = self._beside((None, note) for note in notes)
-        return Outcome(config, self.given | self._differences(config, typed), {}, notes, beside)
+        differences = self._differences(config, typed)
+        kept = {key: value for key, value in self.given.items() if key not in differences}
+        return Outcome(config, kept | differences, {}, notes, beside)  # in the order in which they apply
 
     def _differences(self, config: Config, typed: Mapping[str, Any]) -> dict[str, Any]:
         """A group stays as it was typed, without its defaults."""
@@ -208,6 +214,14 @@ def _mentions(message: str, key: str, group: str) -> bool:
 
 
 def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
+    for part in keys_at(tree, key) or key.split("."):
         tree = tree[part]
     return tree
+
+
+def _plain(value: Any, valid: Any, key: str) -> Any:
+    """A change as JSON has it: a mapping stays as it was given, without defaults; all else is the validated value."""
+    if isinstance(value, dict):
+        with suppress(TypeError, ValueError):
+            return json.loads(json.dumps(value))
+    return value if keys_at(valid, key) is None else _at(valid, key)

@@ -1,17 +1,20 @@
 """The form of settings: boxes of the right kind, what is changed and wrong, the search, the memory plan."""
 
+import ast
 import html
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets as w
+import numpy as np
 import pytest
 
 from grpo_nb import presets
-from grpo_nb.config import Config, ConfigError, ObjectiveConfig
-from grpo_nb.config.setting_keys import settings
+from grpo_nb.config import BatchConfig, Config, ConfigError, ObjectiveConfig
+from grpo_nb.config.setting_keys import read_value, settings
 from grpo_nb.jupyter import settings_plan
+from grpo_nb.jupyter.settings_edits import as_python
 from grpo_nb.jupyter.settings_form import MOST_FOUND, SettingsForm
 from grpo_nb.policy import memory, shapes
 from grpo_nb.policy.shapes import ModelShape
@@ -102,6 +105,43 @@ def test_changes_to_begin_with_are_in_their_boxes() -> None:
         SettingsForm("domo")
     with pytest.raises(ConfigError):
         form.row("batch.promts")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"guards.rollback": "no", "model.gradient_checkpointing": 1},
+        {"run.steps": np.int64(7), "algorithm.learning_rate": np.float32(0.5), "run.trackers": {"wandb"}},
+        {"batch": BatchConfig(prompts=8), "objectives.fairness": {"task": "bbq", "weight": np.float64(2.0)}},
+        {"model.chat_template_kwargs.deep": True, "model.chat_template_kwargs": {"wide": 1}},
+        {"model.chat_template_kwargs": {"wide": 1}, "model.chat_template_kwargs.deep": True},
+        {"batch.prompts": 4, "batch": {"prompts": 8, "group_size": 4}},
+    ],
+)
+def test_all_changes_that_a_configuration_takes_are_shown_as_they_apply(changes: dict[str, Any]) -> None:
+    form = SettingsForm("demo", changes)
+    assert form.config == presets.demo().replace(**changes) == pasted(form)
+    for setting in settings(form.config):
+        if setting.active and setting.key in form._edits.fields:
+            assert read_value(form.row(setting.key).text) == read_value(setting.text), setting.key
+    put(form, batch__prompts="16", batch__group_size="2")
+    assert form.config.batch.group_size == 2 and pasted(form) == form.config
+
+
+def pasted(form: SettingsForm) -> Config:
+    return presets.demo().replace(**ast.literal_eval(as_python(form.changes).removeprefix("CHANGES = ")))
+
+
+def test_an_objective_may_have_dots_in_its_name() -> None:
+    parts = iter(presets.demo().objectives.values())
+    start = presets.demo().model_copy(update={"objectives": {name: next(parts) for name in ("a.b", "a")}})
+    form = SettingsForm(start)
+    form.row("objectives.a.b.weight").put("2.5")
+    form.row("objectives.a.weight").put("x")
+    assert names(form.row("objectives.a.weight").words.value, "objectives.a.weight")
+    form.row("objectives.a.weight").put("3.5")
+    assert [each.weight for each in form.config.objectives.values()] == [2.5, 3.5]
+    assert start.replace(**form.changes) == form.config
 
 
 def test_what_is_wrong_stands_beside_its_field_and_nothing_is_given(form: SettingsForm) -> None:
