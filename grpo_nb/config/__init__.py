@@ -158,7 +158,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _off_policy_is_corrected(self) -> Self:
-        if self.rollout.steps_off_policy and self.algorithm.importance_correction == "none":
+        if self.rollout.steps_off_policy and not self._corrected:
             raise ValueError(
                 f"rollout.steps_off_policy={self.rollout.steps_off_policy} trains completions of older weights, and "
                 "algorithm.importance_correction='none' would leave the gradient biased; set it to 'tis' (truncated "
@@ -200,6 +200,11 @@ class Config(Settings):
         return of_objectives(batch.prompts, batch.update_size, batch.completions, len(self.objectives))
 
     @property
+    def _corrected(self) -> bool:
+        """Whether weights correct for completions of other weights than those that learn."""
+        return self.algorithm.importance_correction != "none"
+
+    @property
     def prompts_per_objective(self) -> int:
         return self.batch.prompts // len(self.objectives)
 
@@ -230,6 +235,11 @@ class Config(Settings):
             yield f"algorithm.warmup_steps={warmup} is not over at run.steps={steps}: the rate never reaches its peak"
         if self.run.quick_eval_every > steps > 0:
             yield f"run.quick_eval_every={self.run.quick_eval_every} is more than run.steps={steps}: none is made"
+        if self.rollout.engine == "vllm" and self.model.quantize != "none" and not self._corrected:
+            yield (
+                f"model.quantize='{self.model.quantize}' changes the trained base, and rollout.engine='vllm' samples "
+                "from the one before: set algorithm.importance_correction to 'tis' or 'mis', or another engine"
+            )
         bands = {o.kl_band[1]: name for name, o in self.objectives.items() if o.kl_band and o.controlled}
         if self.guards.rollback and limit is not None and bands and limit <= (highest := max(bands)):
             yield (

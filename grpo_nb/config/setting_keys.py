@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from grpo_nb.config.base import ConfigError, OneOf, Settings
@@ -77,7 +78,15 @@ def _inside(annotation: Any) -> type[Settings] | None:
 
 
 def _default(field: FieldInfo) -> Any:
-    return None if field.is_required() else field.get_default(call_default_factory=True)
+    """The default; None where it is from the environment and not valid: it may hold a password."""
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    if not field.validate_default:
+        return value
+    kind: Any = Annotated[field.annotation, *field.metadata]
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return None
 
 
 def _choices(kind: Any, rules: Sequence[Any] = ()) -> tuple[Any, ...]:

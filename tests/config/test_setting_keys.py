@@ -35,6 +35,17 @@ def test_what_cannot_be_read_is_refused_by_command_line_and_form_alike(text: str
         values.setting(f"run.steps={text}")
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"), [("http://me:pass@host/v1", None), ("HTTP://host/v1/", "http://host/v1")]
+)
+def test_an_address_of_the_environment_is_shown_without_a_password(
+    address: str, shown: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", address)
+    found = [setting.value for setting in settings(presets.demo()) if setting.key.endswith("].base_url")]
+    assert found == [shown, shown]
+
+
 def test_a_value_is_never_evaluated() -> None:
     assert values.setting("model.name=__import__('os').getcwd()") == ("model.name", "__import__('os').getcwd()")
 

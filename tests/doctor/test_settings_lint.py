@@ -24,6 +24,7 @@ FIGHTS = {
     "algorithm.warmup_steps": {"algorithm.warmup_steps": 100, "run.steps": 50},
     "run.quick_eval_every": {"run.quick_eval_every": 100, "run.steps": 60},
     "algorithm.clip_low": {"algorithm.clip_low": 0.1},
+    "model.quantize='nf4'": {"model.quantize": "nf4", "rollout.engine": "vllm"},
 }
 
 
