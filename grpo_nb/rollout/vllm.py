@@ -66,7 +66,7 @@ class VLLMEngine:
         self._own = own_server(rollout)
         self._server = Server(rollout, self._own.url if self._own else "")
         if self._own:
-            self._server.revive = self._own.revive
+            self._server.revive, self._server.advice = self._own.revive, self._own.end_of_log
         self._background = Background()
         """Event loop in which begun requests run."""
         self._home: finalize[..., VLLMEngine] | None = None

@@ -28,6 +28,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
 LARGEST_REPLY = 256 << 20
 LONGEST_WORDS = 300
+ADVICE = f"See the server's log, start it, or correct rollout.url or {URL}"
 PAUSES = (0.2, 5.0)
 """Seconds before the first further try and, after doubling, at most."""
 RELOADS = 3
@@ -98,6 +99,8 @@ class Server:
         self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
         self.revive: Callable[[], None] = lambda: None
         """Called where it cannot be reached, before the next try."""
+        self.advice: Callable[[], str] = lambda: ADVICE
+        """What an error says where it gives no answer."""
 
     @property
     def label(self) -> str:
@@ -122,16 +125,21 @@ class Server:
         key = key_of(self.provider) or "none"
         patience = self._patience_s if patience_s is None else patience_s
         async with bounded_client(self._timeout_s, key, LARGEST_REPLY) as client:
-            yield Session(client, self.label, (key, patience), self.revive)
+            yield Session(client, self.label, (key, patience), self.revive, self.advice)
 
 
 class Session:
     """Requests to a server during one rollout. While it is unreachable or fails they are repeated, for `patience_s`."""
 
     def __init__(
-        self, client: Any, url: str, limits: tuple[str, float], revive: Callable[[], None] = lambda: None
+        self,
+        client: Any,
+        url: str,
+        limits: tuple[str, float],
+        revive: Callable[[], None] = lambda: None,
+        advice: Callable[[], str] = lambda: ADVICE,
     ) -> None:
-        self._client, self._url, self._revive = client, url, revive
+        self._client, self._url, self._revive, self._advice = client, url, revive, advice
         self._key, self._patience_s = limits
         self._errors = http_library().TransportError
         self._silent = False
@@ -231,8 +239,8 @@ class Session:
                 again = f" in {self._patience_s:g} s of retries" if self._patience_s else ""
                 proxy = proxy_of(self._url)
                 raise ServerError(
-                    f"{self._url}{path} gives no answer{again}: {problem}. See the server's log, start it, or correct "
-                    f"rollout.url or {URL}" + (f"; requests go {proxy}" if proxy else "")
+                    f"{self._url}{path} gives no answer{again}: {problem}. {self._advice()}"
+                    + (f"; requests go {proxy}" if proxy else "")
                 )
             await asyncio.sleep(pause)
             pause = min(2 * pause, PAUSES[1])

@@ -109,6 +109,17 @@ def test_a_server_that_crashes_is_started_again_and_given_the_adapter(
     assert first["arguments"] == second["arguments"] and first["pid"] != second["pid"]
 
 
+def test_one_that_hangs_in_a_step_ends_the_wait_with_its_log(engine: VLLMEngine, learner: Policy) -> None:
+    engine.generate(learner, request())
+    assert engine._own is not None
+    engine._server._patience_s = engine._server._timeout_s = 0.5
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{engine._own.url}/hang", timeout=0.2)
+    with pytest.raises(ServerError) as caught:
+        engine.generate(learner, request())
+    assert names(str(caught.value), "loading") and URL not in str(caught.value)
+
+
 def test_one_that_always_crashes_ends_the_wait(
     engine: VLLMEngine, starts: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """In place of the `vllm` command: `serve MODEL ... --port P` passes connections on to the stand-in at $STAND_IN_PORT.
 
 What it was started with goes to $STAND_IN_LOG, one JSON object a start. It imports nothing slow. A connection whose
-first line names /die ends the process, as a crash does.
+first line names /die ends the process, as a crash does; after one that names /hang, none is answered.
 """
 
 import json
@@ -9,6 +9,9 @@ import os
 import socket
 import sys
 import threading
+
+
+HANGS = threading.Event()
 
 
 def main() -> None:
@@ -33,6 +36,10 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
         while data := source.recv(1 << 16):
             if data.startswith(b"GET /die"):
                 os._exit(9)
+            if data.startswith(b"GET /hang"):
+                HANGS.set()
+            if HANGS.is_set():
+                threading.Event().wait()
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
