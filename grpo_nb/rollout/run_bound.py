@@ -17,15 +17,21 @@ import time
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""
 POLL_SECONDS = 0.05
-ADOPT = 36
-"""Linux's PR_SET_CHILD_SUBREAPER."""
+END_WITH_PARENT, ADOPT = 1, 36
+"""Linux's PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER."""
 
 
 def main(command: list[str]) -> int:
     """Exit status of the command."""
-    with contextlib.suppress(AttributeError, OSError):  # without it, init reaps what is left, if it does
-        ctypes.CDLL(None).prctl(ADOPT, 1, 0, 0, 0)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    control = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: None
+    control(ADOPT, 1, 0, 0, 0)  # without it, init reaps what is left, if it does
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        # no other thread exists yet
+        preexec_fn=lambda: control(END_WITH_PARENT, signal.SIGTERM, 0, 0, 0),
+    )
     threading.Thread(target=_end_with_input, args=(child,), daemon=True).start()
     status = child.wait()
     _end_rest(child.pid)

@@ -215,6 +215,17 @@ def test_a_process_that_the_command_leaves_ends_with_it(end: str, tmp_path: Path
     assert gone(int(note.read_text()))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_the_command_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    command = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
+    bound = [sys.executable, run_bound.__file__, sys.executable, "-c", command]
+    with subprocess.Popen(bound, stdin=subprocess.PIPE, start_new_session=True) as kept:
+        until(lambda: note.is_file() and note.read_text() != "")
+        kept.kill()
+    until(lambda: gone(int(note.read_text())))
+
+
 def test_one_that_never_answers_ends_the_wait_with_its_log(
     engine: VLLMEngine, learner: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 
-
 HANGS = threading.Event()
 
 
