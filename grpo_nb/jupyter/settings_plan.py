@@ -30,7 +30,9 @@ class PlanView:
         self._model: tuple[str, ModelShape | Exception] | None = None
         """The last model that was looked up, and its sizes or why they cannot be read."""
         self._timer: threading.Timer | None = None
-        self._state, self._planning = threading.Lock(), threading.Lock()
+        self._state = threading.Lock()
+        self._planning = False
+        """Whether a thread plans: it continues with what is wanted by then, so that no other has to wait for it."""
 
     def show(self, config: Config) -> None:
         """Plan this configuration soon, unless another comes first."""
@@ -52,13 +54,20 @@ class PlanView:
             self._timer.cancel()
 
     def _plan(self) -> None:
-        with self._planning:  # one at a time; a thread that waited here plans what is wanted by then
-            config = self._wanted
-            if config is None or config is self.shown:
+        with self._state:
+            if self._planning:
                 return
+            self._planning = True
+        while (config := self._next()) is not None:
             value = self._html(config)
             if self._wanted is not None:  # not closed meanwhile
                 self.widget.value, self.shown = value, config
+
+    def _next(self) -> Config | None:
+        """The configuration to plan; None where the newest is shown, which ends the planning."""
+        with self._state:
+            self._planning = self._wanted is not None and self._wanted is not self.shown
+            return self._wanted if self._planning else None
 
     def _html(self, config: Config) -> str:
         try:

@@ -222,6 +222,10 @@ def test_edits_that_come_meanwhile_are_planned_once(form: SettingsForm, monkeypa
     assert begun.wait(PATIENCE)
     for prompts in (64, 128, 256):
         put(form, batch__prompts=str(prompts))
+        timer = form.plan._timer
+        assert timer is not None
+        timer.join(PATIENCE)
+        assert not timer.is_alive(), "a model that is looked up for long keeps no thread for each edit"
     more.set()
     assert names(planned(form), "256 prompts") and seen == [32, 256]
 
