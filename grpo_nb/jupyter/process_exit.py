@@ -22,6 +22,8 @@ from grpo_nb.printable import clean_logger
 logger = clean_logger(__name__)
 
 POLL_SECONDS = 0.1
+STARTS_NO_THREAD = (3, 12) <= sys.version_info < (3, 12, 2)
+"""Whether this Python starts no thread once the script has ended, as 3.12.0 and 3.12.1 (python/cpython#113964)."""
 
 
 @dataclass
@@ -33,6 +35,10 @@ class Failure:
     """Whether somebody has read the error."""
 
 
+_CANNOT_GO_ON = (
+    "Python 3.12.0 and 3.12.1 start no thread from then on: {name} stops after the present step. "
+    "End the script with `session.wait_blocking()`, or use Python 3.12.2 or newer"
+)
 _failures: deque[Failure] = deque(maxlen=100)
 _waits: list[bool] = []
 
@@ -77,7 +83,11 @@ def _at_the_end() -> None:
 def _outlast(worker: Any) -> None:
     name = worker.job.run.name
     with _interrupts() as interrupts:
-        logger.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
+        if STARTS_NO_THREAD:
+            logger.error("the script has ended, and %s", _CANNOT_GO_ON.format(name=name))
+            worker.grpo_nb_session.stop()
+        else:
+            logger.warning("the script has ended, %s trains on: Ctrl-C stops it after the present step and saves", name)
         while worker.is_alive():
             time.sleep(POLL_SECONDS)  # a `join` that is interrupted takes the thread for ended (bpo-45274)
             if not interrupts:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_nb.jupyter import process_exit
 from grpo_nb.run.run import Run
 from tests.conftest import ROOT
 from tests.support.tiny import tiny_run
@@ -40,6 +41,7 @@ session = start(sys.argv[1], steps=int(sys.argv[2]))
 exec(sys.argv[4])
 """
 WAIT = 240
+trains_on = pytest.mark.skipif(process_exit.STARTS_NO_THREAD, reason="this Python starts no thread after a script")
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ def script(run: Run, steps: int = 4, fails_at: int = 0, then: str = "") -> "subp
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
+@trains_on
 def test_a_script_that_ends_waits_for_its_training(run: Run) -> None:
     process = script(run)
     _, err = process.communicate(timeout=WAIT)
@@ -59,6 +62,7 @@ def test_a_script_that_ends_waits_for_its_training(run: Run) -> None:
     assert names(err, "tiny", "Ctrl-C") and err.count("\n") == 1
 
 
+@trains_on
 def test_an_interrupt_of_a_script_that_has_ended_stops_its_training(run: Run) -> None:
     process = script(run, steps=10**6, then="sys.stderr.write('last line\\n'); sys.stderr.flush()")
     assert process.stdout is not None and process.stderr is not None
@@ -68,6 +72,19 @@ def test_an_interrupt_of_a_script_that_has_ended_stops_its_training(run: Run) ->
     _, err = process.communicate(timeout=WAIT)
     assert names(err, "stopping", "tiny") and err.count("\n") == 1
     assert run.status().state == "stopped"
+
+
+@pytest.mark.parametrize("then", ["", "session.wait_blocking()"])
+def test_a_python_that_starts_no_thread_after_a_script_stops_its_training_unless_it_waits(run: Run, then: str) -> None:
+    process = script(
+        run, then=f"from grpo_nb.jupyter import process_exit; process_exit.STARTS_NO_THREAD = True; {then}"
+    )
+    _, err = process.communicate(timeout=WAIT)
+    if then:
+        assert (process.returncode, run.last_step(), err) == (0, 4, "")
+    else:
+        assert names(err, "tiny", "session.wait_blocking()", "3.12.2") and (run.last_step() or 0) < 4
+        assert process_exit.STARTS_NO_THREAD or run.status().state == "stopped", "the stand-in's step needs a thread"
 
 
 INTERRUPTED_WHILE_IT_SAYS_SO = """
@@ -80,6 +97,7 @@ logging.getLogger("grpo_nb").addHandler(Impatient())
 """
 
 
+@trains_on
 def test_no_interrupt_is_lost_however_early_it_comes(run: Run) -> None:
     process = script(run, steps=10**6, then=INTERRUPTED_WHILE_IT_SAYS_SO)
     try:
@@ -90,6 +108,7 @@ def test_no_interrupt_is_lost_however_early_it_comes(run: Run) -> None:
     assert run.status().state == "stopped"
 
 
+@trains_on
 def test_what_failed_is_said_at_the_end_unless_it_was_before(run: Run) -> None:
     failed = ("tiny", "ValueError: cable-pulled")
     process = script(run, fails_at=2)
