@@ -214,6 +214,12 @@ class Config(Settings):
         if self.algorithm.combine != "sum" and len(self.objectives) == 1:
             notes.append(f"algorithm.combine='{self.algorithm.combine}' does nothing here; it needs two objectives")
         notes += self._fights()
+        texts = [f"objectives.{name}.system_prompt" for name, o in self.objectives.items() if o.system_prompt]
+        if texts and self.sft.data and self.sft.steps:
+            notes.append(
+                f"{', '.join(texts)}: without effect on SFT, which learns the pairs of sft.data as they are; write the "
+                "system messages into that file, or set sft.data to null to learn the tasks' gold answers"
+            )
         run = self.run
         if run.quick_eval_every % run.checkpoint_every:
             notes.append(

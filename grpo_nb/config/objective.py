@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from grpo_nb.config.base import Positive, Settings
 from grpo_nb.config.judge import JudgeConfig
@@ -26,6 +26,9 @@ class ObjectiveConfig(Settings):
     """Target band of the KL to the reference, nats per token; null keeps beta where it is set."""
     judge: JudgeConfig | None = None
     """LLM judge in addition to the task's own score: `providers`, `weight`, budgets; null: none."""
+    system_prompt: str | None = None
+    """Text of the system message that begins each prompt of this objective, in place of its own one; null: none added.
+    The chat template needs a system role. `sft.data` is not changed by it."""
 
     # advanced
     beta_bounds: tuple[float, float] = (1e-4, 1.0)
@@ -66,6 +69,13 @@ class ObjectiveConfig(Settings):
                 "kl_target": [steers],
             },
         )
+
+    @field_validator("system_prompt")
+    @classmethod
+    def _has_text(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError(f"system_prompt={value!r} has no text; write the system message, or set null for none")
+        return value
 
     @model_validator(mode="after")
     def _bands_are_ordered(self) -> Self:

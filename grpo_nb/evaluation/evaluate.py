@@ -25,7 +25,7 @@ from grpo_nb.evaluation.pareto import Metrics, best, knee
 from grpo_nb.metrics.phases import timed, watched
 from grpo_nb.policy.full_memory import full_memory
 from grpo_nb.policy.model import Policy
-from grpo_nb.preflight import dependencies
+from grpo_nb.preflight import dependencies, requirements
 from grpo_nb.printable import clean_logger
 from grpo_nb.rewards.scoring import task_scores
 from grpo_nb.rollout import EagerEngine, Ended, Engine, Request, choose, opened
@@ -91,6 +91,7 @@ def evaluate(
     learner.settle()
     learner.refuse_interrupted()
     learner.set_date(run.started)
+    requirements.check_system_prompts(run.config, learner)
     with timed("reading the tasks"):
         asked = load_tasks(run.config, run.path, tasks)
         examples = {name: read_examples(task, split) for name, task in asked.items()}
@@ -239,10 +240,12 @@ def restore_policy(run: Run, stage: Stage, *, accept_changed: Collection[str] = 
     Raises:
         RunError: the stage has no checkpoint; the message names what makes one.
         DependencyChanged: the base weights, tokenizer, template or generation settings are not those of the run.
+        ConfigError: as `requirements.check_system_prompts`.
     """
     checkpoint = stage_checkpoint(run, stage)
     policy = _loaded(run)
     dependencies.check(run, dependencies.of_policy(policy), accept_changed, "eval")
+    requirements.check_system_prompts(run.config, policy)
     _restore(policy, checkpoint)
     return policy
 

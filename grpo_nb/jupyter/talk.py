@@ -13,7 +13,8 @@ from grpo_nb.jupyter.workers import live_session
 from grpo_nb.printable import brief, clean_logger, cut
 from grpo_nb.report.markup import html
 from grpo_nb.run.run import Run, RunError
-from grpo_nb.types import Example, Prompt
+from grpo_nb.tasks.system_prompt import with_system, without_system
+from grpo_nb.types import Example, Message, Prompt
 
 if TYPE_CHECKING:
     from grpo_nb.tasks import Task
@@ -30,6 +31,9 @@ Chosen = tuple[str, Example]
 
 class Talk:
     """Ask a run's stages a question: type one, or choose an example of the run, whose task then scores each answer.
+
+    A question begins with the `system_prompt` of the chosen example's objective, edited or not; without an example,
+    with the text that all objectives share, if they share one.
 
     Answers are written one after the other, by one policy whose trained weights are exchanged. Nothing is logged in
     the run. While a session of this kernel trains the run, it cannot answer, and the button shows why.
@@ -145,23 +149,35 @@ class Talk:
 
     def _chosen(self, change: Any) -> None:
         if change["new"] is not None:
-            self.question.value = _text(change["new"][1].prompt)
+            self.question.value = self._text_of(change["new"])
 
     def _of_example(self) -> Chosen | None:
         """The example that the question is, unless it was edited."""
         chosen: Chosen | None = self.example.value
-        return chosen if chosen is not None and self.question.value == _text(chosen[1].prompt) else None
+        return chosen if chosen is not None and self.question.value == self._text_of(chosen) else None
+
+    def _text_of(self, chosen: Chosen) -> str:
+        """The example's question as editable text, without the objective's `system_prompt`."""
+        objective, example = chosen
+        added = self.run.config.objectives[objective].system_prompt is not None
+        return _text(without_system(example.prompt) if added else example.prompt)
+
+    def _system_prompt(self) -> str | None:
+        """The text that begins an own question."""
+        objectives, chosen = self.run.config.objectives, self.example.value
+        texts = {o.system_prompt for name, o in objectives.items() if chosen is None or name == chosen[0]}
+        return texts.pop() if len(texts) == 1 else None
 
     def _ask_all(self) -> None:
         try:
-            self._answer_all(self._of_example(), self.question.value)
+            self._answer_all(self._of_example(), self.question.value, self._system_prompt())
         except Exception as error:
             logger.exception("%s could not be asked", self.run.name)
             self._say(f"{type(error).__name__}: {error}")
         finally:
             self.ask.disabled, self.stop.disabled = False, True
 
-    def _answer_all(self, chosen: Chosen | None, question: str) -> None:
+    def _answer_all(self, chosen: Chosen | None, question: str, system: str | None) -> None:
         from grpo_nb.evaluation.staged import StagedPolicy
 
         self._show({stage: "" for stage in self.stages})
@@ -174,7 +190,8 @@ class Talk:
             if self._stop.is_set():
                 break
             if prompt is None:
-                turn = [{"role": "user", "content": question}]
+                turn: list[Message] = [{"role": "user", "content": question}]
+                turn = turn if system is None else with_system(turn, system)
                 prompt = turn if self._staged.takes_messages(stage) else question
             self._write(stage, chosen, self._answer(stage, prompt))
         self._say("stopped" if self._stop.is_set() else "")

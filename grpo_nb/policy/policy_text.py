@@ -12,6 +12,11 @@ class PolicyText:
 
     tokenization: TokenizerAdapter
 
+    @property
+    def takes_system(self) -> bool:
+        """Whether the chat template has a system role."""
+        return self.tokenization.takes_system
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt up to where the completion starts; see `TokenizerAdapter.encode`."""
         return self.tokenization.encode(prompt)

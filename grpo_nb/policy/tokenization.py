@@ -20,6 +20,7 @@ _KEPT = 8192
 """Prompts whose text and ids are kept: their lengths are checked, their targets are cut from them, then they train."""
 _TORN = "\ufffd"
 """Text of an incomplete character."""
+_SYSTEM_TEXT = "GRPOsystem"
 _PROBE = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "GRPOanswer"}]
 
 
@@ -56,6 +57,15 @@ class TokenizerAdapter:
         """Use this Jinja chat template from now on; stop tokens and padding are found anew."""
         self.tokenizer.chat_template = template
         self._settle()
+
+    @property
+    def takes_system(self) -> bool:
+        """Whether the chat template has a system role: it writes such a message, and not as a user's turn."""
+        found, as_user = (
+            _rendered(self.tokenizer, self.date, [{"role": role, "content": _SYSTEM_TEXT}, _PROBE[0]], self.switches)
+            for role in ("system", "user")
+        )
+        return _SYSTEM_TEXT in found and found != as_user
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, up to where the completion starts, with BOS exactly once if the model has one.
@@ -160,7 +170,7 @@ class TokenizerAdapter:
 
     def _settle(self) -> None:
         chat_template.check_switches(self.tokenizer.chat_template, self.switches)
-        probe, eos = _rendered_probe(self.tokenizer, self.date, self.switches), self.tokenizer.eos_token_id
+        probe, eos = _rendered(self.tokenizer, self.date, _PROBE, self.switches), self.tokenizer.eos_token_id
         turn_end = _turn_end(self.tokenizer, probe)
         self._takes_messages, self._ends_bare = bool(probe), turn_end is None
         found = {*self._model_eos, *(i for i in (turn_end, eos) if i is not None)}
@@ -210,12 +220,14 @@ def _template(tokenizer: PreTrainedTokenizerBase, date: datetime, messages: Sequ
     return str(tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, **how))
 
 
-def _rendered_probe(tokenizer: PreTrainedTokenizerBase, date: datetime, switches: Mapping[str, Any]) -> str:
-    """A question and an answer as the template writes them; empty without a template, or if it refuses."""
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, date: datetime, messages: Sequence[Any], switches: Mapping[str, Any]
+) -> str:
+    """Messages as the template writes them; empty without a template, or if it refuses."""
     if not tokenizer.chat_template:
         return ""
     try:
-        return _template(tokenizer, date, _PROBE, **switches)
+        return _template(tokenizer, date, messages, **switches)
     except (TemplateError, ValueError, KeyError, TypeError):
         return ""
 

@@ -50,7 +50,7 @@ def check_ahead(
         The tasks that were checked, by objective.
 
     Raises:
-        ConfigError: as `check_examples`, or a task that is for evaluation only.
+        ConfigError: as `check_examples` and `check_system_prompts`, or a task that is for evaluation only.
         ModelError: the model's scores depend on padding or on training mode.
         DataError: a built-in task's data cannot be used, or an example id is used twice.
     """
@@ -63,6 +63,7 @@ def check_ahead(
     except ModelError as error:
         check_model(policy, draws=False)
         logger.warning("%s; SFT samples nothing, but GRPO does, unless you give it an engine of your own", error)
+    check_system_prompts(config, policy)
     given = tasks or {}
     known = [name for name, o in config.objectives.items() if name in given or o.task in (*BUILT_IN, *EVALUATION_ONLY)]
     loaded = load_tasks(config, folder, given, known)
@@ -81,6 +82,22 @@ def check_judges(config: Config) -> None:
     for name, objective in config.objectives.items():
         if objective.judge is not None:
             check_ready(f"objectives.{name}.judge", objective.judge.providers)
+
+
+def check_system_prompts(config: Config, policy: Policy) -> None:
+    """Refuse system prompts that the model's chat template has no role for.
+
+    Raises:
+        ConfigError: an objective has one; names its setting and the changes that help.
+    """
+    named = [f"objectives.{name}.system_prompt" for name, o in config.objectives.items() if o.system_prompt is not None]
+    if named and not policy.takes_system:
+        raise ConfigError(
+            f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} set, and the chat template of "
+            f"{config.model.name} has no system role. Set system_prompt to null and write the text into the user "
+            "messages of a task of your own, take a model whose template has the role, or put a template with it into "
+            "chat_template.jinja in the model's folder"
+        )
 
 
 def check_examples(config: Config, examples: Mapping[str, Sequence[Example]], context: int, encode: Encode) -> None:

@@ -12,6 +12,7 @@ from grpo_nb.tasks.halueval import HaluEvalDialogue, HaluEvalQA, HaluEvalSummari
 from grpo_nb.tasks.recognition import EVALUATION_ONLY as EVALUATION_ONLY
 from grpo_nb.tasks.recognition import HaluEvalGeneral, HaluEvalRecognition
 from grpo_nb.tasks.records import DataError
+from grpo_nb.tasks.system_prompt import prompted
 from grpo_nb.types import Example, Score
 
 __all__ = [
@@ -163,6 +164,8 @@ def load_tasks(
 ) -> dict[str, Task]:
     """The tasks of objectives (all, or those of `names`): the one given by hand, else the configuration's.
 
+    Their prompts begin with the objective's `system_prompt`.
+
     Raises:
         ConfigError: a task is given for an objective that the configuration does not have, or is no task.
         ConfigError, DataError: as `load_task`.
@@ -176,7 +179,9 @@ def load_tasks(
     for name, task in given.items():
         check_task(name, task)
     return {
-        name: given[name] if name in given else _task_of(config, name, folder)
+        name: prompted(given[name], config.objectives[name].system_prompt)
+        if name in given
+        else _task_of(config, name, folder)
         for name in (config.objectives if names is None else names)
     }
 
@@ -190,7 +195,7 @@ def _task_of(config: Config, name: str, folder: Path) -> Task:
 
 
 def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
-    """The built-in task of an objective, with its data read, checked and split.
+    """The built-in task of an objective, with its data read, checked and split, and the objective's `system_prompt`.
 
     `data="demo"` writes the demo world under `workdir/data` where it is missing or incomplete, then reads it the
     way real files are read.
@@ -209,8 +214,10 @@ def load_task(objective: ObjectiveConfig, workdir: Path, seed: int) -> Task:
     if not objective.data:
         raise ConfigError(f"task '{objective.task}' has no data; set `data` to a file or folder, or to 'demo'")
     if objective.data == "demo":
-        return _demo_task(objective.task, workdir / "data", seed)
-    return BUILT_IN[objective.task](objective.data, seed)
+        task = _demo_task(objective.task, workdir / "data", seed)
+    else:
+        task = BUILT_IN[objective.task](objective.data, seed)
+    return prompted(task, objective.system_prompt)
 
 
 def _demo_task(name: str, folder: Path, seed: int) -> Task:

@@ -9,6 +9,7 @@ from grpo_nb.evaluation.evaluate import cluster_of
 from grpo_nb.rules.finding import Finding
 from grpo_nb.rules.rewards import evaluation_leaked
 from grpo_nb.tasks import DataError, Task, demo, load_tasks, read_examples, records
+from grpo_nb.tasks.system_prompt import without_system
 from grpo_nb.training.pairs import Pair
 from grpo_nb.types import Example, Prompt
 
@@ -50,9 +51,9 @@ def shared_out(examples: Sequence[Example], share: float, seed: int) -> list[Exa
 
 def leaks(texts: Sequence[Text], tasks: Mapping[str, Task]) -> Iterator[Finding]:
     """Held-out prompts of a task whose answers SFT would learn; `sft.data` may hold any."""
-    learnt = {str(prompt) for prompt, _ in texts}
+    learnt = {str(without_system(prompt)) for prompt, _ in texts}
     for name, task in tasks.items():
-        held_out = {str(example.prompt) for example in read_examples(task, "test")}
+        held_out = {str(without_system(example.prompt)) for example in read_examples(task, "test")}
         if finding := evaluation_leaked(name, len(held_out & learnt), len(held_out)):
             yield finding
 

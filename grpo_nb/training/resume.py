@@ -78,6 +78,7 @@ def prepare(run: Run, goal: int, given: Given, lock: RunLock) -> TrainState:
     found = dependencies.of_policy(policy) | dependencies.of_training(config, by_name, examples)
     dependencies.check(run, found, given.accept_changed, "train")
     run.doing("checking the model")
+    requirements.check_system_prompts(config, policy)
     chosen, chosen_engine = _choices(run, policy, newest, given.engine)
     check_model(policy, draws=isinstance(chosen_engine.engine, EagerEngine))
     if isinstance(chosen_engine.engine, VLLMEngine):

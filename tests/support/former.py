@@ -31,6 +31,8 @@ SETTINGS = {
     },
 }
 """Settings today, and what they were called."""
+UNWRITTEN = {"system_prompt"}
+"""Settings of an objective that earlier versions did not have."""
 
 
 def row(today: Row) -> Row:
@@ -48,4 +50,8 @@ def settings(today: Row) -> Row:
         group: {names.get(name, name): value for name, value in today[group].items()}
         for group, names in SETTINGS.items()
     }
-    return today | groups
+    objectives = {
+        name: {key: value for key, value in own.items() if key not in UNWRITTEN}
+        for name, own in today["objectives"].items()
+    }
+    return today | groups | {"objectives": objectives}

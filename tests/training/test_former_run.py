@@ -28,6 +28,7 @@ def test_a_run_of_an_earlier_version_resumes_to_the_same_bits(tmp_path: Path, mo
         steps.close()
     log = run.path / "metrics.jsonl"
     log.write_text("".join(json.dumps(former.row(row)) + "\n" for row in run.metric_rows()))
+    assert "system_prompt" not in (run.path / "config.json").read_text()
     assert "inner_epochs" in (run.path / "config.json").read_text() and '"reward/fairness"' in log.read_text()
     assert "inner_epochs" in run.checkpoints.load(1).state()["config"]["batch"]
     again = Run.open(run.path)
