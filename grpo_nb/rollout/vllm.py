@@ -126,7 +126,7 @@ class VLLMEngine:
         try:
             if self._own:
                 self._own.start(arguments(_servable(policy), anatomy.rank(policy.model), longest))
-                self._server.move(self._own.url)
+                self._server.move(self._own.url, self._own.key)
                 wait_for(self._started(self._own))
             self.about = wait_for(self._ask_about(longest))
             self._check_model(policy)

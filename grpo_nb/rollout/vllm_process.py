@@ -1,6 +1,7 @@
 """A vLLM server that the trainer starts and ends, from the environment that vLLM is installed in."""
 
 import os
+import secrets
 import shlex
 import shutil
 import socket
@@ -30,8 +31,11 @@ LOG_BYTES, LOG_LINES, LOG_LETTERS = 20_000, 8, 500
 """Of the end of its log, and of each line, in an error."""
 SET_HERE = ("--host", "--port", "--uds", "--api-key", "--ssl-keyfile", "--ssl-certfile")
 """Arguments under which the trainer would not reach the server that it starts."""
-LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_API_KEY")
-"""Variables of this process that would lead the other environment astray, or ask for a key."""
+LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Variables of this process that would lead the other environment astray."""
+KEY = "VLLM_API_KEY"
+"""Variable of the server's process that holds its key: only its user can read it, unlike the command line."""
+KEY_BYTES = 32
 
 
 class OwnServer:
@@ -55,9 +59,11 @@ class OwnServer:
         if taken := sorted({name for name in map(_name, self._further) if name in SET_HERE}):
             raise ConfigError(
                 f"{ARGUMENTS} has {', '.join(taken)}, which the trainer sets itself: it starts the server at a free "
-                "port of this machine, without a key. Remove that"
+                "port of this machine, with a random key. Remove that"
             )
         self._program, self._port = found, _free_port()
+        self.key = ""
+        """The key that `start` made. It is in the server's environment, and in no file, log or command line."""
         self.ready = False
         """Whether it has answered since it was started by `start`."""
         self._arguments: list[str] = []
@@ -74,7 +80,7 @@ class OwnServer:
         """Start `vllm serve` with these arguments, unless it runs."""
         if self._process is not None and self._process.poll() is None:
             return
-        self._port = _free_port(self._port)
+        self._port, self.key = _free_port(self._port), secrets.token_urlsafe(KEY_BYTES)
         self._arguments, self._restarts, self.ready = [*arguments], 0, False
         self._launch()
 
@@ -123,7 +129,7 @@ class OwnServer:
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={k: v for k, v in os.environ.items() if k not in LEFT_OUT} | {name: value},
+            env={k: v for k, v in os.environ.items() if k not in LEFT_OUT} | {name: value, KEY: self.key},
             start_new_session=True,  # an interrupt is for the trainer, which ends the server when it has saved
         )
 
@@ -138,7 +144,7 @@ class OwnServer:
         return "Its log ends with: " + (" | ".join(shown) or "nothing")
 
     def _redacted(self, text: str) -> str:
-        return redacted(text, [*known_secrets(), *_secrets_of(self._further)])
+        return redacted(text, [*known_secrets(), *_secrets_of(self._further), *filter(None, [self.key])])
 
 
 def own_server(rollout: RolloutConfig) -> OwnServer | None:

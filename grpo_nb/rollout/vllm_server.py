@@ -80,7 +80,8 @@ class Server:
     """Address of the server and its timeouts.
 
     Args:
-        own: address of the server that the trainer starts itself; it replaces every other.
+        own: address of the server that the trainer starts itself; it replaces every other, and no key of the
+            environment is sent there.
 
     Raises:
         ConfigError: no address is set.
@@ -88,7 +89,8 @@ class Server:
 
     def __init__(self, rollout: RolloutConfig, own: str = "") -> None:
         given = own or os.environ.get(URL, "").strip()
-        settings = RolloutConfig.model_validate(rollout.model_dump() | {"url": given}) if given else rollout
+        changed = {"url": given} | ({"api_key_env": None} if own else {})
+        settings = RolloutConfig.model_validate(rollout.model_dump() | changed) if given else rollout
         if settings.server is None:
             raise ConfigError(
                 f"rollout.engine='vllm' needs a server. Set rollout.url or {URL} to the address of a running one, e.g. "
@@ -97,6 +99,7 @@ class Server:
         self.provider = settings.server
         self._own_word = bool(given) and not settings.api_key_env
         self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
+        self._own_key = ""
         self.revive: Callable[[], None] = lambda: None
         """Called where it cannot be reached, before the next try."""
         self.advice: Callable[[], str] = lambda: ADVICE
@@ -107,8 +110,9 @@ class Server:
         """Its address, as errors name it."""
         return self.provider.base_url.removesuffix("/v1")
 
-    def move(self, url: str) -> None:
-        """Take another address."""
+    def move(self, url: str, key: str) -> None:
+        """Take the address and the key of a server that was started."""
+        self._own_key = key
         self.provider = self.provider.model_copy(update={"base_url": url})
 
     def check_ready(self) -> None:
@@ -122,7 +126,7 @@ class Server:
     @asynccontextmanager
     async def open(self, patience_s: float | None = None) -> AsyncIterator["Session"]:
         """A connection for one rollout, in the event loop that made it."""
-        key = key_of(self.provider) or "none"
+        key = self._own_key or key_of(self.provider) or "none"
         patience = self._patience_s if patience_s is None else patience_s
         async with bounded_client(self._timeout_s, key, LARGEST_REPLY) as client:
             yield Session(client, self.label, (key, patience), self.revive, self.advice)

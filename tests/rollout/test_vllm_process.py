@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,30 @@ def test_it_starts_once_serves_and_ends_with_the_engine(
     assert gone(start["pid"])
     assert engine.generate(learner, request()) == first, "a later rollout starts another"
     assert len(read(starts)) == 2
+
+
+def test_each_server_gets_a_key_that_only_the_engine_has(
+    starts: Path, learner: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OF_A_JUDGE", others := "key-of-a-judge-4711")
+    monkeypatch.setenv(vllm_process.KEY, others)
+    engine, found = VLLMEngine(SERVED.model_copy(update={"api_key_env": "OF_A_JUDGE"})), []
+    assert engine._own is not None
+    with caplog.at_level("DEBUG", logger="grpo_nb"):
+        for _ in range(2):
+            engine.check(learner, LONGEST)
+            key, asked = engine._own.key, f"{engine._own.url}/v1/models"
+            for header in ({}, {"Authorization": f"Bearer {others}"}):
+                with pytest.raises(urllib.error.HTTPError) as caught:
+                    urllib.request.urlopen(urllib.request.Request(asked, headers=header))
+                caught.value.close()
+                assert caught.value.code == 401
+            assert "loading" in (shown := engine._own.end_of_log()) and key not in shown
+            found.append(key)
+            engine.close()
+    written = starts.read_text() + caplog.text + json.dumps(engine.about)
+    assert all(vllm_process.KEY in start["variables"] for start in read(starts))
+    assert len({*found}) == 2 and not any(key in written for key in (*found, others))
 
 
 @pytest.mark.usefixtures("narrow_model")
