@@ -58,7 +58,8 @@ class RolloutConfig(Settings):
     timeout_s: Positive = 600
     """Time limit in seconds of one request (the K completions of a prompt), waiting included."""
     patience_s: Positive = 300
-    """Seconds that a step waits for a server that is unreachable, restarts or fails; then the run ends, saved."""
+    """Seconds that a step waits for a server that is unreachable, restarts or fails; then the run ends, saved. A server
+    that the trainer starts itself has 900 s for each start."""
 
     @property
     def server(self) -> JudgeProvider | None:

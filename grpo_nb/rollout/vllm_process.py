@@ -24,7 +24,7 @@ logger = clean_logger(__name__)
 ARGUMENTS = "GRPO_NB_VLLM_ARGS"
 """Environment variable: further arguments of `vllm serve`."""
 START_SECONDS = 900.0
-"""Within which it must answer: it loads the model and may compile it."""
+"""Within which it must answer after each start: it loads the model and may compile it."""
 RESTARTS = 3
 """Times that a server that ended by itself is started again, in one run."""
 LOG_BYTES, LOG_LINES, LOG_LETTERS = 20_000, 8, 500
@@ -93,19 +93,23 @@ class OwnServer:
         if self._process is not None and (status := self._process.poll()) is not None:
             raise ServerError(f"vLLM ended with status {status} while it started. {self.end_of_log()}")
 
-    def revive(self) -> None:
+    def revive(self) -> float:
         """Start a server again that has answered and then ended by itself.
+
+        Returns:
+            Seconds within which it must answer if this call started it; else 0.
 
         Raises:
             ServerError: it has ended more than RESTARTS times.
         """
         if not self.ready or self._process is None or (status := self._process.poll()) is None:
-            return
+            return 0.0
         if self._restarts == RESTARTS:
             raise ServerError(f"vLLM ended {RESTARTS + 1} times, now with status {status}. {self.end_of_log()}")
         self._restarts += 1
         logger.warning("vLLM ended with status %d; it is started again. %s", status, self.end_of_log())
         self._launch()
+        return START_SECONDS
 
     def stop(self) -> None:
         """End the server and all of its processes."""

@@ -100,8 +100,8 @@ class Server:
         self._own_word = bool(given) and not settings.api_key_env
         self._timeout_s, self._patience_s = settings.timeout_s, settings.patience_s
         self._own_key = ""
-        self.revive: Callable[[], None] = lambda: None
-        """Called where it cannot be reached, before the next try."""
+        self.revive: Callable[[], float] = lambda: 0.0
+        """Called where it cannot be reached, before the next try; seconds that a server it starts needs to answer."""
         self.advice: Callable[[], str] = lambda: ADVICE
         """What an error says where it gives no answer."""
 
@@ -133,14 +133,17 @@ class Server:
 
 
 class Session:
-    """Requests to a server during one rollout. While it is unreachable or fails they are repeated, for `patience_s`."""
+    """Requests to a server during one rollout. While it is unreachable or fails they are repeated, for `patience_s`.
+
+    A server that `revive` started again has the seconds that it needs instead.
+    """
 
     def __init__(
         self,
         client: Any,
         url: str,
         limits: tuple[str, float],
-        revive: Callable[[], None] = lambda: None,
+        revive: Callable[[], float] = lambda: 0.0,
         advice: Callable[[], str] = lambda: ADVICE,
     ) -> None:
         self._client, self._url, self._revive, self._advice = client, url, revive, advice
@@ -148,6 +151,8 @@ class Session:
         self._errors = http_library().TransportError
         self._silent = False
         """Whether its failure was logged; several requests meet the same failure."""
+        self._starts_until = 0.0
+        """Time until which a server that was started again may be silent, as `time.monotonic` counts."""
 
     async def about(self) -> tuple[str, Card]:
         """The server's version, and the model that it serves.
@@ -226,21 +231,23 @@ class Session:
                 method = "GET" if body is None else "POST"
                 reply = await self._client.request(method, self._url + path, json=body)
                 if reply.status_code < 500 and reply.status_code not in _PASSING:
-                    self._silent = False
+                    self._silent, self._starts_until = False, 0.0
                     return reply.status_code, _value(reply)
                 problem = f"status {reply.status_code}: {self._words(_value(reply))}"
             except self._errors as error:
                 problem = self._cleaned(f"{type(error).__name__}: {error}")
-                self._revive()
+                if self._patience_s and (needed := self._revive()):
+                    self._starts_until = time.monotonic() + needed
             now = time.monotonic()
             began = began or now
+            patience = max(self._patience_s, self._starts_until - began)
             if not self._silent and self._patience_s:
                 self._silent = True
                 logger.warning(
-                    "%s%s: %s; the request is repeated for up to %g s", self._url, path, problem, self._patience_s
+                    "%s%s: %s; the request is repeated for up to %.4g s", self._url, path, problem, patience
                 )
-            if now + pause > began + self._patience_s:
-                again = f" in {self._patience_s:g} s of retries" if self._patience_s else ""
+            if now + pause > began + patience:
+                again = f" in {patience:.4g} s of retries" if patience else ""
                 proxy = proxy_of(self._url)
                 raise ServerError(
                     f"{self._url}{path} gives no answer{again}: {problem}. {self._advice()}"

@@ -134,6 +134,16 @@ def test_a_server_that_crashes_is_started_again_and_given_the_adapter(
     assert first["arguments"] == second["arguments"] and first["pid"] != second["pid"]
 
 
+def test_a_restart_has_the_time_of_a_start_and_not_of_a_retry(engine: VLLMEngine, learner: Policy) -> None:
+    before = engine.generate(learner, request())
+    assert engine._own is not None and engine._own._process is not None
+    engine._server._patience_s = 1e-3  # over before the next try
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"{engine._own.url}/die")
+    engine._own._process.wait()
+    assert engine.generate(learner, request()) == before
+
+
 def test_one_that_hangs_in_a_step_ends_the_wait_with_its_log(engine: VLLMEngine, learner: Policy) -> None:
     engine.generate(learner, request())
     assert engine._own is not None
