@@ -1,14 +1,17 @@
 """Run a command, and end it with all of its processes once standard input closes: `python run_bound.py COMMAND ...`.
 
 The process that holds the other end of the pipe has then ended, however: also where signal 9 killed it. Where the
-command ends by itself, processes of it that are left end too. The file is run by its path and imports nothing of the
-package, so that it starts at once.
+command ends by itself, processes of it that are left end too. A file at standard output that can also be read is cut to
+its end once it is larger than LARGEST_LOG. This file is run by its path and imports nothing of the package, so that it
+starts at once.
 """
 
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -17,6 +20,10 @@ import time
 GRACE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""
 POLL_SECONDS = 0.05
+LARGEST_LOG, KEPT_LOG = 8 << 20, 1 << 20
+"""Bytes of the file at standard output from which it is cut, and of its end that stay."""
+LOG_SECONDS = 1.0
+"""Between two looks at its size."""
 END_WITH_PARENT, ADOPT = 1, 36
 """Linux's PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER."""
 
@@ -39,14 +46,28 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_input(child: "subprocess.Popen[bytes]") -> None:
-    while os.read(0, 1):  # not sys.stdin: its lock, held here, would break the end of the interpreter
-        pass
+    while not select.select([0], [], [], LOG_SECONDS)[0] or os.read(0, 1):  # not sys.stdin: its lock, held here, would
+        _cut_log(1)  # break the end of the interpreter
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGTERM)
         try:
             child.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
+
+
+def _cut_log(log: int) -> None:
+    """Keep the end of a file that has grown too large, while its writers go on: they share this descriptor's position.
+
+    They wait for nothing. What they write between two of these calls is lost.
+    """
+    with contextlib.suppress(OSError):
+        found = os.fstat(log)
+        if stat.S_ISREG(found.st_mode) and found.st_size > LARGEST_LOG:
+            end = os.pread(log, KEPT_LOG, found.st_size - KEPT_LOG)
+            os.pwrite(log, end, 0)
+            os.lseek(log, len(end), os.SEEK_SET)
+            os.ftruncate(log, len(end))
 
 
 def _end_rest(group: int) -> None:

@@ -126,7 +126,7 @@ class OwnServer:
         self.stop()
         command = [self._program, "serve", *self._arguments, "--port", str(self._port), *self._further]
         logger.info("starting %s", self._redacted(shlex.join(command)))
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server, and run_bound bounds it
         name, _, value = RUNTIME_LORA.partition("=")
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(Path(run_bound.__file__)), *command],
@@ -141,9 +141,9 @@ class OwnServer:
         """The last lines of its log, without secrets."""
         if self._log is None:
             return "It has no log"
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - LOG_BYTES))
-        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        log = self._log.fileno()
+        end = os.pread(log, LOG_BYTES, max(0, os.fstat(log).st_size - LOG_BYTES))  # the server's position stays
+        lines = [line for line in end.decode(errors="replace").splitlines() if line.strip()]
         shown = [one_line(self._redacted(line))[:LOG_LETTERS] for line in lines[-LOG_LINES:]]
         return "Its log ends with: " + (" | ".join(shown) or "nothing")
 

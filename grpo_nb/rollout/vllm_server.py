@@ -243,9 +243,7 @@ class Session:
             patience = max(self._patience_s, self._starts_until - began)
             if not self._silent and self._patience_s:
                 self._silent = True
-                logger.warning(
-                    "%s%s: %s; the request is repeated for up to %.4g s", self._url, path, problem, patience
-                )
+                logger.warning("%s%s: %s; the request is repeated for up to %.4g s", self._url, path, problem, patience)
             if now + pause > began + patience:
                 again = f" in {patience:.4g} s of retries" if patience else ""
                 proxy = proxy_of(self._url)

@@ -236,6 +236,26 @@ def test_what_is_bound_to_a_killed_process_ends(tmp_path: Path) -> None:
     until(lambda: gone(int(note.read_text())))
 
 
+def test_a_log_that_grows_keeps_its_end(tmp_path: Path) -> None:
+    command = (
+        "import os, time\n"
+        "def write(mark):\n"
+        f"    for _ in range({run_bound.LARGEST_LOG // 64 + 1}): os.write(1, b'%-63s\\n' % mark)\n"
+        "write(b'first')\n"
+        f"while os.fstat(1).st_size > {run_bound.KEPT_LOG}: time.sleep(0.01)\n"
+        "os.write(1, b'last\\n')\n"
+        "time.sleep(1000)"
+    )
+    bound = [sys.executable, run_bound.__file__, sys.executable, "-c", command]
+    with (
+        open(log := tmp_path / "log", "w+b") as out,
+        subprocess.Popen(bound, stdin=subprocess.PIPE, stdout=out, start_new_session=True),
+    ):
+        until(lambda: log.stat().st_size == run_bound.KEPT_LOG + len(b"last\n"))
+    lines = log.read_bytes().split()
+    assert {*lines[:-1]} == {b"first"} and lines[-1] == b"last"
+
+
 @pytest.mark.parametrize("end", ["crash", "stop"])
 def test_a_process_that_the_command_leaves_ends_with_it(end: str, tmp_path: Path) -> None:
     note = tmp_path / "pid"

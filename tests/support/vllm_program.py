@@ -1,7 +1,8 @@
 """In place of the `vllm` command: `serve MODEL ... --port P` passes connections on to the stand-in at $STAND_IN_PORT.
 
 What it was started with goes to $STAND_IN_LOG, one JSON object a start. It imports nothing slow. As vLLM does, it
-answers a request under /v1 that lacks the key of $VLLM_API_KEY with status 401. A connection whose first line names /die ends the process, as a crash does; after one that names /hang, none is answered.
+answers a request under /v1 that lacks the key of $VLLM_API_KEY with status 401. A connection whose first line names
+/die ends the process, as a crash does; after one that names /hang, none is answered.
 """
 
 import json
