@@ -5,7 +5,7 @@ while a run trains (each beta, temperature, learning rate) start from here and t
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -42,6 +42,7 @@ __all__ = [
     "Settings",
     "ShapingConfig",
     "check_data_size",
+    "check_names",
     "parse",
 ]
 
@@ -289,6 +290,17 @@ def parse(tree: Any) -> Config:
             wrong.setdefault(_path(item), []).append(item)
         lines = {".".join(path): _explain(".".join(path), items) for path, items in wrong.items()}
         raise ConfigError("\n".join(lines.values()), lines) from None
+
+
+def check_names(changes: Mapping[Any, Any]) -> None:
+    """Refuse changes that `Config.replace` cannot take as keywords.
+
+    Raises:
+        ConfigError: a key is no text.
+    """
+    for key in changes:
+        if not isinstance(key, str):
+            raise ConfigError(f"changes has the key {brief(key)}; needs names of settings, such as 'run.steps'")
 
 
 def check_data_size(config: Config, examples: dict[str, int]) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_nb.config import Config, ConfigError
+from grpo_nb.config import Config, ConfigError, check_names
 from grpo_nb.config.setting_keys import Setting, keys_at, read_value, settings, value_text
 from grpo_nb.config.unknown import ELSEWHERE, NAME
 from grpo_nb.printable import printable
@@ -77,8 +77,9 @@ class Edits:
         """`changes`: edits to begin with, as `start.replace` takes them.
 
         Raises:
-            ConfigError: they do not validate.
+            ConfigError: they do not validate, or a key is no text.
         """
+        check_names(changes)
         changed = start.replace(**changes)
         wanted = changed.model_dump(mode="json")
         changes = {key: _plain(value, wanted, key) for key, value in changes.items()}

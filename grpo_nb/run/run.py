@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from grpo_nb import presets
-from grpo_nb.config import Config
+from grpo_nb.config import Config, check_names
 from grpo_nb.metrics import keys
 from grpo_nb.printable import clean_logger
 from grpo_nb.run import dependencies_file, places, settings
@@ -173,6 +173,7 @@ class Run:
             ConfigError: an unknown name in `changes`, or a value that does not validate.
         """
         path, changes = places.locate(path) or places.as_path(path), dict(changes or {})
+        check_names(changes)
         with_steps = changes if steps is None else {**changes, "run.steps": steps}
         if not (path / CONFIG).exists():
             try:

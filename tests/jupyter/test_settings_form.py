@@ -102,6 +102,8 @@ def test_changes_to_begin_with_are_in_their_boxes() -> None:
     with pytest.raises(ConfigError):
         SettingsForm("demo", {"batch.promts": 8})
     with pytest.raises(ConfigError):
+        SettingsForm("demo", {"batch.prompts": 8, 1: 2})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError):
         SettingsForm("domo")
     with pytest.raises(ConfigError):
         form.row("batch.promts")

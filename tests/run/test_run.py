@@ -71,6 +71,12 @@ def test_a_run_is_never_made_twice(run: Run) -> None:
     assert files(run.path) == before
 
 
+def test_a_change_whose_key_is_no_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        Run.open_or_create(tmp_path / "one", CONFIG, changes={"run.steps": 2, 1: 2})  # type: ignore[dict-item]
+    assert not (tmp_path / "one").exists()
+
+
 @pytest.mark.parametrize("remains", ["metrics.jsonl", "checkpoints", "sft"])
 def test_what_is_left_of_a_run_is_not_built_upon(tmp_path: Path, remains: str) -> None:
     (tmp_path / "demo").mkdir()
