@@ -65,6 +65,8 @@ class Turn(BaseModel):
     """Before the change."""
     mode: Mode
     """Before the change."""
+    at: schema.Seconds | None = None
+    """Time of the change, in seconds since 1970, which tells it from others; files of earlier versions lack it."""
 
     def __str__(self) -> str:
         return f"{self.name} = {f'{self.value:g}' if self.mode == 'manual' else self.mode}"
@@ -101,12 +103,17 @@ class KnobSnapshot:
     """Reason why knobs.json is invalid and the last good values are used; None if it is valid."""
     orders: list[Command] = field(default_factory=list)
     """Commands to do once that are not done yet."""
-    last_turn: Turn | None = field(default=None, compare=False)
-    """The change that an undo takes back; no request, so a checkpoint does not hold it."""
+    turns: tuple[Turn, ...] = field(default=(), compare=False)
+    """Changes that can be undone, the newest at the end; no requests, so a checkpoint does not hold them."""
+
+    @property
+    def last_turn(self) -> Turn | None:
+        """The change that an undo takes back."""
+        return self.turns[-1] if self.turns else None
 
     def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: all fields but `last_turn`."""
-        return {key: value for key, value in asdict(self).items() if key != "last_turn"}
+        """What a checkpoint holds: all fields but `turns`."""
+        return {key: value for key, value in asdict(self).items() if key != "turns"}
 
     def changes_since(self, before: "KnobSnapshot") -> list[dict[str, Any]]:
         """Changes: `{"key": "beta/fairness", "old": "auto", "new": 0.1, "by": "user", "at": ...}` each."""
@@ -138,7 +145,7 @@ def snapshot_of(file: KnobFile) -> KnobSnapshot:
         by={name: record.by for name, record in asked.items()},
         at={name: record.at for name, record in asked.items()},
         orders=list(file.orders),
-        last_turn=file.turns[-1] if file.turns else None,
+        turns=file.turns,
     )
 
 
@@ -149,4 +156,4 @@ def file_of(known: KnobSnapshot) -> KnobFile:
         for name, value in known.values.items()
     }
     command = Request(value=known.command, by=known.by["command"], at=known.at["command"])
-    return KnobFile(version=known.version, command=command, knobs=knobs)
+    return KnobFile(version=known.version, command=command, knobs=knobs, turns=known.turns)

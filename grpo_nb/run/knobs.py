@@ -149,7 +149,8 @@ class Knobs(Mapping[str, Knob]):
 
         `run`, `pause` and `stop` hold until another of them comes; `step`, `save` and `evaluate` are done once. A stop
         must reach the trainer: where knobs.json is broken, that file is set aside and the last good values are written
-        with the request.
+        with the request, and with the changes that led to them and can be undone. The changes in the broken file are
+        not read: they need not belong to these values.
 
         Raises:
             RunError: an unknown command; or knobs.json is broken and the command is not `stop`.
@@ -187,13 +188,17 @@ class Knobs(Mapping[str, Knob]):
         except RunError as error:
             logger.warning("the order to %s is carried out and cannot be struck out: %s", name, error)
 
-    def undo(self, by: str = "user") -> Turn:
+    def undo(self, by: str = "user", turn: Turn | None = None) -> Turn:
         """Set the knob that was changed last back to what it was before; called again, undo the change before that.
 
         The undo is a request like any other: it is active from the next step on, and the log has it as a change.
 
+        Args:
+            by: who requests it.
+            turn: undo this change only, the `last_turn` of a snapshot. None: the newest, whichever it is.
+
         Raises:
-            RunError: no change is left to undo, or knobs.json is broken.
+            RunError: no change is left to undo, `turn` is not the newest one, or knobs.json is broken.
         """
         undone: list[Turn] = []
 
@@ -201,6 +206,8 @@ class Knobs(Mapping[str, Knob]):
             if not file.turns:
                 raise RunError("no change of a knob is left to undo; set a value instead")
             *rest, last = file.turns
+            if turn is not None and turn != last:
+                raise RunError(f"another change came after the one to undo. Undo now goes back to {last}")
             undone.append(last)
             return _turned(file, last.name, by, value=last.value, mode=last.mode).model_copy(
                 update={"turns": tuple(rest)}
@@ -215,7 +222,7 @@ class Knobs(Mapping[str, Knob]):
             now = snapshot_of(self._read())
         except RunError as error:
             # a broken file orders nothing, and nothing in it can be undone
-            return replace(self._good, problem=str(error), orders=[], last_turn=None)
+            return replace(self._good, problem=str(error), orders=[], turns=())
         orders = [name for name in now.orders if now.at[name] != self._done.get(name)]
         self._good = replace(now, version=max(now.version, self._good.version), orders=orders)
         return self._good
@@ -234,8 +241,9 @@ class Knobs(Mapping[str, Knob]):
             record = file.knobs[name]
             if all(getattr(record, key) == update[key] for key in ("value", "mode") if key in update):
                 return file
-            before = Turn(name=name, value=record.value, mode=record.mode)
-            return _turned(file, name, **update).model_copy(update={"turns": (*file.turns, before)[-MOST_TURNS:]})
+            changed = _turned(file, name, **update)
+            before = Turn(name=name, value=record.value, mode=record.mode, at=changed.knobs[name].at)
+            return changed.model_copy(update={"turns": (*file.turns, before)[-MOST_TURNS:]})
 
         self._update(change)
 
@@ -258,7 +266,11 @@ class Knobs(Mapping[str, Knob]):
         aside = self.path.with_name("knobs.broken.json")
         with clear_errors("set aside", self.path), contextlib.suppress(FileNotFoundError):
             self.path.replace(aside)
-        logger.warning("%s: set aside as %s, and written anew with the last good values", error, aside.name)
+        logger.warning(
+            "%s: set aside as %s, and written anew with the last good values that this process has read; "
+            "changes that can be undone: %d",
+            *(error, aside.name, len(self._good.turns)),
+        )
         file = change(file_of(self._good))
         self._write(file.model_copy(update={"version": self._good.version + 1}))
 

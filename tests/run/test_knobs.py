@@ -140,6 +140,18 @@ def test_an_undo_is_a_request_that_goes_back_one_change_at_a_time(knobs: Knobs) 
     assert knobs.snapshot().version == 6
 
 
+def test_an_undo_of_one_change_is_refused_once_it_is_not_the_newest(knobs: Knobs) -> None:
+    knobs["temperature"].set(0.7)
+    meant = knobs.snapshot().last_turn
+    Knobs(knobs.path, CONFIG).undo()
+    knobs["temperature"].set(0.7)  # the same change, made later
+    with pytest.raises(RunError):
+        knobs.undo(turn=meant)
+    assert knobs["temperature"].value == 0.7
+    knobs.undo(turn=knobs.snapshot().last_turn)
+    assert knobs["temperature"].value == CONFIG.sampling.temperature
+
+
 def test_what_changes_nothing_is_no_turn_and_old_ones_are_forgotten(knobs: Knobs) -> None:
     knobs["temperature"].set(CONFIG.sampling.temperature)
     assert knobs.snapshot().last_turn is None
@@ -173,6 +185,10 @@ def test_a_turn_that_nobody_could_make_breaks_the_file(knobs: Knobs, turn: dict[
 def test_a_file_of_earlier_versions_has_no_turns(knobs: Knobs) -> None:
     edit(knobs, lambda tree: tree.pop("turns"))
     assert knobs.snapshot().problem is None and knobs.snapshot().last_turn is None
+    knobs["temperature"].set(0.7)
+    edit(knobs, lambda tree: tree["turns"][0].pop("at"))  # written by the first version that had them
+    knobs.undo(turn=knobs.snapshot().last_turn)
+    assert knobs["temperature"].value == CONFIG.sampling.temperature
 
 
 def test_a_knob_has_the_sentence_of_its_setting(knobs: Knobs) -> None:
@@ -358,6 +374,7 @@ def test_a_broken_file_stops_writers_and_never_the_trainer(knobs: Knobs, damage:
 def test_a_stop_gets_through_a_broken_file_which_is_kept_aside(
     knobs: Knobs, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    knobs["temperature"].set(0.7)
     knobs["temperature"].set(0.5)
     version = knobs.snapshot().version
     BROKEN[damage][0](knobs)
@@ -366,6 +383,7 @@ def test_a_stop_gets_through_a_broken_file_which_is_kept_aside(
     now = Knobs(knobs.path, CONFIG).snapshot()
     assert (now.command, now.by["command"], now.values["temperature"]) == ("stop", "me", 0.5)
     assert now.problem is None and now.version > version
+    assert [turn.value for turn in now.turns] == [CONFIG.sampling.temperature, 0.7], "an undo goes back to these"
     aside = knobs.path.with_name("knobs.broken.json")
     assert (aside.read_bytes() if aside.exists() else None) == broken
     assert names(caplog.text, knobs.path.name, *([aside.name] if broken is not None else []))
