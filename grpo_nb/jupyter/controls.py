@@ -19,7 +19,7 @@ from grpo_nb.jupyter.notices import Severity
 from grpo_nb.metrics import keys
 from grpo_nb.optim import warmup
 from grpo_nb.report.markup import html
-from grpo_nb.run.knob_file import KnobSnapshot
+from grpo_nb.run.knob_file import KnobSnapshot, Turn
 from grpo_nb.run.knobs import Knob
 from grpo_nb.run.run import RunError
 from grpo_nb.storage.vocabulary import Command, RunState
@@ -180,6 +180,8 @@ class Controls:
         self._problem: str | None = None
         self._requested: dict[Command, float] = {}
         """Commands without an answer so far, by the time at which they were requested here."""
+        self._shown_turn: Turn | None = None
+        """The change that the tooltip of Undo shows, and the only one that the button undoes."""
         config, knobs = session.run.config, session.knobs
         self._warmup = config.algorithm.warmup_steps
         self._starts = {keys.BETA.of(name): objective.beta for name, objective in config.objectives.items()}
@@ -190,7 +192,7 @@ class Controls:
         self.knobs["temperature"] = temperature_control(knobs["temperature"], notify)
         self.knobs["learning_rate"] = rate_control(knobs["learning_rate"], config.algorithm.learning_rate, notify)
         for control in self.knobs.values():
-            control.turned = turned
+            control.turned = self._changed
         self.buttons = {button.command: self._button(button) for button in BUTTONS}
         self.undo, self.more = self._undo(), self._more()
         shown = [*self.buttons.values(), self.undo, self.more]
@@ -260,12 +262,21 @@ class Controls:
         return button
 
     def _undone(self) -> None:
-        undone = self._session.knobs.undo(by="dashboard")
-        self._notify(f"{UNDO}: {undone} is requested", "info")
+        try:
+            if self._shown_turn is None:
+                raise RunError("no change of a knob is shown that can be undone; set a value instead")
+            undone = self._session.knobs.undo(by="dashboard", turn=self._shown_turn)
+            self._notify(f"{UNDO}: {undone} is requested", "info")
+        finally:
+            self._follow_turns(self._session.knobs.snapshot())
+
+    def _changed(self) -> None:
+        """After a change made here: the button undoes it at once, before the next refresh."""
         self._follow_turns(self._session.knobs.snapshot())
+        self._turned()
 
     def _follow_turns(self, asked: KnobSnapshot) -> None:
-        last = asked.last_turn
+        self._shown_turn = last = asked.last_turn
         self.undo.disabled = last is None
         self.undo.tooltip = f"{UNDO} the last change of a knob" + (f": back to {last}" if last else "")
 

@@ -150,6 +150,24 @@ def test_undo_takes_the_last_turn_back_wherever_it_was_made(controls: Controls, 
     assert controls.knobs["temperature"].entry.value == 1.0 and controls.undo.disabled
     controls.undo.click()  # as a page does that has not heard of it yet
     assert names(said[-1], "Undo") and run.knobs["temperature"].value == 1.0
+    run.knobs["temperature"].set(0.9, by="somebody")
+    controls.undo.click()
+    assert run.knobs["temperature"].value == 0.9, "the button did not show it"
+
+
+def test_undo_is_refused_for_a_change_that_its_tooltip_did_not_show(
+    controls: Controls, run: Run, said: list[str]
+) -> None:
+    controls.knobs["temperature"].entry.value = 0.7
+    run.knobs["beta/fairness"].set(0.2, by="somebody")
+    controls.undo.click()
+    assert run.knobs["beta/fairness"].value == 0.2 and run.knobs["temperature"].value == 0.7
+    assert names(said[-1], "Undo", "beta/fairness = auto") and names(controls.undo.tooltip, "beta/fairness = auto")
+    controls.undo.click()
+    assert run.knobs["beta/fairness"].mode == "auto" and run.knobs["temperature"].value == 0.7
+    controls.knobs["temperature"].entry.value = 0.8
+    controls.undo.click()
+    assert run.knobs["temperature"].value == 0.7, "one made here is undone without a refresh"
 
 
 def test_a_refresh_reads_the_knobs_once(controls: Controls, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
