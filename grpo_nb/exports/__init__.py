@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from grpo_nb.evaluation.compare import Stage
 from grpo_nb.evaluation.evaluate import restore_policy, stage_checkpoint
 from grpo_nb.evaluation.pareto import best, knee
 from grpo_nb.exports import hub
-from grpo_nb.exports.card import PICTURE, Contents, card
+from grpo_nb.exports.card import PICTURE, Contents, card, is_local, last_name
 from grpo_nb.exports.errors import ExportError as ExportError
 from grpo_nb.metrics.phases import timed
 from grpo_nb.policy import adapter_files, gguf_files
@@ -77,6 +77,7 @@ def export(
         stage: `latest`, a step, `sft`, `best` (`pareto.knee`: the stage that gives up least of any objective), or
             `best/OBJECTIVE` (`pareto.best`).
         push: `owner/name` of a repository; the token is HF_TOKEN's in the environment. Made if missing, private.
+            What is pushed has the last names of local paths only; the folder has the paths.
         public: a repository that is made can be read by anyone.
 
     Raises:
@@ -102,7 +103,8 @@ def export(
     files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
     address = ""
     if push is not None and token is not None:
-        shared = _without_local_base(folder, source) if kind == "adapter" else {}
+        shared = {README: card(run, replace(contents, pushed=True)).encode()}
+        shared |= _without_local_base(folder, source) if kind == "adapter" else {}
         with timed(f"pushing to {push}"):
             address = hub.push(folder, push, token, shared=shared, public=public)
     return Export(folder, kind, chosen, files, address)
@@ -202,9 +204,9 @@ def _source(policy: Policy) -> Source:
 def _without_local_base(folder: Path, source: Source) -> dict[str, bytes]:
     """Content of the adapter's settings for a hub: of a base on this machine they have the last name of its path."""
     base = source.base or source
-    if base.kind not in ("folder", "gguf"):
+    if not is_local(base):
         return {}
-    name = Path(os.path.abspath(base.name)).name
+    name = last_name(base.name)
     logger.warning(
         "the pushed %s names the base model '%s', without its place on this machine: to open the adapter, others load "
         "that model themselves. An export in the format 'merged' needs no base model",

@@ -1,10 +1,12 @@
 """The model card of an export: README.md, filled from the run's own files.
 
 All texts of a run are data: in the text each mark of Markdown and HTML in it is escaped, in the metadata it is a YAML
-string, in the example a Python string. Keys are struck out, and home folders shortened.
+string, in the example a Python string. Keys are struck out, and home folders shortened. The card of a pushed export has
+the last names of local paths only.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ class Contents:
     weights: str
     """The file of the weights."""
     picture: bool
+    pushed: bool = False
+    """Whether others read it: of a local path it then has the last name."""
 
 
 def card(run: Run, contents: Contents) -> str:
@@ -79,12 +83,12 @@ def card(run: Run, contents: Contents) -> str:
         "## Model",
         _table(("", ""), _model_facts(run, contents, base, secrets)),
         "## Data",
-        _table(("objective", "task", "data", "content"), _data(run, secrets)),
+        _table(("objective", "task", "data", "content"), _data(run, contents, secrets)),
         "## Evaluation",
         *_evaluation(run, contents.stage),
         *(("## Curves", f"![Curves of the training: reward, KL, beta, length]({PICTURE})") if contents.picture else ()),
         "## Settings",
-        *_settings(run.config, secrets),
+        *_settings(run.config, contents, secrets),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -96,6 +100,16 @@ def escaped(value: object) -> str:
     'a\\|b \\*c\\* \\[d\\](e) \\<f\\>'
     """
     return _MARKS.sub(r"\\\g<0>", one_line(value))
+
+
+def last_name(path: str) -> str:
+    """Last name of a local path."""
+    return Path(os.path.abspath(os.path.expanduser(path))).name
+
+
+def is_local(source: Source) -> bool:
+    """Whether its name is a path on this machine."""
+    return source.kind in ("folder", "adapter", "gguf")
 
 
 def licence(base: Source) -> str | None:
@@ -158,12 +172,12 @@ def _metadata(contents: Contents, base: Source) -> str:
 
 def _use(contents: Contents, base: Source, secrets: Sequence[str]) -> str:
     code = _USES[contents.format]
-    code = code.replace("{base}", json.dumps(redacted(base.name, secrets)))
+    code = code.replace("{base}", json.dumps(redacted(_named_in(contents, base), secrets)))
     return f"```python\n{code.replace('{file}', contents.weights)}\n```"
 
 
 def _model_facts(run: Run, contents: Contents, base: Source, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield "base model", _shown(base.name, secrets)
+    yield "base model", _shown(_named_in(contents, base), secrets)
     yield "licence of the base model", licence(base) or "not stated in its files"
     yield "format", contents.format
     yield "stage", "SFT" if contents.stage == "sft" else f"GRPO, step {contents.stage}"
@@ -171,12 +185,15 @@ def _model_facts(run: Run, contents: Contents, base: Source, secrets: Sequence[s
     yield "seed", str(run.config.run.seed)
 
 
-def _data(run: Run, secrets: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    digests = _digests(run)
-    for name, objective in run.config.objectives.items():
-        yield name, objective.task, _shown(objective.data, secrets), digests.get(f"data/{name}", "")
-    if run.config.sft.steps:
-        yield "SFT", "", _shown(run.config.sft.data, secrets), digests.get("data/sft", "")
+def _named_in(contents: Contents, source: Source) -> str:
+    return last_name(source.name) if contents.pushed and is_local(source) else source.name
+
+
+def _data(run: Run, contents: Contents, secrets: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    digests, sft = _digests(run), run.config.sft
+    asked = [(f"data/{name}", name, one.task, one.data) for name, one in run.config.objectives.items()]
+    for key, name, task, data in [*asked, *([("data/sft", "SFT", "", sft.data)] if sft.steps else [])]:
+        yield name, task, _shown(last_name(data) if contents.pushed and data else data, secrets), digests.get(key, "")
 
 
 def _digests(run: Run) -> dict[str, str]:
@@ -224,16 +241,25 @@ def _measured(row: Any, metric: str) -> str:
     return interval(*(float("nan") if (v := numbers.get(key)) is None else v for key in ("value", "low", "high")))
 
 
-def _settings(config: Config, secrets: Sequence[str]) -> Iterator[str]:
+def _settings(config: Config, contents: Contents, secrets: Sequence[str]) -> Iterator[str]:
     name, found = nearest_preset(config)
     if not found:
         yield f"Those of the preset `{name}`."
         return
     yield f"{len(found)} of them differ from the preset `{name}`, which is the nearest:"
     rows = [
-        (key, _shown(_plain(theirs), secrets), _shown(_plain(mine), secrets)) for key, (theirs, mine) in found.items()
+        (key, _shown(_plain(theirs), secrets), _shown(_plain(_setting(key, mine, contents)), secrets))
+        for key, (theirs, mine) in found.items()
     ]
     yield _table(("setting", name, "this run"), rows)
+
+
+def _setting(key: str, value: Any, contents: Contents) -> Any:
+    """The value of a setting; where it is a local path of a pushed export, the last name of it."""
+    if not contents.pushed or not isinstance(value, str):
+        return value
+    names_path = key.endswith(".data") or (key == "model.name" and is_local(contents.source))
+    return last_name(value) if names_path or os.path.isabs(os.path.expanduser(value)) else value
 
 
 def _plain(value: Any) -> str:

@@ -68,6 +68,6 @@ def push(folder: Path, repository: str, token: str, *, shared: Mapping[str, byte
         why = strike("; ".join(f"{type(cause).__name__}: {cause}" for cause in causes), [token])
         raise ExportError(
             f"{folder} was exported, and could not be pushed to {repository}: {why}. Check the token's rights and the "
-            "network, then push the folder (hf upload), or export it to another one"
+            "network, then export with push to another folder. Do not upload this one: it has paths of this machine"
         ) from None
     return f"{hub.endpoint}/{made.repo_id}"

@@ -262,6 +262,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
+LOCAL = {"adapter_config.json", "README.md"}
+"""Files of an adapter that name places on this machine, and others where they are pushed."""
+
+
 def written(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -274,7 +278,7 @@ def private(asked: dict[str, Any]) -> bool:
 def test_a_push_uploads_the_folder_to_a_private_repository(run: Run, tmp_path: Path, hub: HubServer) -> None:
     made = export(run, tmp_path / "out", push=REPOSITORY)
     assert hub.files.keys() == written(made.folder).keys() and made.address == f"{hub.url}/{REPOSITORY}"
-    assert {name for name, data in written(made.folder).items() if data != hub.files[name]} == {"adapter_config.json"}
+    assert {name for name, data in written(made.folder).items() if data != hub.files[name]} == LOCAL
     assert private(hub.repositories[REPOSITORY]) and "adapter_model.safetensors" in hub.files
     export(run, tmp_path / "other", push="ada/other", public=True)
     assert not private(hub.repositories["ada/other"])
@@ -287,12 +291,30 @@ def test_a_pushed_adapter_names_a_local_base_without_its_place(run: Run, tmp_pat
     stated = json.loads(local)
     assert Path(stated["base_model_name_or_path"]) == base
     assert json.loads(pushed) == stated | {"base_model_name_or_path": base.name}
-    assert not [name for name, data in hub.files.items() if bytes(tmp_path) in data and name != "README.md"]
+    assert not with_path(hub.files, tmp_path) and with_path(written(made.folder), tmp_path) == LOCAL
     (copy := tmp_path / "copy").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (copy / name).write_bytes(hub.files[name])
     opened = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), copy)
     assert torch.allclose(logits(opened), expected(run), atol=1e-5)
+
+
+def with_path(files: dict[str, bytes], path: Path) -> set[str]:
+    """Names of files that name the path, with or without Markdown's escapes."""
+    return {name for name, data in files.items() if bytes(path) in data.replace(b"\\", b"")}
+
+
+@pytest.mark.parametrize("format", ["adapter", "merged"])
+def test_a_pushed_card_has_last_names_of_local_paths(format: Any, tmp_path: Path, hub: HubServer) -> None:
+    (data := tmp_path / "secret" / "sft.jsonl").parent.mkdir()
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 20)
+    run = exported.a_run(tmp_path, sft__data=str(data))
+    made = export(run, tmp_path / "out", format=format, push=REPOSITORY)
+    assert not with_path(hub.files, tmp_path) and "README.md" in with_path(written(made.folder), tmp_path)
+    shown = hub.files["README.md"].decode().replace("\\", "")
+    base = Path(run.config.model.name)
+    assert names(shown, f"| base model | {base.name} |", f"| model.name | demo | {base.name} |", data.name)
+    assert format == "merged" or f'from_pretrained("{base.name}")' in shown
 
 
 def test_the_token_is_nowhere(
@@ -303,7 +325,8 @@ def test_the_token_is_nowhere(
     assert status == 0 and REPOSITORY in out
     hub.refuses = 403
     status, refused_out, refused_err = says(capsys, "export", run.path, "--out", tmp_path / "b", "--push", REPOSITORY)
-    assert status == 1 and names(refused_err, REPOSITORY) and (tmp_path / "b" / "README.md").is_file()
+    assert status == 1 and names(refused_err, REPOSITORY, "push") and not names(refused_err, "hf upload")
+    assert (tmp_path / "b" / "README.md").is_file()
     files = [*written(tmp_path / "out").values(), *written(run.path).values(), *hub.files.values()]
     texts = [out, err, refused_out, refused_err, *(r.getMessage() for r in caplog.records if "grpo" in r.name)]
     assert not any(TOKEN.encode() in data for data in files) and not any(TOKEN in text for text in texts)
