@@ -52,6 +52,20 @@ _USES = {
 }
 
 
+_FOUR_BITS = (
+    "import torch\n"
+    "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n\n"
+    "four_bits = BitsAndBytesConfig(\n"
+    "    load_in_4bit=True,\n"
+    '    bnb_4bit_quant_type="nf4",\n'
+    "    bnb_4bit_use_double_quant=True,\n"
+    "    bnb_4bit_compute_dtype=torch.{dtype},\n"
+    ")\n"
+    "base = AutoModelForCausalLM.from_pretrained({base}, quantization_config=four_bits)"
+)
+"""The base of an adapter that was trained on NF4 weights, as `quantised.nf4` loads it."""
+
+
 @dataclass(frozen=True)
 class Contents:
     """Contents of an export."""
@@ -79,7 +93,7 @@ def card(run: Run, contents: Contents) -> str:
         f"# {name}",
         f"A language model {step}, trained with grpo\\_nb {escaped(__version__)} on "
         f"{escaped(', '.join(run.config.objectives))}. All numbers below are read from the log of the run.",
-        _use(contents, base, secrets),
+        *_use(run.config, contents, base, secrets),
         "## Model",
         _table(("", ""), _model_facts(run, contents, base, secrets)),
         "## Data",
@@ -170,10 +184,18 @@ def _metadata(contents: Contents, base: Source) -> str:
     return f"---\n{data.to_yaml()}\n---"
 
 
-def _use(contents: Contents, base: Source, secrets: Sequence[str]) -> str:
-    code = _USES[contents.format]
-    code = code.replace("{base}", json.dumps(redacted(_named_in(contents, base), secrets)))
-    return f"```python\n{code.replace('{file}', contents.weights)}\n```"
+def _use(config: Config, contents: Contents, base: Source, secrets: Sequence[str]) -> Iterator[str]:
+    name = json.dumps(redacted(_named_in(contents, base), secrets))
+    code = _USES[contents.format].replace("{base}", name)
+    yield f"```python\n{code.replace('{file}', contents.weights)}\n```"
+    if contents.format == "adapter" and config.model.quantize == "nf4":
+        dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+        yield (
+            "The adapter was trained on the base with 4-bit weights (NF4). To load them, install `bitsandbytes` and "
+            "`accelerate` and replace the line `base = ...`; as it stands, the base is not quantised, and answers may "
+            "differ."
+        )
+        yield f"```python\n{_FOUR_BITS.replace('{dtype}', dtype).replace('{base}', name)}\n```"
 
 
 def _model_facts(run: Run, contents: Contents, base: Source, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import grpo_nb
 from grpo_nb.config import ModelConfig
 from grpo_nb.evaluation.evaluate import restore_policy
 from grpo_nb.exports import Export, ExportError, export, resolved
-from grpo_nb.exports.card import licence, nearest_preset
+from grpo_nb.exports.card import Contents, card, licence, nearest_preset
+from grpo_nb.policy import quantised
 from grpo_nb.policy.merged import merged
 from grpo_nb.policy.model import ModelError, load_policy
-from grpo_nb.policy.source import locate
+from grpo_nb.policy.source import Source, locate
 from grpo_nb.run.run import Run, RunError
 from tests.support import exported
 from tests.support import tiny_models as tiny
@@ -248,6 +250,22 @@ def test_keys_and_home_folders_stay_here(tmp_path: Path, monkeypatch: pytest.Mon
     run = edited(run, objectives__fairness__data=f"{tmp_path}/data?key={TOKEN}")
     _, body = read(export(run, tmp_path / "out"))
     assert TOKEN not in body and str(tmp_path) not in body and "\\*\\*\\*" in body
+
+
+def test_the_card_of_an_adapter_trained_on_nf4_loads_the_base_as_training_did(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *asked, **more: loaded.append((asked, more)))
+    contents = Contents("adapter", 4, Source("folder", str(tmp_path / "base")), "adapter_model.safetensors", False)
+    assert card(run, contents).count("```python") == 1
+    run.config = run.config.replace(**{"model.quantize": "nf4"})
+    shown = card(run, contents).split("```")
+    exec(shown[3].removeprefix("python"), {})
+    ((asked, more),) = loaded
+    want = quantised.nf4(torch.bfloat16, torch.device("cpu"))["quantization_config"]
+    assert asked == (str(tmp_path / "base"),) and more["quantization_config"].to_dict() == want.to_dict()
+    assert card(run, replace(contents, format="merged")).count("```python") == 1
 
 
 # ---- the hub
