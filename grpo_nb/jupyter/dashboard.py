@@ -16,6 +16,7 @@ import ipywidgets as w
 from grpo_nb import plots
 from grpo_nb.jupyter import notices, standing
 from grpo_nb.jupyter.controls import Controls
+from grpo_nb.jupyter.gpu import Gauge
 from grpo_nb.jupyter.live import Curves
 from grpo_nb.jupyter.notices import Notice
 from grpo_nb.jupyter.samples import SampleBrowser
@@ -52,6 +53,7 @@ class Dashboard:
     def __init__(self, session: Any) -> None:
         self.session = session
         self.status = w.HTML()
+        self.gpu = Gauge(session)
         self.notices = w.HTML(layout=w.Layout(min_height="26px"))
         self.findings = w.HTML()
         self.message = w.HTML()
@@ -134,7 +136,7 @@ class Dashboard:
         rows = self.followed.newest()
         last = rows[-1] if rows else {}
         step = int(last.get("step", 0))
-        self.status.value = standing.status_html(self.session, state, self.followed)
+        self.status.value = standing.status_html(self.session, state, self.followed, self.gpu.html())
         self.notices.value = _notices(self.session, state, step)
         self.findings.value = _warnings(*self.followed.findings())
         target = self.session.target or self.followed.goal(self.session.stage) or self.session.steps

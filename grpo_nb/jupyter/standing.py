@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -20,8 +19,8 @@ CLASS = "grpo-nb"
 STAGES = {"sft": "SFT", "grpo": "GRPO"}
 
 
-def status_html(session: Any, state: RunState, followed: Followed) -> str:
-    """The two lines, as HTML."""
+def status_html(session: Any, state: RunState, followed: Followed, gpu: str = "") -> str:
+    """The two lines, as HTML, and below them the bar of `gpu.Gauge`."""
     rows, status = followed.newest(), session.run.status()
     step, steps = int(rows[-1]["step"]) if rows else 0, session.steps
     target = max(session.target or followed.goal(session.stage) or steps, step)
@@ -46,6 +45,7 @@ def status_html(session: Any, state: RunState, followed: Followed) -> str:
             where=place(session, owner),
             parts=parts,
             numbers=numbers(session, last),
+            gpu=gpu,
         )
     )
 
@@ -69,7 +69,7 @@ def numbers(session: Any, row: Row) -> list[str]:
     families = {"reward": keys.REWARD, "KL": keys.KL, "β": keys.BETA}
     found = [_each(row, title, {name: key.of(name) for name in objectives}) for title, key in families.items()]
     named = {"temperature": keys.TEMPERATURE, "learning rate": keys.LR}
-    return [*filter(None, found), *_named(row, named), *_memory(session, row), *_engine(row), *_threads(session)]
+    return [*filter(None, found), *_named(row, named), *_memory(row), *_engine(row), *_threads(session)]
 
 
 def _named(row: Row, names: dict[str, str]) -> list[str]:
@@ -81,25 +81,10 @@ def _each(row: Row, title: str, names: dict[str, str]) -> str:
     return f"{title} {', '.join(values)}" if values else ""
 
 
-def _memory(session: Any, row: Row) -> list[str]:
-    """Peak memory of the step; where this kernel trains on a GPU, also how full that is."""
+def _memory(row: Row) -> list[str]:
+    """Peak memory of the step."""
     peak = _number(row, keys.MEMORY_PEAK)
-    told = [f"memory {peak / 1024:.2f} GiB at the peak"] if peak is not None else []
-    torch = sys.modules.get("torch")
-    if session.live and torch is not None and torch.cuda.is_initialized():
-        free, total = torch.cuda.mem_get_info()
-        told.append(f"GPU {bar((total - free) / total)} {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB")
-    return told
-
-
-def bar(share: float, cells: int = 10) -> str:
-    """A share as text.
-
-    >>> bar(0.32)
-    '▮▮▮▯▯▯▯▯▯▯'
-    """
-    full = min(max(round(share * cells), 0), cells)
-    return "▮" * full + "▯" * (cells - full)
+    return [f"memory {peak / 1024:.2f} GiB at the peak"] if peak is not None else []
 
 
 def _engine(row: Row) -> list[str]:

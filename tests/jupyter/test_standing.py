@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from grpo_nb.jupyter import kernel, standing, waiting
 from grpo_nb.jupyter.session import Session
@@ -88,16 +87,6 @@ def test_process_that_a_session_started_is_not_this_kernel(tmp_path: Path, monke
     monkeypatch.setattr(Session, "live", True)
     assert standing.place(session, replace(Owner.here(), pid=7, host=socket.gethostname())) != "in this kernel"
     assert standing.place(Session(run), None) == "in this kernel"
-
-
-def test_memory_of_the_gpu_is_told_where_this_kernel_trains_on_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in healthy(1):
-        run.log_metrics(row)
-    assert "GPU" not in line(attach(run))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * 2**30, 16 * 2**30))
-    monkeypatch.setattr(Session, "live", True)
-    assert names(line(attach(run)), "GPU", "▮▮▮▮▮▮▮▮▯▯", "12.0 of 16.0 GiB")
 
 
 def test_a_line_that_cannot_be_shown_ends_no_wait(stage: Stage, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
