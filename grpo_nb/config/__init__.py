@@ -296,7 +296,7 @@ def check_names(changes: Mapping[Any, Any]) -> None:
     """Refuse changes that `Config.replace` cannot take as keywords.
 
     Raises:
-        ConfigError: a key is no text.
+        ConfigError: a key is not a string.
     """
     for key in changes:
         if not isinstance(key, str):

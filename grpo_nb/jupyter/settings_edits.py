@@ -77,7 +77,7 @@ class Edits:
         """`changes`: edits to begin with, as `start.replace` takes them.
 
         Raises:
-            ConfigError: they do not validate, or a key is no text.
+            ConfigError: they do not validate, or a key is not a string.
         """
         check_names(changes)
         changed = start.replace(**changes)

@@ -46,8 +46,9 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_input(child: "subprocess.Popen[bytes]") -> None:
-    while not select.select([0], [], [], LOG_SECONDS)[0] or os.read(0, 1):  # not sys.stdin: its lock, held here, would
-        _cut_log(1)  # break the end of the interpreter
+    # by number, not as sys.stdin: its lock, held here, would break the end of the interpreter
+    while not select.select([0], [], [], LOG_SECONDS)[0] or os.read(0, 1):
+        _cut_log(1)
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGTERM)
         try:
